@@ -1,14 +1,13 @@
 """What storing costs in files and requests: `make bench-cost`, or `python -m benchmarks.cost`.
 
-One worker with the default settings stores shards that are always busy on the embedded S3, first with its batches
-decided in the leases, then in chains. Requests are counted where they arrive. They are those of the steady state:
-the first batches, in which leases are taken, are not counted.
+One worker with the default settings stores shards that are always busy on the embedded S3. Requests are counted
+where they arrive. They are those of the steady state: the first batches, in which leases are taken, are left out.
 
 Then what commits of tables cost, see `benchmarks.cost_tables`: `--commits 20000` for a week of them, which takes an
 hour. `--only tables` leaves out the rest.
 
-Prints a table, leases beside chains, and one JSON line for each figure, beside those of commit cf50fa6, which had
-no chains, where they are known. About ten minutes.
+Prints a table and one JSON line for each figure, beside those of commit cf50fa6, which decided its batches in
+leases, where they are known. About five minutes.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import isawaitable
-from typing import Any, Final, get_args
+from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from dagster import AssetKey
@@ -34,7 +33,6 @@ from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.operations.cost import READ_UNIT_BYTES, CostLine, Prices, Storing, estimate
 from kcl_dagster.orchestration.run_event_log import RunEventLog
-from kcl_dagster.orchestration.sinks import Commit
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.session import SparkSettings, start_session
@@ -54,6 +52,7 @@ READ_UNITS: Final = "halves of read units"
 S3_WRITES: Final = ("s3 PutObject", "s3 CopyObject", "s3 ListObjectsV2")  # what S3 charges as writes
 S3_READS: Final = ("s3 GetObject",)
 BUCKET: Final = "lake"
+PLACE: Final = f"s3://{BUCKET}/records"
 # At most, of batches in chains.
 DOLLARS_COUNTED: Final = "DynamoDB, dollars a month, as counted"
 BARS: Final = {
@@ -186,14 +185,11 @@ def transform(records: DataFrame) -> DataFrame:
     return records.selectExpr("lease_key", "sequence_number", "cast(data as string) as text")
 
 
-def run(cloud: EmbeddedAws, spark: SparkSession, commit: Commit, shards: int, seconds: float) -> SteadyEventLog:
-    stream = f"cost-{commit}"
+def run(cloud: EmbeddedAws, spark: SparkSession, shards: int, seconds: float) -> SteadyEventLog:
+    stream = "cost"
     cloud.emulator.client("kinesis").create_stream(StreamName=stream, ShardCount=shards)
     application = kcl.Application(name=stream, streams=stream)
-    place = f"s3://{BUCKET}/{commit}"
-    consumer = kcl.kcl_consumer(application=application, sink=kcl.parquet(place, commit=commit), name="records")(
-        transform
-    )
+    consumer = kcl.kcl_consumer(application=application, sink=kcl.parquet(PLACE), name="records")(transform)
     resource = cloud.resource()
     requests: Counter[str] = Counter()
     stop = StopSignal()
@@ -238,7 +234,7 @@ def run(cloud: EmbeddedAws, spark: SparkSession, commit: Commit, shards: int, se
     return event_log
 
 
-def figures(event_log: SteadyEventLog, shards: int, files: int, *, chained: bool) -> dict[str, float]:
+def figures(event_log: SteadyEventLog, shards: int, files: int) -> dict[str, float]:
     assert event_log.began is not None
     seconds = event_log.ended - event_log.began
     per_hour = HOUR / seconds
@@ -254,7 +250,7 @@ def figures(event_log: SteadyEventLog, shards: int, files: int, *, chained: bool
         "data files per hour": files / event_log.stored_batches * event_log.batches * per_hour,
         "DynamoDB writes of a lease per hour": event_log.counted[LEASE_WRITES] * per_hour / shards,
         DOLLARS_COUNTED: dollars,
-        f"{DOLLARS_COUNTED}, over what `cost` says": dollars / dollars_as_estimated(shards, 1, chained=chained),
+        f"{DOLLARS_COUNTED}, over what `cost` says": dollars / dollars_as_estimated(shards, 1),
         "S3 PUT, COPY, LIST per batch": s3_writes / of_batches,
         "S3 PUT, COPY, LIST per hour": s3_writes * per_hour,
         "S3 GET per batch": sum(event_log.counted[name] for name in S3_READS) / of_batches,
@@ -292,57 +288,47 @@ def former_figures(shards: int) -> dict[str, float]:
 
 def storing_figures(shards: int, seconds: float) -> list[CostFigure]:
     spark = start_session(SparkSettings(memory="1g"), "bench-cost")
-    found: dict[str, dict[str, float]] = {}
     try:
-        for commit in get_args(Commit):
-            with embedded_aws(streams={}) as cloud:
-                cloud.emulator.client("s3").create_bucket(Bucket=BUCKET)  # its first request takes long
-                event_log = run(cloud, spark, commit, shards, seconds)
-                files = sum(file.path.endswith(".parquet") for file in lake(cloud, commit).files())
-                found[commit] = figures(event_log, shards, files, chained=commit == "chains")
+        with embedded_aws(streams={}) as cloud:
+            cloud.emulator.client("s3").create_bucket(Bucket=BUCKET)  # its first request takes long
+            event_log = run(cloud, spark, shards, seconds)
+            files = sum(file.path.endswith(".parquet") for file in lake(cloud).files())
+            found = figures(event_log, shards, files)
     finally:
         spark.stop()
-    for name in found["leases"]:
-        former, chained = found["leases"][name], found["chains"][name]
-        print(f"{name:<36}{former:12,.1f}{chained:12,.1f}")
     before = former_figures(shards)
+    for name, value in found.items():
+        print(f"{name:<36}{before.get(name, 0):12,.1f}{value:12,.1f}")
     return [
+        *(
+            CostFigure(f"{shards} shards: {name}", value, "", BARS.get(name), before.get(name))
+            for name, value in found.items()
+        ),
         CostFigure(
-            f"{commit}, {shards} shards: {name}",
-            value,
-            "",
-            BARS.get(name) if commit == "chains" else None,
-            before.get(name),
-        )
-        for commit, values in found.items()
-        for name, value in values.items()
-    ] + [
-        CostFigure(
-            f"{commit}, 100 shards, 4 workers: DynamoDB, as `cost` says",
-            dollars_as_estimated(100, 4, chained=commit == "chains"),
+            "100 shards, 4 workers: DynamoDB, as `cost` says",
+            dollars_as_estimated(100, 4),
             "$/month",
-            DOLLARS if commit == "chains" else None,
+            DOLLARS,
             FORMER_DOLLARS,
-        )
-        for commit in get_args(Commit)
+        ),
     ]
 
 
-def dollars_as_estimated(shards: int, workers: int, *, chained: bool) -> float:
+def dollars_as_estimated(shards: int, workers: int) -> float:
     application = kcl.Application(name="orders", streams="orders")
-    cost = estimate(application, shards=shards, workers=workers, storing=Storing(chained=chained))
+    cost = estimate(application, shards=shards, workers=workers, storing=Storing(chained=True))
     return sum(line.dollars(cost.prices) for line in cost.lines if not line.puts)
 
 
-def lake(cloud: EmbeddedAws, folder: str) -> Store:
+def lake(cloud: EmbeddedAws) -> Store:
     resource: Any = cloud.resource()
-    return open_store(f"s3://{BUCKET}/{folder}", S3Options(**resource.connection("s3", "bench")))
+    return open_store(PLACE, S3Options(**resource.connection("s3", "bench")))
 
 
 def visibility_in_s3() -> list[CostFigure]:
     with embedded_aws(streams={}) as cloud:
         cloud.emulator.client("s3").create_bucket(Bucket=BUCKET)
-        return visibility("in the embedded S3", lake(cloud, "orders"))
+        return visibility("in the embedded S3", lake(cloud))
 
 
 if __name__ == "__main__":

@@ -36,12 +36,12 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.sinks.batch_files import StageFiles, batch_files
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.sinks.chain_folder import ChainFolder
+from kcl_dagster.spark.sinks.delta import DeltaFormat
 from kcl_dagster.spark.sinks.delta_commits import COMMITS_TO_CLEANING
 from kcl_dagster.spark.sinks.delta_compaction import compact_delta
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
-from kcl_dagster.spark.sinks.staged_delta import DeltaFormat
-from kcl_dagster.spark.sinks.staged_iceberg import IcebergFormat
-from kcl_dagster.spark.sinks.staged_table import TableFormat
+from kcl_dagster.spark.sinks.iceberg import IcebergFormat
+from kcl_dagster.spark.sinks.table_sink import TableFormat
 from kcl_dagster.spark.storage import LocalStore, Store
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, TableCommitter
 from tests.doubles.clock import FakeClock

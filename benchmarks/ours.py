@@ -35,12 +35,11 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker_row import worker_id
 from kcl_dagster.runtime import system
-from kcl_dagster.spark.engine import EngineSettings, SparkEngine
+from kcl_dagster.spark.engine import EngineSettings, SparkEngine, StagingOfFetches, no_staging
 from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan, client_of, fetch
 from kcl_dagster.spark.parquet_file import ParquetFile
 from kcl_dagster.spark.schema import COLUMNS, PROGRESS, RECORDS, REPEATING
 from kcl_dagster.spark.sinks.parquet import ParquetSink
-from kcl_dagster.spark.sinks.staged_parquet import StagedParquetSink
 from kcl_dagster.spark.storage import Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.streams.deaggregation import deaggregate
@@ -56,7 +55,7 @@ from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.reading import FIRST_SECONDS
 from kcl_dagster.worker.staging import StagingSink
-from kcl_dagster.worker.surroundings import Surroundings
+from kcl_dagster.worker.surroundings import NoSink, Surroundings
 
 UNLIMITED: Final = ShardLimits.unlimited()
 BATCH_SECONDS: Final = 0.2  # what an empty batch waits for records
@@ -134,7 +133,7 @@ class Ours:
 
         def run() -> int:
             fetched = engine.fetch(self._ranges(), self._budget())
-            fetched.data(list(fetched.progress)).select(F.sum(F.length("data"))).collect()
+            fetched.data(list(fetched.progress)).frame.select(F.sum(F.length("data"))).collect()
             fetched.release()
             return sum(progress.records for progress in fetched.progress.values())
 
@@ -200,13 +199,11 @@ class Ours:
         """The worker as it runs, without its threads: the same steps, one after another."""
         with (
             self._new_folder() as folder,
-            closing(self._engine(chains := StagedParquetSink(folder, transform=transform))) as engine,
+            closing(self._engine((sink := ParquetSink(folder, transform=transform)).staging)) as engine,
         ):
-            yield self._made(batch, engine, ParquetSink(folder, transform=transform), chains)
+            yield self._made(batch, engine, sink)
 
-    def _made(
-        self, batch: BatchSettings, engine: SparkEngine, sink: ParquetSink, chains: StagingSink[Any] | None = None
-    ) -> Worker[Any]:
+    def _made(self, batch: BatchSettings, engine: SparkEngine, sink: StagingSink[Any]) -> Worker[Any]:
         source, number = self.source, next(_numbers)
         application = Application.model_validate(
             {
@@ -232,8 +229,8 @@ class Ours:
                 workers=WorkerTable(dynamodb, application, layout, runtime),
                 list_shards=lambda _: list_shards(kinesis, source.stream, runtime=runtime),
                 engine=engine,
-                sink=sink,
-                chains=chains,
+                sink=NoSink(),
+                chains=sink,
             ),
             Identity(me, "worker-000", "benchmark", None),
             runtime,
@@ -248,8 +245,8 @@ class Ours:
         worker.step_batch()
         return (time.monotonic() - began) * 1000
 
-    def _engine(self, sink: object = None) -> SparkEngine:
-        return SparkEngine(self._spark, self._connection, EngineSettings(limits=UNLIMITED), sink=sink)
+    def _engine(self, staging: StagingOfFetches = no_staging) -> SparkEngine:
+        return SparkEngine(self._spark, self._connection, EngineSettings(limits=UNLIMITED), staging=staging)
 
     def _ranges(self) -> list[Range]:
         stream = StreamIdentifier.single(self.source.stream)

@@ -1,13 +1,12 @@
-"""What a batch in chains costs by what is done with its records: `make bench-transforms`.
+"""What a batch costs by what is done with its records: `make bench-transforms`.
 
-The same records are stored in five ways, in turns, by the worker's steps one after another, from the embedded AWS
+The same records are stored in four ways, in turns, by the worker's steps one after another, from the embedded AWS
 to Parquet files. CPU is that of all the consumer's processes (driver, JVM, Python workers) without it.
 
-leases, as read      files for each shard, written by the fetch
-chains, as read      files for the batch, staged by the fetch
-chains, by Spark     the same through Spark, which is how chains stored records before fetches staged files
-chains, DataFrame    20 fields of JSON, parsed and projected by Spark
-chains, Arrow        the same by a function of Arrow tables
+as read      files for the batch, staged by the fetch
+by Spark     the same through Spark, as where the fetch does not know yet what is stored
+DataFrame    20 fields of JSON, parsed and projected by Spark
+Arrow        the same by a function of Arrow tables
 
 Prints a table and one JSON line for each figure. About two minutes.
 """
@@ -40,7 +39,6 @@ from kcl_dagster.spark.arrow_transform import ArrowTransform
 from kcl_dagster.spark.decoding import with_json
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
 from kcl_dagster.spark.sinks.parquet import ParquetSink
-from kcl_dagster.spark.sinks.staged_parquet import StagedParquetSink
 from kcl_dagster.spark.staged_ranges import FetchStaging
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.reading import FIRST_SECONDS
@@ -90,7 +88,7 @@ def in_tables(records: pa.Table) -> pa.Table:
     return decode_json(records, SCHEMA).append_column("arrival_timestamp", records["arrival_timestamp"])
 
 
-class SinkThroughSpark(StagedParquetSink):
+class SinkThroughSpark(ParquetSink):
     """For which no fetch stages files."""
 
     def staging(self) -> FetchStaging | None:
@@ -102,18 +100,15 @@ class Transforms(Ours):
 
     def ways(self) -> dict[str, Callable[[], Cost]]:
         return {
-            "leases, as read": functools.partial(self._stored, ParquetSink),
-            "chains, as read": functools.partial(self._stored, StagedParquetSink),
-            "chains, by Spark": functools.partial(self._stored, SinkThroughSpark),
-            "chains, DataFrame": functools.partial(
-                self._stored, functools.partial(StagedParquetSink, transform=in_frame)
-            ),
-            "chains, Arrow": functools.partial(
-                self._stored, functools.partial(StagedParquetSink, transform=ArrowTransform(in_tables))
+            "as read": functools.partial(self._stored, ParquetSink),
+            "by Spark": functools.partial(self._stored, SinkThroughSpark),
+            "DataFrame": functools.partial(self._stored, functools.partial(ParquetSink, transform=in_frame)),
+            "Arrow": functools.partial(
+                self._stored, functools.partial(ParquetSink, transform=ArrowTransform(in_tables))
             ),
         }
 
-    def _stored(self, new_sink: Callable[[str], Any]) -> Cost:
+    def _stored(self, new_sink: Callable[[str], ParquetSink]) -> Cost:
         """All but the first batch, in which a sink sees what its transform does."""
         part = 1 / BATCHES
         settings = BatchSettings(
@@ -124,9 +119,8 @@ class Transforms(Ours):
         )
         with self._new_folder() as folder:
             sink = new_sink(folder)
-            chains = sink if isinstance(sink, StagedParquetSink) else None
-            with closing(self._engine(sink)) as engine:
-                worker = self._made(settings, engine, ParquetSink(folder), chains)
+            with closing(self._engine(sink.staging)) as engine:
+                worker = self._made(settings, engine, sink)
                 first = self._step(worker)
                 me = os.getpid()
                 before, began, records = cpu_times(me, self._emulator_pid), time.monotonic(), first
@@ -147,15 +141,14 @@ class Transforms(Ours):
 def compared(costs: Mapping[str, Cost]) -> list[Figure]:
     """The bars are about records per CPU-second."""
     per_cpu = {name: cost.records_per_cpu for name, cost in costs.items()}
-    arrow, read, leases = per_cpu["chains, Arrow"], per_cpu["chains, as read"], per_cpu["leases, as read"]
+    arrow, read = per_cpu["Arrow"], per_cpu["as read"]
     return [
         *(Figure(f"{name}: CPU", cost.cpu_per_gb, "CPU-s/GB") for name, cost in costs.items()),
         *(Figure(f"{name}: records", per_cpu[name], "1/CPU-s") for name in costs),
-        Figure("as read: CPU of chains by Spark over leases", leases / per_cpu["chains, by Spark"], "x"),
-        Figure("as read: CPU of chains over leases", leases / read, "x"),
+        Figure("as read: CPU by Spark over staging in the fetch", read / per_cpu["by Spark"], "x"),
         Figure(
             f"{FIELDS} fields of JSON: records per CPU-second of Arrow over a DataFrame",
-            arrow / per_cpu["chains, DataFrame"],
+            arrow / per_cpu["DataFrame"],
             "x",
             LEAST_ARROW_OVER_FRAME,
         ),

@@ -140,7 +140,7 @@ def check_store(files: FileStore, unique: str) -> None:
     if is_replaced:
         raise ConfigurationError(
             f"{files.root}: the store ignores If-None-Match and replaces files that exist, so two workers could "
-            'decide the same batch: use a store that refuses such a put, or commit="leases"'
+            "decide the same batch: use a store that refuses such a put"
         )
 
 

@@ -92,7 +92,7 @@ class Storing:
         many = "value" if self.partition_values == 1 else "values"
         place = "not on S3" if self.target == "other" else f"a {self.target} on S3"
         decided = "chains" if self.chained else "leases"
-        parts = [f"{self.partition_values} partition {many} a batch", f'{place}, commit="{decided}"']
+        parts = [f"{self.partition_values} partition {many} a batch", f"{place}, decided in {decided}"]
         if self.commits:
             parts.append(f"a commit every {self.commit_seconds:g} s")
         return ", ".join(parts)

@@ -3,7 +3,7 @@
 import json
 import os
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pydantic import Field
 from rich.text import Text
@@ -245,11 +245,8 @@ class CostOperation(Operation):
         default=None,
         description="on S3 (other: not on S3); left out: that of the consumer that is named, else a folder",
     )
-    commit: Literal["chains", "leases"] | None = Field(
-        default=None, description="of the sink; left out: that of the consumer that is named, else chains"
-    )
     commit_seconds: int | None = Field(
-        default=None, ge=1, description="of a table in chains; left out: those of the consumer, else 30"
+        default=None, ge=1, description="of a table; left out: those of the consumer that is named, else 30"
     )
     partition_values: int = Field(default=1, ge=1, description="how many a batch has")
     put_price: float = Field(default=PUT_PRICE, ge=0, description="dollars for a million puts to S3")
@@ -306,7 +303,7 @@ class CostOperation(Operation):
         known = context.storing() or Storing(chained=True)
         return Storing(
             self.sink or known.target,
-            known.chained if self.commit is None else self.commit == "chains",
+            known.chained or self.sink not in (None, "other"),
             self.commit_seconds or known.commit_seconds,
             self.partition_values,
         )

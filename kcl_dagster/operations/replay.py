@@ -18,7 +18,8 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.streams.listing import StreamDescription
 from kcl_dagster.streams.pacing import BYTES_PER_SECOND, ShardLimits
 from kcl_dagster.streams.window import Window
-from kcl_dagster.worker.batch import Batch, Budget, D, Engine, Part, Progress, Range, Remembering, Sink
+from kcl_dagster.worker.batch import Batch, Budget, D, Engine, Part, Progress, Range
+from kcl_dagster.worker.parts_chain import PartsSink
 
 # Part of what pieces are called: with another number, what was stored before would be stored again.
 PIECE_BYTES: Final = 16 * 1024 * 1024
@@ -109,7 +110,7 @@ class Replay(Generic[D]):
     """Of the stream, closed ones included."""
 
     engine: Engine[D]
-    sink: Sink[D]
+    sink: PartsSink[D]
     on_piece: OnPiece = lambda _: None
     piece_bytes: int = PIECE_BYTES
     _states: dict[str, ShardReplay] = field(default_factory=dict)
@@ -167,7 +168,7 @@ class Replay(Generic[D]):
             state.advance(progress[state.shard.id])
 
     def _is_stored(self, part: Part) -> bool:
-        return isinstance(self.sink, Remembering) and self.sink.holds(part)
+        return self.sink.holds(part)
 
     def _prefetch(self, progress: dict[str, Progress], budget: Budget) -> None:
         over = [shard for shard, found in progress.items() if found.ended]

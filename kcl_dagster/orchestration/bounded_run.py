@@ -40,7 +40,6 @@ from kcl_dagster.tables.lease_reader import ScanResult
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.lock import STANDBY
 from kcl_dagster.tables.table_layout import detect_layout
-from kcl_dagster.worker.batch import KeepingCompleteness
 from kcl_dagster.worker.bound import SHARDS_NAMED, Bound, Remainder, remainder
 from kcl_dagster.worker.error_text import brief
 from kcl_dagster.worker.service_clock import ServiceClock
@@ -162,16 +161,15 @@ class BoundedRun:
 
     def _kept(self, runtime: Runtime) -> None:
         choice, application, dynamodb = self.consumer.sink, self.consumer.application, self._client("dynamodb")
-        if not choice.is_table:
+        if choice.open_staging is None:
             return
         try:
             layout = detect_layout(dynamodb, application, runtime)
             known = CompletenessRow(dynamodb, application, layout, runtime).load()
             if known.through is None:
                 return
-            sink = choice.open(self.consumer.stored_transform, self.kcl.connection("s3", application))
-            if isinstance(sink, KeepingCompleteness):
-                sink.keep_complete(application.name, known, self.consumer.windows.start_of(known.through))
+            sink = choice.open_staging(self.consumer.stored_transform, self.kcl.connection("s3", application))
+            sink.keep_complete(application.name, known, self.consumer.windows.start_of(known.through))
         except Exception as error:  # of the store or of a table's library: the records are stored all the same
             log.warning("through when all is stored was not stored with the data: %s", brief(error))
 

@@ -1,6 +1,7 @@
 """The operation `compact`, which merges the small files that batches leave, and its schedule."""
 
 from typing import Final
+from zlib import crc32
 
 from dagster import (
     DefaultScheduleStatus,
@@ -28,6 +29,15 @@ COMPACTED: Final = frozenset({"parquet", "deltalake"})
 """Kinds of sinks whose files are ours to merge. Files of an Iceberg table are merged by an engine that reads it."""
 
 
+AUTO: Final = "auto"
+"""Once an hour."""
+
+
+def cron_of(application: str, compaction: str) -> str:
+    """Applications begin in different minutes of the hour."""
+    return f"{crc32(application.encode()) % 60} * * * *" if compaction == AUTO else compaction
+
+
 class CompactOperation(Operation):
     """Merges small files. It may run beside the workers and needs no Spark.
 
@@ -42,6 +52,10 @@ class CompactOperation(Operation):
     min_age_seconds: float = Field(
         default=3600.0, ge=0, description="Parquet only: files younger than this may still be written again"
     )
+    beside_others: bool = Field(
+        default=False,
+        description="Delta only: also if another engine compacts the table; two at once have the rows twice",
+    )
 
     def run(self, context: OperationContext) -> Answer:
         from kcl_dagster.spark.sinks.delta_compaction import compact_delta
@@ -54,10 +68,17 @@ class CompactOperation(Operation):
             done = compact(sink.place, target_bytes=target, min_age_seconds=age, s3=here.s3(), by=by)
         else:
             options = sink.delta_options()
-            done = compact_delta(sink.place, target_bytes=target, s3=here.s3(), storage_options=options, by=by)
+            done = compact_delta(
+                sink.place,
+                target_bytes=target,
+                s3=here.s3(),
+                storage_options=options,
+                by=by,
+                beside_others=self.beside_others,
+            )
         failed = f"{len(done.failed)} could not be merged, all else was: {'; '.join(done.failed[:NAMED_AT_MOST])}"
         return Answer(
-            [f"merged {done.merged} files into {done.into}, {done.bytes} bytes"],
+            [done.left_alone or f"merged {done.merged} files into {done.into}, {done.bytes} bytes"],
             {"merged": done.merged, "into": done.into, "bytes": done.bytes},
             wrong=failed if done.failed else None,
         )

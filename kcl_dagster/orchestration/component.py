@@ -28,6 +28,7 @@ from kcl_dagster.application import (
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.orchestration import sinks
+from kcl_dagster.orchestration.compact_operation import AUTO
 from kcl_dagster.orchestration.consumer import Consumer, kcl_consumer
 from kcl_dagster.orchestration.definitions import build_kcl_definitions
 from kcl_dagster.orchestration.docstrings import field_docstrings
@@ -80,19 +81,15 @@ class SinkModel(Described):
     catalog_name: str = "default"
     """Name of the catalog in pyiceberg's configuration; for iceberg only."""
 
-    commit: sinks.Commit = "chains"
-    """Where it is decided that a batch is stored: in `chains` of entries beside the data, or in its `leases`."""
-
     commit_seconds: float | None = None
-    """With `chains`, how long a batch waits for the next commit of the table at most; for delta and iceberg. Left
-    out: 30 s, or as follows from `visible_within`."""
+    """How long a batch waits for the next commit of the table at most; for delta and iceberg. Left out: 30 s, or as
+    follows from `visible_within`."""
 
     evolve: Evolve = "refuse"
-    """With `chains`, what becomes of columns that the table does not have: `refuse`, `add` or `ignore`; for delta
-    and iceberg."""
+    """What becomes of columns that the table does not have: `refuse`, `add` or `ignore`; for delta and iceberg."""
 
     chains_path: str | None = None
-    """With `chains`, where they are, if not below the location of the table; for iceberg only."""
+    """Where the chains are, if not below the location of the table; for iceberg only."""
 
     def choice(self) -> SinkChoice:
         """The sink that Python code would make.
@@ -376,8 +373,9 @@ class KclApplicationComponent(Component, Described):
     prune_after_days: int | None = None
     """Delete finished worker runs that are that old, every night; left out, none."""
 
-    compaction: str | None = None
-    """When small files are merged, as a cron expression (UTC); left out: never. Not for Iceberg tables."""
+    compaction: str | None = AUTO
+    """When small files are merged, as a cron expression (UTC); `auto`: once an hour; null: never. Not for Iceberg
+    tables."""
 
     catch_up: str | None = None
     """Read the stream at the times of this cron expression (UTC), such as `0 * * * *`, instead of always."""

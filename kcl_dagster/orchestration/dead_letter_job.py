@@ -11,7 +11,6 @@ from kcl_dagster.orchestration.run_storage import APPLICATION_TAG
 from kcl_dagster.orchestration.sinks import open_for_parts
 from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.runtime import system
-from kcl_dagster.worker.parts_chain import PartsChain
 
 
 class DeadLetterReplayConfig(Config):
@@ -49,15 +48,18 @@ def build_kcl_dead_letter_job(
             recipient = ToProcessors(choice.processors)
         else:
             session = getattr(context.resources, spark_key).spark_session
+            transform = consumer.bound(context, context.resources).stored_transform
+            if choice.open_staging is not None:
+                staging = choice.open_staging(transform, connection)
+                check_sharing(session, staging.stores_into, context.run_id)
             sink = open_for_parts(
                 choice,
-                consumer.bound(context, context.resources).stored_transform,
+                transform,
                 connection,
                 owner=f"{application.name}/letters",
                 name="letters",
                 runtime=system(),
             )
-            check_sharing(session, sink.sink if isinstance(sink, PartsChain) else sink, context.run_id)
             recipient = ToSink(session, sink)
         done = replay(open_store(path, S3Options(**connection)), application.name, recipient, most=config.most)
         for letter, why in done.failing.items():

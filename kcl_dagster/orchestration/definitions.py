@@ -1,5 +1,6 @@
 """Everything Dagster needs for a consumer, in one call."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,13 @@ from kcl_dagster.orchestration.admin_job import build_admin_job
 from kcl_dagster.orchestration.assets import build_kcl_asset_specs
 from kcl_dagster.orchestration.catch_up import build_kcl_catch_up_job, build_kcl_catch_up_schedule
 from kcl_dagster.orchestration.check_definitions import build_kcl_checks
-from kcl_dagster.orchestration.compact_operation import COMPACTED, CompactOperation, build_kcl_compaction_schedule
+from kcl_dagster.orchestration.compact_operation import (
+    AUTO,
+    COMPACTED,
+    CompactOperation,
+    build_kcl_compaction_schedule,
+    cron_of,
+)
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.dead_letter_job import build_kcl_dead_letter_job
 from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor
@@ -22,6 +29,8 @@ from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.spark_resource import KclSparkResource
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
 from kcl_dagster.orchestration.worker_job import build_worker_job
+
+log = logging.getLogger(__name__)
 
 
 def build_kcl_definitions(
@@ -33,7 +42,7 @@ def build_kcl_definitions(
     streams: bool = True,
     exports: str | None = None,
     prune_after_days: int | None = None,
-    compaction: str | None = None,
+    compaction: str | None = AUTO,
     catch_up: str | None = None,
 ) -> Definitions:
     """The leader sensor, worker job, assets, checks and operations of each consumer.
@@ -51,8 +60,9 @@ def build_kcl_definitions(
             no other. Left out, a folder in the storage of the Dagster instance, on the machine of the run.
         prune_after_days: Delete finished worker runs, with their events, when they are that old, every night.
             Left out, nothing is ever deleted.
-        compaction: When the small files of Parquet folders and Delta tables are merged, as a cron expression (UTC)
-            such as `17 * * * *`; left out: never. Files of an Iceberg table are merged by an engine that reads it.
+        compaction: When the small files of Parquet folders and Delta tables are merged: a cron expression (UTC)
+            such as `17 * * * *`; `auto`: once an hour; None: never, as for a folder whose readers follow new files.
+            Files of an Iceberg table are merged by an engine that reads it.
         catch_up: Read the streams at the times of this cron expression (UTC), such as `0 * * * *`, instead of
             always: a schedule launches the job `<application>_catch_up`, and the leader sensor, which launches
             workers, is stopped until you start it.
@@ -83,7 +93,7 @@ def build_kcl_definitions(
     keys = {"kcl_key": kcl_key, "spark_key": spark_key}
     jobs = {consumer.application.name: build_worker_job(consumer, translator, **keys) for consumer in consumers}
     pruning = [] if prune_after_days is None else [prune_operation(prune_after_days)]
-    compacted = [c for c in consumers if compaction is not None and c.sink.kind in COMPACTED]
+    compacted = [] if compaction is None else _compacted(consumers, is_auto=compaction == AUTO)
     admin = {
         c.application.name: build_admin_job(
             c,
@@ -101,8 +111,10 @@ def build_kcl_definitions(
     if prune_after_days is not None:
         schedules += [build_kcl_prune_schedule(c, admin[c.application.name], prune_after_days) for c in consumers]
     if compaction is not None:
-        _refuse_nested(compacted)
-        schedules += [build_kcl_compaction_schedule(c, admin[c.application.name], compaction) for c in compacted]
+        schedules += [
+            build_kcl_compaction_schedule(c, admin[c.application.name], cron_of(c.application.name, compaction))
+            for c in compacted
+        ]
     if catch_up is not None:
         schedules += [
             build_kcl_catch_up_schedule(c, job=bounded[c.application.name], cron=catch_up) for c in consumers
@@ -219,16 +231,24 @@ def _refuse_clashes(consumers: Sequence[Consumer]) -> None:
         raise ConfigurationError(f"assets {assets}: two consumers cannot make one asset; give one another name=")
 
 
-def _refuse_nested(consumers: Sequence[Consumer]) -> None:
-    """A compaction leaves folders of other sinks below its own alone as soon as they have their marks, which the
-    first batch leaves."""
+def _compacted(consumers: Sequence[Consumer], *, is_auto: bool) -> list[Consumer]:
+    """Those whose small files are merged. A compaction leaves folders of other sinks below its own alone as soon as
+    they have their marks, which the first batch leaves. So such a folder is refused, or left out where the user has
+    not asked for its compaction."""
     from kcl_dagster.spark.storage import open_store
 
-    roots = [(consumer, open_store(consumer.sink.place).root) for consumer in consumers]
+    chosen = [c for c in consumers if c.sink.kind in COMPACTED and c.sink.open_staging is not None]
+    roots = [(consumer, open_store(consumer.sink.place).root) for consumer in chosen]
     for outer, above in roots:
         for inner, below in roots:
-            if outer.sink.kind == "parquet" and below.startswith(f"{above.rstrip('/')}/"):
-                raise ConfigurationError(
-                    f"compaction: {inner.application.name} stores at {below}, which is below the folder of "
-                    f"{outer.application.name}, {above}. Give each a folder of its own"
-                )
+            if outer.sink.kind != "parquet" or not below.startswith(f"{above.rstrip('/')}/"):
+                continue
+            problem = (
+                f"compaction: {inner.application.name} stores at {below}, which is below the folder of "
+                f"{outer.application.name}, {above}. Give each a folder of its own"
+            )
+            if not is_auto:
+                raise ConfigurationError(problem)
+            log.warning("%s, or the small files of %s are not merged", problem, outer.application.name)
+            chosen = [consumer for consumer in chosen if consumer is not outer]
+    return chosen

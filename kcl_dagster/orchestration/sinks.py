@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from kcl_dagster.chains.store import check_store
 from kcl_dagster.errors import ConfigurationError, KclError
@@ -15,11 +15,11 @@ from kcl_dagster.orchestration.secret_options import refuse_literals, refuse_sec
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.worker.batch import Batch, Sink
 from kcl_dagster.worker.error_text import brief
-from kcl_dagster.worker.parts_chain import PartsChain
-from kcl_dagster.worker.staging import StagingSink
+from kcl_dagster.worker.parts_chain import PartsChain, PartsSink, RepeatingSink
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS
 
 if TYPE_CHECKING:
+    from kcl_dagster.spark.sinks.contract import SparkSink
     from kcl_dagster.spark.storage import Store
 
 log = logging.getLogger(__name__)
@@ -31,21 +31,17 @@ _TABLES = frozenset({"parquet", "deltalake", "iceberg"})
 Transform = Callable[..., Any]
 """From the records of a batch, a Spark DataFrame, to what the sink stores. May ask for Dagster's context and for
 resources, see `kcl_consumer`. Runs once per batch, in the driver. It may be any function: a batch is stored as a
-whole or not at all. With `commit="leases"` it must be deterministic, because the same batch may come a second time.
-"""
+whole or not at all."""
 
 Connection = Mapping[str, str]
 OpenSink = Callable[[Transform, Connection], Sink[Any]]
 """Makes the sink, given the user's transform and the S3 connection. Called once per worker run, in its process."""
 
-OpenStagingSink = Callable[[Transform, Connection], StagingSink[Any]]
+OpenStagingSink = Callable[[Transform, Connection], "SparkSink"]
 """As `OpenSink`, for batches that are decided in chains of entries."""
 
 OpenStore = Callable[[Connection], "Store"]
 """Opens a store of files, given the S3 connection."""
-
-Commit = Literal["chains", "leases"]
-"""Where it is decided that a batch is stored: in a chain of entries beside the data, or in its leases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +60,9 @@ class SinkChoice:
     place: str
     """What Dagster shows as the place of the records."""
 
-    open: OpenSink = field(repr=False, compare=False)
-    """Called once by each worker, in its process."""
+    open: OpenSink | None = field(default=None, repr=False, compare=False)
+    """Called once by each worker, in its process. Batches are delivered at least once. None: `open_staging` is set,
+    or `processors`."""
 
     processors: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
     """Makes record processors, in which case there is nothing to open."""
@@ -77,8 +74,7 @@ class SinkChoice:
     """Of a Delta table: what its compaction opens it with. EnvVars are not resolved yet."""
 
     open_staging: OpenStagingSink | None = field(default=None, repr=False, compare=False)
-    """Where set, batches are decided in chains of entries. What `open` makes is then used for batches that were
-    begun before this was set."""
+    """Where set, batches are decided in chains of entries, each stored once."""
 
     open_chains: "OpenStore | None" = field(default=None, repr=False, compare=False)
     """Opens the store of the chains, where `open_staging` is set."""
@@ -112,7 +108,7 @@ def place_of(sink: SinkChoice) -> dict[str, str]:
     return {URI: sink.place if is_remote else Path(sink.place).absolute().as_uri()}
 
 
-def parquet(path: str, *, partition_by: Sequence[str] = (), commit: Commit = "chains") -> SinkChoice:
+def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
     """Parquet files below a directory or an `s3://` prefix, each record in exactly one of them.
 
     Args:
@@ -120,10 +116,6 @@ def parquet(path: str, *, partition_by: Sequence[str] = (), commit: Commit = "ch
             each names its files after itself.
         partition_by: Columns of the output that become folders, such as `kind=buy/`; or the month, day or hour of
             one, in UTC: `day(arrival_timestamp)` gives `arrival_timestamp_day=2026-01-31/`.
-        commit: Where it is decided that a batch is stored. `chains`: in a chain of entries below the path; files
-            for the batch as a whole, and the function may be any, such as one that uses `rand()` or aggregates the
-            batch. Needs a store that knows conditional puts, or a file system with hard links. `leases`, the former
-            way: in its leases; a file for each shard, and the function must be deterministic.
 
     Example:
         .. code-block:: python
@@ -131,29 +123,14 @@ def parquet(path: str, *, partition_by: Sequence[str] = (), commit: Commit = "ch
             kcl.parquet("s3://lake/clicks", partition_by=["day"])
     """
     _refuse_path(path, "kcl.parquet")
-    _refuse_commit(commit, "kcl.parquet")
 
-    def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
+    def open_staging(transform: Transform, s3: Connection) -> "SparkSink":
         from kcl_dagster.spark.sinks.parquet import ParquetSink
         from kcl_dagster.spark.storage import S3Options
 
         return ParquetSink(path, transform=transform, partition_by=partition_by, s3=S3Options(**s3))
 
-    def open_staging(transform: Transform, s3: Connection) -> StagingSink[Any]:
-        from kcl_dagster.spark.sinks.staged_parquet import StagedParquetSink
-        from kcl_dagster.spark.storage import S3Options
-
-        return StagedParquetSink(path, transform=transform, partition_by=partition_by, s3=S3Options(**s3))
-
-    is_chained = commit == "chains"
-    return SinkChoice(
-        "parquet",
-        path,
-        open_sink,
-        open_staging=open_staging if is_chained else None,
-        open_chains=_store_at(path) if is_chained else None,
-        takes_arrow=is_chained,
-    )
+    return SinkChoice("parquet", path, open_staging=open_staging, open_chains=_store_at(path), takes_arrow=True)
 
 
 def delta(
@@ -161,7 +138,6 @@ def delta(
     *,
     partition_by: Sequence[str] = (),
     storage_options: Mapping[str, str] | None = None,
-    commit: Commit = "chains",
     commit_seconds: float | None = None,
     evolve: Evolve = "refuse",
 ) -> SinkChoice:
@@ -173,14 +149,10 @@ def delta(
             hour of one, in UTC, such as `day(arrival_timestamp)`, which the sink adds as a column.
         storage_options: delta-rs' own; left out, the connection of the `KclResource`. A value may be a
             `dagster.EnvVar`, which the worker resolves. Secrets must be: a literal raises ConfigurationError.
-        commit: Where it is decided that a batch is stored. `chains`: in a chain of entries below the path; one
-            commit for all workers every `commit_seconds`, and the function may be any. Needs a store that knows
-            conditional puts, or a file system with hard links. `leases`, the former way: in its leases; a commit
-            of the table for each batch of each worker, and the function must be deterministic.
-        commit_seconds: With `chains`, how long a batch waits for the next commit of the table at most, while all
+        commit_seconds: How long a batch waits for the next commit of the table at most, while all
             goes well; 30 s, or as follows from the consumer's `visible_within`. Readers and compactions pay for
             each commit.
-        evolve: With `chains`, what becomes of columns that the table does not have. `refuse`: the shard stops
+        evolve: What becomes of columns that the table does not have. `refuse`: the shard stops
             until you have changed the table or the function. `add`: the table gets them before the batch is stored,
             and they allow nulls. `ignore`: they are not stored. A type that the table's column cannot hold is
             refused in any case.
@@ -196,7 +168,7 @@ def delta(
         _DELTA,
         "leave it out and delta-rs takes it from the environment or the role of the machine",
     )
-    _refuse_commit(commit, "kcl.delta", commit_seconds, evolve)
+    _refuse_commits("kcl.delta", commit_seconds, evolve)
     between_commits = COMMIT_SECONDS if commit_seconds is None else commit_seconds
 
     def again(seconds: float) -> SinkChoice:
@@ -204,12 +176,11 @@ def delta(
             path,
             partition_by=partition_by,
             storage_options=storage_options,
-            commit=commit,
             commit_seconds=seconds,
             evolve=evolve,
         )
 
-    def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
+    def open_staging(transform: Transform, s3: Connection) -> "SparkSink":
         from kcl_dagster.spark.sinks.delta import DeltaSink
         from kcl_dagster.spark.storage import S3Options
 
@@ -219,32 +190,18 @@ def delta(
             partition_by=partition_by,
             s3=S3Options(**s3),
             storage_options=choice.delta_options(),
-        )
-
-    def open_staging(transform: Transform, s3: Connection) -> StagingSink[Any]:
-        from kcl_dagster.spark.sinks.staged_delta import StagedDeltaSink
-        from kcl_dagster.spark.storage import S3Options
-
-        return StagedDeltaSink(
-            path,
-            transform=transform,
-            partition_by=partition_by,
-            s3=S3Options(**s3),
-            storage_options=choice.delta_options(),
             commit_seconds=between_commits,
             evolve=evolve,
         )
 
-    is_chained = commit == "chains"
     choice = SinkChoice(
         "deltalake",
         path,
-        open_sink,
         storage_options=storage_options,
-        open_staging=open_staging if is_chained else None,
-        open_chains=_store_at(path) if is_chained else None,
-        commit_seconds=between_commits if is_chained else None,
-        with_commit_seconds=again if is_chained and commit_seconds is None else None,
+        open_staging=open_staging,
+        open_chains=_store_at(path),
+        commit_seconds=between_commits,
+        with_commit_seconds=again if commit_seconds is None else None,
     )
     return choice
 
@@ -255,7 +212,6 @@ def iceberg(
     *,
     catalog_name: str = "default",
     partition_by: Sequence[str] = (),
-    commit: Commit = "chains",
     commit_seconds: float | None = None,
     evolve: Evolve = "refuse",
     chains_path: str | None = None,
@@ -272,20 +228,16 @@ def iceberg(
         partition_by: What the table is partitioned by, when it is made: columns of the output, or Iceberg's own
             transforms of them, such as `day(arrival_timestamp)`, `bucket(16, user)` or `truncate(4, page)`. A table
             that exists is written to by its own partition spec.
-        commit: Where it is decided that a batch is stored. `chains`: in a chain of entries below the location of
-            the table; one commit for all workers every `commit_seconds`, and the function may be any. Needs a store
-            that knows conditional puts, or a file system with hard links. `leases`, the former way: in its leases;
-            a commit of the table for each batch of each worker, and the function must be deterministic.
-        commit_seconds: With `chains`, how long a batch waits for the next commit of the table at most, while all
-            goes well; 30 s, or as follows from the consumer's `visible_within`. Each commit is a snapshot, for
-            which readers and maintenance pay.
-        evolve: With `chains`, what becomes of columns that the table does not have. `refuse`: the shard stops
-            until you have changed the table or the function. `add`: the table gets them before the batch is stored,
-            and they allow nulls; a column is widened (int to long, float to double, decimals) if the output needs
+        commit_seconds: How long a batch waits for the next commit of the table at most, while all goes well; 30 s,
+            or as follows from the consumer's `visible_within`. Each commit is a snapshot, for which readers and
+            maintenance pay.
+        evolve: What becomes of columns that the table does not have. `refuse`: the shard stops until you have
+            changed the table or the function. `add`: the table gets them before the batch is stored, and they allow
+            nulls; a column is widened (int to long, float to double, decimals) if the output needs
             it. `ignore`: they are not stored. Any other change of a type is refused in any case.
-        chains_path: With `chains`, where they are, if not below the location of the table: a directory that all
-            workers share, or `s3://bucket/prefix`. Needed where workers reach the table only with what the catalog
-            gives them, as in S3 Tables, and where a REST catalog has no such table yet.
+        chains_path: Where the chains are, which decide that a batch is stored, if not below the location of the
+            table: a directory that all workers share, or `s3://bucket/prefix`. Needed where workers reach the table
+            only with what the catalog gives them, as in S3 Tables, and where a REST catalog has no such table yet.
 
     Example:
         .. code-block:: python
@@ -299,7 +251,7 @@ def iceberg(
         return f"leave it out and set pyiceberg's own variable, {variable}"
 
     refuse_literals(catalog or {}, _ICEBERG, configured, prefix=identifier)
-    _refuse_commit(commit, "kcl.iceberg", commit_seconds, evolve)
+    _refuse_commits("kcl.iceberg", commit_seconds, evolve)
     between_commits = COMMIT_SECONDS if commit_seconds is None else commit_seconds
     if chains_path is not None:
         _refuse_path(chains_path, "kcl.iceberg(chains_path=...)")
@@ -310,31 +262,16 @@ def iceberg(
             catalog,
             catalog_name=catalog_name,
             partition_by=partition_by,
-            commit=commit,
             commit_seconds=seconds,
             evolve=evolve,
             chains_path=chains_path,
         )
 
-    def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:
+    def open_staging(transform: Transform, s3: Connection) -> "SparkSink":
         from kcl_dagster.spark.sinks.iceberg import IcebergSink
         from kcl_dagster.spark.storage import S3Options
 
         return IcebergSink(
-            identifier,
-            resolved(catalog or {}, _ICEBERG),
-            catalog_name=catalog_name,
-            transform=transform,
-            partition_by=partition_by,
-            s3=S3Options(**s3),
-            chains_path=chains_path,
-        )
-
-    def open_staging(transform: Transform, s3: Connection) -> StagingSink[Any]:
-        from kcl_dagster.spark.sinks.staged_iceberg import StagedIcebergSink
-        from kcl_dagster.spark.storage import S3Options
-
-        return StagedIcebergSink(
             identifier,
             resolved(catalog or {}, _ICEBERG),
             catalog_name=catalog_name,
@@ -356,21 +293,17 @@ def iceberg(
         )
         return ChainFolder(table, chains_path).store
 
-    is_chained = commit == "chains"
     return SinkChoice(
         "iceberg",
         identifier,
-        open_sink,
-        open_staging=open_staging if is_chained else None,
-        open_chains=open_chains if is_chained else None,
-        commit_seconds=between_commits if is_chained else None,
-        with_commit_seconds=again if is_chained and commit_seconds is None else None,
+        open_staging=open_staging,
+        open_chains=open_chains,
+        commit_seconds=between_commits,
+        with_commit_seconds=again if commit_seconds is None else None,
     )
 
 
-def open_staging(
-    choice: SinkChoice, transform: Transform, s3: Connection, runtime: Runtime
-) -> StagingSink[Any] | None:
+def open_staging(choice: SinkChoice, transform: Transform, s3: Connection, runtime: Runtime) -> "SparkSink | None":
     """None where batches are decided in leases. Raises ConfigurationError where the store cannot keep chains:
     before a lease names one, which could not be ended there."""
     if choice.open_staging is None:
@@ -387,11 +320,13 @@ def open_staging(
 
 def open_for_parts(
     choice: SinkChoice, transform: Transform, s3: Connection, *, owner: str, name: str, runtime: Runtime
-) -> Sink[Any]:
+) -> PartsSink[Any]:
     """For parts of which no lease says that they are stored: see `worker.parts_chain`."""
-    if choice.open_staging is None:
-        return choice.open(transform, s3)
-    return PartsChain(choice.open_staging(transform, s3), owner, name, runtime)
+    if choice.open_staging is not None:
+        return PartsChain(choice.open_staging(transform, s3), owner, name, runtime)
+    if choice.open is None:
+        raise ConfigurationError(f"{choice.kind} {choice.place} is no sink of batches")
+    return RepeatingSink(choice.open(transform, s3))
 
 
 def _store_at(path: str) -> "OpenStore":
@@ -403,20 +338,18 @@ def _store_at(path: str) -> "OpenStore":
     return open_it
 
 
-def _refuse_commit(commit: str, what: str, seconds: float | None = None, evolve: Evolve = "refuse") -> None:
-    if commit not in get_args(Commit):
-        raise ConfigurationError(f"commit of {what}: {commit!r} is none of {', '.join(get_args(Commit))}")
+def _refuse_commits(what: str, seconds: float | None, evolve: Evolve) -> None:
     if seconds is not None and not seconds > 0:
         raise ConfigurationError(f"commit_seconds of {what} must be more than 0, is {seconds}")
     if evolve not in get_args(Evolve):
         raise ConfigurationError(f"evolve of {what}: {evolve!r} is none of {', '.join(get_args(Evolve))}")
-    if evolve != "refuse" and commit != "chains":
-        raise ConfigurationError(f"evolve={evolve!r} of {what} needs commit='chains'")
 
 
 def processors(factory: Callable[..., Any], processes: int | None = None) -> SinkChoice:
     """Record processors as the KCL knows them, one per shard: what `kcl_consumer` makes of a decorated class."""
-    return SinkChoice("python", getattr(factory, "__qualname__", repr(factory)), _never, factory, processes)
+    return SinkChoice(
+        "python", getattr(factory, "__qualname__", repr(factory)), processors=factory, processes=processes
+    )
 
 
 def _refuse_path(path: str, owner: str) -> None:
@@ -424,11 +357,6 @@ def _refuse_path(path: str, owner: str) -> None:
     reason = misspelt(path)
     if reason is not None:
         raise ConfigurationError(f"the path of {owner}: {reason}")
-
-
-def _never(transform: Transform, s3: Connection) -> Sink[Any]:
-    """Record processors have no sink."""
-    raise NotImplementedError
 
 
 def foreach_batch(store: Callable[[Any, Batch], None]) -> SinkChoice:

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Mapping
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.resources import KclResource
@@ -15,27 +15,18 @@ ANSWER_SECONDS: Final = 5.0  # a tick of the leader waits no longer for a store 
 VERSIONED: Final = frozenset({"deltalake", "iceberg"})  # kinds of sinks
 
 
-@runtime_checkable
-class Versioned(Protocol):
-    """A sink that stores into a table with versions."""
-
-    def version(self) -> Mapping[str, Any]:
-        """The newest version of the table, as fields of `KclWindowMetadataSet`. Empty where there is no table. One
-        or two requests; any thread may call it."""
-
-
 def newest_version(consumer: Consumer, kcl: KclResource) -> Mapping[str, Any]:
     """The newest version of the consumer's table, as fields of `KclWindowMetadataSet`. Empty for a sink without
     versions, and where the table cannot be read: a leader needs no rights to it. Waits `ANSWER_SECONDS` at most."""
-    if consumer.sink.kind not in VERSIONED:
+    open_staging = consumer.sink.open_staging
+    if consumer.sink.kind not in VERSIONED or open_staging is None:
         return {}
     found: dict[str, Any] = {}
 
     def ask() -> None:
         try:
-            sink = consumer.sink.open(consumer.stored_transform, kcl.connection("s3", consumer.application))
-            if isinstance(sink, Versioned):
-                found.update(sink.version())
+            sink = open_staging(consumer.stored_transform, kcl.connection("s3", consumer.application))
+            found.update(sink.version())
         except Exception as error:  # of a catalog's or a table's library, or of the store
             log.info("%s: the version of the table is not known: %s", consumer.application.name, brief(error))
 

@@ -15,12 +15,13 @@ from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.sinks import Transform, open_staging
 from kcl_dagster.runtime import system
-from kcl_dagster.spark.engine import EngineSettings, SparkEngine, local_slots
+from kcl_dagster.spark.engine import EngineSettings, SparkEngine, local_slots, no_staging
 from kcl_dagster.spark.executors import check_executors, check_stream
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.interruption import Interruption
 from kcl_dagster.spark.processor_hosts.spark_processor_hosts import SparkProcessorHosts
 from kcl_dagster.spark.sharing import check_sharing
+from kcl_dagster.spark.sinks.contract import SparkSink
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.telemetry.logs import queued_logs
 from kcl_dagster.telemetry.worker_metrics import open_telemetry
@@ -30,7 +31,6 @@ from kcl_dagster.worker.dead_letter import DeadLetters, FiledDeadLetters
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.late import Late, LateEngine, LateProcessorHosts
 from kcl_dagster.worker.opening import open_surroundings
-from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.surroundings import EndProcess, Surroundings, Watch, cannot_end
 from kcl_dagster.worker.utilization.platform import measured
@@ -65,7 +65,7 @@ class WorkerRun:
         sink, chains = self._sink(), self._staging_sink()
         # The row is written and leases are assigned while Spark starts, which takes it five to ten seconds.
         interruption = Interruption()
-        late: Late[SparkEngine | SparkProcessorHosts] = Late(partial(self._open, chains or sink, interruption))
+        late: Late[SparkEngine | SparkProcessorHosts] = Late(partial(self._open, chains, interruption))
         identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
         try:
             with (
@@ -96,14 +96,12 @@ class WorkerRun:
             late.get().close()
 
     def _sink(self) -> Sink[Any] | None:
-        """None for record processors."""
+        """None for record processors, and where batches are decided in chains."""
         choice = self.consumer.sink
-        if choice.processors is not None:
-            return None
-        return choice.open(self._transform(), self._connection("s3"))
+        return None if choice.open is None else choice.open(self._transform(), self._connection("s3"))
 
-    def _staging_sink(self) -> StagingSink[Any] | None:
-        """None where batches are decided in the leases."""
+    def _staging_sink(self) -> SparkSink | None:
+        """None where batches are decided in the leases, and for record processors."""
         return open_staging(self.consumer.sink, self._transform(), self._connection("s3"), system())
 
     def _transform(self) -> Transform:
@@ -115,7 +113,7 @@ class WorkerRun:
         self,
         late: "Late[SparkEngine | SparkProcessorHosts]",
         sink: Sink[Any] | None,
-        chains: StagingSink[Any] | None,
+        chains: SparkSink | None,
         interruption: Interruption,
     ) -> Surroundings[Any]:
         runtime = system()
@@ -125,14 +123,15 @@ class WorkerRun:
             return late.why_failed() if opened is None else opened.health.why_lost()
 
         opened: Any = late
+        is_processors = self.consumer.sink.processors is not None
         opened_for = open_surroundings(
             self.consumer.application,
             dynamodb=self._client("dynamodb"),
             kinesis=self._client("kinesis"),
-            engine=None if sink is None else LateEngine[Any](opened),
+            engine=None if is_processors else LateEngine[Any](opened),
             sink=sink,
             chains=chains,
-            processors=LateProcessorHosts[Any](opened) if sink is None else None,
+            processors=LateProcessorHosts[Any](opened) if is_processors else None,
             runtime=runtime,
             bound=self.bound,
             dead_letters=self._dead_letters(),
@@ -152,7 +151,7 @@ class WorkerRun:
             allowed_lateness=round(self.consumer.allowed_lateness.total_seconds()),
         )
 
-    def _open(self, sink: object, interruption: Interruption) -> SparkEngine | SparkProcessorHosts:
+    def _open(self, chains: SparkSink | None, interruption: Interruption) -> SparkEngine | SparkProcessorHosts:
         clock = system().clock
         began = clock.monotonic()
         choice, session = self.consumer.sink, self.open_session()
@@ -163,13 +162,14 @@ class WorkerRun:
         if not is_local:
             check_executors(session)  # again for our resource; sessions of other resources were not checked yet
             check_stream(session, connection, self.consumer.application.streams[0].name)
-        check_sharing(session, sink, system().new_id())
+        check_sharing(session, None if chains is None else chains.stores_into, system().new_id())
         settings = replace(EngineSettings.of(self.consumer.application), tasks=choice.processes)
         opened: SparkEngine | SparkProcessorHosts
         if choice.processors is not None:
             opened = SparkProcessorHosts(session, connection, choice.processors, settings)
         else:
-            opened = SparkEngine(session, connection, settings, sink=sink)
+            staging = no_staging if chains is None else chains.staging
+            opened = SparkEngine(session, connection, settings, staging=staging)
             if is_local:  # elsewhere, the checks were the first jobs
                 opened.warm_up()
         self.event_log.info(

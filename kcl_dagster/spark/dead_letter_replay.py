@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from kcl_dagster.chains.store import found_content
 from kcl_dagster.errors import ConfigurationError, ProcessLost
@@ -25,15 +25,16 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock, SystemClock
+from kcl_dagster.spark.records import Records
 from kcl_dagster.spark.schema import RECORD_DDL
 from kcl_dagster.spark.storage import Store
-from kcl_dagster.worker.batch import Batch, Part, Remembering, Sink, Withdrawing
+from kcl_dagster.worker.batch import Batch, Part
 from kcl_dagster.worker.dead_letter import DeadLetter, from_json
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 from kcl_dagster.worker.error_text import full
 from kcl_dagster.worker.instance import Instance
 from kcl_dagster.worker.kclpy import checkpoint_error
-from kcl_dagster.worker.parts_chain import PartsChain
+from kcl_dagster.worker.parts_chain import PartsSink
 from kcl_dagster.worker.processor import ProcessorFactory, Record
 from kcl_dagster.worker.ranges import first_number_at
 
@@ -56,9 +57,6 @@ class Recipient(Protocol):
     def take(self, letters: Sequence[DeadLetter], number: int) -> None:
         """Process and store them. The same letters come again under a number after a crash. The class of what is
         raised says whether a letter may be to blame."""
-
-    def give_up(self, letters: Sequence[DeadLetter], number: int) -> None:
-        """They failed, and will not come again under this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +176,6 @@ class _Replay:
         except Exception as error:
             if not _may_be_caused_by_a_record(error):
                 raise
-            self.recipient.give_up(letters, number)
             self._note(number, _Entry())
             return error
         self._note(number, _Entry(names, is_stored=True))
@@ -210,19 +207,14 @@ class ToSink:
     """Letters as batches of the application's own sink, which runs its transform."""
 
     spark: SparkSession
-    sink: Sink[DataFrame]
+    sink: PartsSink[Records]
     worker: WorkerId = WORKER
 
     def begin(self) -> bool:
-        if not isinstance(self.sink, PartsChain):
-            return False
-        self.sink.open()
-        return True
+        return self.sink.open()
 
     def has_stored(self, letters: Sequence[DeadLetter], number: int) -> bool:
-        return isinstance(self.sink, Remembering) and all(
-            self.sink.holds(part) for part, _ in _parts(letters, number)
-        )
+        return all(self.sink.holds(part) for part, _ in _parts(letters, number))
 
     def take(self, letters: Sequence[DeadLetter], number: int) -> None:
         parts = _parts(letters, number)
@@ -244,16 +236,11 @@ class ToSink:
         ]
         batch = Batch(letters[0].application, self.worker, tuple(part for part, _ in parts))
         try:
-            self.sink.write(self.spark.createDataFrame(rows, RECORD_DDL), batch)
+            self.sink.write(Records.of(self.spark.createDataFrame(rows, RECORD_DDL)), batch)
         except Exception:
             # An attempt may have stored the batch, and failed then. Under another number it would be stored again.
-            if not isinstance(self.sink, Remembering) or not all(map(self.sink.holds, batch.parts)):
+            if not all(map(self.sink.holds, batch.parts)):
                 raise
-
-    def give_up(self, letters: Sequence[DeadLetter], number: int) -> None:
-        if isinstance(self.sink, Withdrawing):
-            for part, _ in _parts(letters, number):
-                self.sink.withdraw(part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +272,6 @@ class ToProcessors:
             ]
             instance.process([records], None, _Nowhere())
             instance.shutdown_requested(_Nowhere())
-
-    def give_up(self, letters: Sequence[DeadLetter], number: int) -> None:
-        """What a processor did is done."""
 
 
 class _Nowhere:

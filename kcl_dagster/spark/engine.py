@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -24,7 +24,7 @@ from kcl_dagster.spark.interruption import limited_jobs, tag_jobs
 from kcl_dagster.spark.plans import EngineSettings, Plans
 from kcl_dagster.spark.schema import RECORD_DDL
 from kcl_dagster.spark.sealing import SEALED_DDL
-from kcl_dagster.spark.staged_ranges import FetchStaging, ReadAgain, StagedRanges, StagesInFetches
+from kcl_dagster.spark.staged_ranges import FetchStaging, ReadAgain, StagedRanges
 from kcl_dagster.spark.warm_up import warm_up
 from kcl_dagster.streams.pacing import MAX_PAGE_BYTES
 from kcl_dagster.worker.batch import Budget, Range
@@ -40,6 +40,16 @@ FETCH_TASKS: Final = 2
 STAGING_SECONDS: Final = 60.0
 
 
+StagingOfFetches = Callable[[], FetchStaging | None]
+"""For the next fetch, each time another one. None as long as it is not known what a batch stores, and where. Called
+on the threads that fetch."""
+
+
+def no_staging() -> FetchStaging | None:
+    """For sinks that store what the driver gives them."""
+    return None
+
+
 class SparkEngine:
     """Reads ranges in the executors. Used on the worker's main thread; `close` stops its one thread."""
 
@@ -49,14 +59,13 @@ class SparkEngine:
         connection: Connection,
         settings: EngineSettings | None = None,
         *,
-        sink: object = None,
+        staging: StagingOfFetches = no_staging,
         runtime: Runtime | None = None,
     ) -> None:
-        """`sink` is where the batches will go, if that is known: see `kcl_dagster.spark.drafts` and
-        `kcl_dagster.spark.staged_ranges`."""
+        """`staging`: by which the next fetch stages what it reads, see `kcl_dagster.spark.staged_ranges`."""
         self._spark = spark
         settings, runtime = settings or EngineSettings(), runtime or system()
-        self._connection, self._sink, self._runtime = connection, sink, runtime
+        self._connection, self._next_staging, self._runtime = connection, staging, runtime
         self._most_tasks = settings.tasks or _fitting_tasks(spark)
         self._plans = Plans(connection, settings, runtime)
         self._ahead = ReadAhead(spark, self._read_once, f"kcl-prefetch-{runtime.new_id()}")
@@ -125,9 +134,7 @@ class SparkEngine:
 
     def _staging(self, ranges: Sequence[Range]) -> FetchStaging | None:
         """Pinned ranges have to be read as they were, and pieces of a batch that fails are looked into."""
-        if not isinstance(self._sink, StagesInFetches) or any(range_.is_pinned for range_ in ranges):
-            return None
-        return self._sink.staging()
+        return None if any(range_.is_pinned for range_ in ranges) else self._next_staging()
 
     def _staged(self, ranges: Sequence[Range], budget: Budget, staging: FetchStaging) -> FetchedRanges:
         numbers, plan = self._tasks(ranges, budget)

@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame
 from kcl_dagster.errors import BatchError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.spark.origins import made
 from kcl_dagster.spark.outcome import FetchOutcome
+from kcl_dagster.spark.records import Records
 from kcl_dagster.spark.sealing import Sealed
 from kcl_dagster.spark.staged_ranges import StagedRecords
 from kcl_dagster.worker.batch import PoisonRecord, Progress, Range
@@ -57,7 +57,7 @@ class FetchedBatch:
             lease: outcome.failures[lease] for lease, outcome in outcomes.items() if lease in outcome.failures
         }
 
-    def data(self, leases: Collection[LeaseKey]) -> DataFrame:
+    def data(self, leases: Collection[LeaseKey]) -> Records:
         read = [lease for lease in leases if lease in self.progress]
         forms = [
             part.form(mine)
@@ -79,10 +79,12 @@ class FetchedBatch:
             part.release()
 
 
-def _records(forms: Sequence[Sealed | StagedRecords]) -> DataFrame:
+def _records(forms: Sequence[Sealed | StagedRecords]) -> Records:
     """Of one form they stay together, so that a sink may take a shorter way."""
     sealed = [form for form in forms if isinstance(form, Sealed)]
     staged = [form for form in forms if isinstance(form, StagedRecords)]
-    together = [reduce(Sealed.union, sealed).records()] if sealed else []
-    together += [reduce(StagedRecords.union, staged).records()] if staged else []
-    return together[0] if len(together) == 1 else reduce(DataFrame.unionAll, map(made, together))
+    together: list[Sealed | StagedRecords] = [reduce(Sealed.union, sealed)] if sealed else []
+    together += [reduce(StagedRecords.union, staged)] if staged else []
+    if len(together) == 1:
+        return Records(together[0], together[0].records)
+    return Records(None, lambda: reduce(DataFrame.unionAll, [form.records() for form in together]))

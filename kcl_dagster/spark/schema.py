@@ -20,10 +20,6 @@
 The output needs none of these columns: a transform is evaluated once for a batch, and its rows may be any. Keep
 `lease_key` in the output in two cases. Rows of windows are counted by `lease_key` and the column of times. A
 function of `foreach_batch` tells the parts of its batch apart by it.
-
-With `commit="leases"`, a transform that keeps `lease_key` is evaluated once for the whole batch. One that drops it
-is evaluated once for each shard of the batch instead: such a sink stores what belongs to a shard under that shard's
-name.
 """
 
 from typing import Final

@@ -17,7 +17,6 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from kcl_dagster.spark.failures import CONTENT_CHANGED, Marks
-from kcl_dagster.spark.origins import remember_origin
 from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORD_DDL, RECORDS, ddl
 
 # Columns with the same value in every record of a range: stored once beside the sealed records.
@@ -95,9 +94,7 @@ class Sealed:
 
     def records(self) -> DataFrame:
         """The records as columns. Evaluating it fails if Spark holds other records than were counted."""
-        opened = self.frame.mapInArrow(self.unseal(), RECORD_DDL)
-        remember_origin(opened, self)
-        return opened
+        return self.frame.mapInArrow(self.unseal(), RECORD_DDL)
 
     def unseal(self) -> Unseal:
         return Unseal(dict(self.attempts))

@@ -21,7 +21,7 @@ from kcl_dagster.spark.engine import local_slots
 from kcl_dagster.spark.failures import first_line
 from kcl_dagster.spark.schema import ddl
 from kcl_dagster.spark.session import is_classic
-from kcl_dagster.spark.storage import LocalStore, Store, StoringSink
+from kcl_dagster.spark.storage import LocalStore, Store
 
 FOLDER: Final = "_sharing"  # readers pass over names that begin with an underscore
 PROBES: Final = 16  # tasks; the first ones take a second, so every executor of a small cluster gets one
@@ -39,13 +39,12 @@ class SharingProbe:
     problem: str | None = None
 
 
-def check_sharing(spark: SparkSession, sink: object, name: str) -> None:
-    """Raise ConfigurationError if the sink stores files in a local directory, and the driver does not find some
-    that executors write there. `name`: prefix of the names of the probes; no other file may have it.
+def check_sharing(spark: SparkSession, store: Store | None, name: str) -> None:
+    """Raise ConfigurationError if the store is a local directory, and the driver does not find some files that
+    executors write there. `name`: prefix of the names of the probes; no other file may have it.
 
     Runs one small job if the executors may be on other machines. Executors that are added later are not checked.
     """
-    store = sink.stores_into if isinstance(sink, StoringSink) else None
     if not isinstance(store, LocalStore) or (is_classic(spark) and local_slots(spark) is not None):
         return
     tasks = spark.range(0, PROBES, 1, PROBES)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -33,7 +33,6 @@ from kcl_dagster.runtime import system
 from kcl_dagster.spark.failures import CONTENT_CHANGED, Marks, fetch_failures
 from kcl_dagster.spark.fetch import FetchPlan, Trailer, client_of, fetch
 from kcl_dagster.spark.frozen import midpoint_of, poison_records_of
-from kcl_dagster.spark.origins import promised
 from kcl_dagster.spark.outcome import FetchOutcome
 from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, ddl
 from kcl_dagster.spark.settling import settle
@@ -75,15 +74,6 @@ class FetchStaging:
         """Of all attempts."""
         with suppress(KclError, OSError):
             self.store.delete(staged_of_batch(self.store, self.chain, self.batch))
-
-
-@runtime_checkable
-class StagesInFetches(Protocol):
-    """A sink for which fetches may stage files."""
-
-    def staging(self) -> FetchStaging | None:
-        """For the next fetch, each time another one. None as long as it is not known what a batch stores, and
-        where. Called on the threads that fetch."""
 
 
 # In the executors
@@ -292,9 +282,6 @@ class StagedRecords:
 
     def records(self) -> DataFrame:
         """The records as columns, for whatever does not use the files."""
-        return promised(self._frame, self)
-
-    def _frame(self) -> DataFrame:
         frames = [fetch.read_again(leases) for fetch, leases in self.fetches.items()]
         if not frames:
             raise BatchError("no record was fetched")

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar
 
 from kcl_dagster.aws import Access, Client, RequestRefused, Unanswered, call, mapped_errors, retried
 from kcl_dagster.errors import AccessDenied, ConfigurationError, ServiceError, Unsafe
@@ -93,14 +93,6 @@ class Store(Protocol):
     def remove_empty(self, folder: str) -> None:
         """Remove a folder, and those below, as far as they hold nothing. S3 has no folders. Does not raise. A `put`
         into such a folder at this moment may fail."""
-
-
-@runtime_checkable
-class StoringSink(Protocol):
-    """A sink whose files are written by executors, and are not read by another process before the commit."""
-
-    @property
-    def stores_into(self) -> Store: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +204,7 @@ class LocalStore:
                 raise
             raise ConfigurationError(
                 f"{self.root} is on a file system without hard links ({error.strerror}), with which batches are "
-                'decided: use one that has them, S3, or commit="leases"'
+                "decided: use one that has them, or S3"
             ) from error
         finally:
             draft.unlink(missing_ok=True)

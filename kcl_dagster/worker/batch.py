@@ -6,14 +6,13 @@ Everything here is a value or a promise; nothing reads a stream or a table.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.shard import ChildShard, HashRange
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.streams.window import Window
-from kcl_dagster.tables.completeness_row import WrittenThrough
 
 D = TypeVar("D")
 D_co = TypeVar("D_co", covariant=True)
@@ -230,10 +229,7 @@ class Part:
     bytes: int = field(compare=False)
     instead_of: int | None = field(default=None, compare=False)
     """If the part is a piece of a part that kept failing: the number of that part. A stalled former owner may still
-    try to store the whole part. The sink has to refuse the later of both writes."""
-
-    is_repeated: bool = field(default=False, compare=False)
-    """An earlier attempt may have stored the part, also with another version of the transform."""
+    try to store the whole part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +240,7 @@ class Batch:
     worker: WorkerId
     parts: tuple[Part, ...]
     time_column: str | None = None
-    """The column of the output by which rows are counted, see `Counting`. None: they are not."""
-
-    complete: WrittenThrough | None = None
-    """Through which moment the application was complete before this batch. Tables keep it with the commit."""
+    """The column of the output by which rows are counted. None: they are not."""
 
     @property
     def records(self) -> int:
@@ -304,42 +297,3 @@ class PartCounts:
     size: int = 0
     number: int = 0
     rows: int | None = None
-
-
-@runtime_checkable
-class Counting(Protocol):
-    """A sink that counts the rows that it stored, by minute."""
-
-    def counted(self, part: Part) -> PartCounts | None:
-        """The rows of the part that the last `write` stored, by the batch's `time_column`. None: they are not
-        known. Called on the thread of `write`, after it has returned. Does not raise."""
-
-
-@runtime_checkable
-class KeepingCompleteness(Protocol):
-    """A sink that stores with its data through when the application is complete."""
-
-    def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """Store `known`, unless as much is stored. A table to whose commits `wanted` (epoch seconds) or a later
-        moment of the epoch is attached needs no other entry. Called on a thread of its own, possibly during a
-        `write`. May take its time, and may raise anything."""
-
-
-@runtime_checkable
-class Remembering(Protocol):
-    """A sink that can look up whether it has stored a part, as tables can."""
-
-    def holds(self, part: Part) -> bool:
-        """Whether an attempt that failed afterwards has stored the whole part for good. Called before the part is
-        cut in two or set aside. Raises SinkError."""
-
-
-@runtime_checkable
-class Withdrawing(Protocol):
-    """A sink in which failed attempts leave data, such as files. If a part replaces others (`instead_of`), `write`
-    removes the data that attempts at those have left."""
-
-    def withdraw(self, part: Part) -> None:
-        """Remove the data that attempts at the part, and at the parts that it replaces, have left. Called only
-        after its lease has another batch number, so that no worker can store the part any more: otherwise another
-        owner might have stored and committed it. Raises SinkError."""

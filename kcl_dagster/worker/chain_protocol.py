@@ -27,7 +27,6 @@ from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
 from kcl_dagster.model.claim import ClaimId
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import BatchCounts
-from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import D, Fetched, Progress, Range
 from kcl_dagster.worker.claims import Claims
 from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
@@ -38,9 +37,9 @@ from kcl_dagster.worker.failure import LOSSES_TO_NARROW, Verdict
 from kcl_dagster.worker.held_lease import Holding, Unwritten
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.lost_owners import LostOwners
-from kcl_dagster.worker.pending import is_pinned
+from kcl_dagster.worker.pinned_leases import PinnedLeases, is_bound
 from kcl_dagster.worker.poison import middle_of
-from kcl_dagster.worker.protocol import never, nothing_complete
+from kcl_dagster.worker.protocol import never
 from kcl_dagster.worker.ranges import Planner, next_range
 from kcl_dagster.worker.reading import Reading, Round, stored_through
 from kcl_dagster.worker.report import BatchReport, Outcome
@@ -54,8 +53,8 @@ DELETION_SECONDS: Final = 3600.0  # a list of the chains and a scan of the lease
 
 @dataclass(slots=True)
 class ChainProtocol(Generic[D]):
-    """Runs on the worker's main thread, one round after another. Leaves out leases that are pinned to a batch: see
-    `worker.pinned_first`."""
+    """Runs on the worker's main thread, one round after another. Leases that a former version has pinned to a batch
+    come first: see `worker.pinned_leases`."""
 
     reading: Reading[Fetched[D]]
     holdings: Holdings
@@ -65,11 +64,9 @@ class ChainProtocol(Generic[D]):
     shard_ends: ShardEnds
     losses: LostOwners
     letters: DeadLetters
+    pinned: PinnedLeases[D]
     rules: WindowRules | None = None
     """By which windows stored rows are counted; None: they are not."""
-
-    complete: Callable[[], WrittenThrough | None] = nothing_complete
-    """Through which moment the application is complete, as far as it is known. Must not block."""
 
     scan: Callable[[], Iterable[Lease]] | None = None
     """All leases of the application; to delete chains that none of them names. None: no chain is deleted."""
@@ -87,12 +84,15 @@ class ChainProtocol(Generic[D]):
 
         Raises nothing that AWS, a sink or user code can cause; that is in the report and in the events.
         """
+        report = self.pinned.run_once(abandon)
+        if report is not None:
+            return report
         this = Round()
         self._publish()
         for holding in self.holdings.holdings():
             if self.losses.is_suspect(holding):
                 self.reading.failures.suspect(holding.key)  # it is read apart from the others
-        self.reading.plan(this, self._range, lambda lease: not is_pinned(lease))
+        self.reading.plan(this, self._range, lambda lease: not is_bound(lease))
         if this.ranges:
             self.holdings.begin(this.ranges)
             try:
@@ -248,7 +248,7 @@ class ChainProtocol(Generic[D]):
     def _stage(
         self, this: Round, fetched: Fetched[D], found: Sequence[Progress], abandon: Callable[[], bool]
     ) -> StagedBatch | None:
-        batch = self.reading.begin_batch(found, self.rules, self.complete(), abandon)
+        batch = self.reading.begin_batch(found, self.rules, abandon)
         self._batches += 1
         self._ahead = {
             progress.range.lease: following for progress in found if (following := next_range(progress)) is not None

@@ -55,14 +55,6 @@ class ClaimedLeases:
         decided = self.decided_to(key)
         return claim.begun if decided is None or decided <= claim.begun.after else None
 
-    def end_claim(self, key: LeaseKey, token: int, stored: Callable[[Lease], Unwritten]) -> None:
-        """Name no chain any more. `stored`: as for `claim`. Raises as `renew`, or EndWasWritten."""
-        held = self._leases.find(key, token)
-        with held.lock:
-            self._leases.ready_to_go_on(held, token)
-            held.unwritten = stored(held.lease)
-            self._leases.write_stored(held, ends_claim=True)
-
     def begin_decision(self, tokens: Mapping[LeaseKey, int], chain: ChainId) -> set[LeaseKey]:
         """Mark leases for which an entry of the chain is about to be made: until `end_decision`, or until they are
         claimed again, their claims are not ended. Returns those that are not held any more, or not claimed by the

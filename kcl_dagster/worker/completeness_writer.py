@@ -13,12 +13,15 @@ from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.windows import Windows
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.worker.batch import KeepingCompleteness
 from kcl_dagster.worker.error_text import brief
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent
 from kcl_dagster.worker.latest import Start, on_a_thread
 
 WRITE_SECONDS: Final = 60.0  # a moment that goes on within its window is stored once a minute
+
+
+Keep = Callable[[str, WrittenThrough, int], None]
+"""See `worker.staging.StagingSink.keep_complete`."""
 
 
 def is_writer(held: Iterable[Lease], stream: str) -> bool:
@@ -38,7 +41,7 @@ class CompletenessWriter:
 
     def __init__(
         self,
-        sink: KeepingCompleteness,
+        keep: Keep,
         application: str,
         last: Callable[[], WrittenThrough | None],
         is_chosen: Callable[[], bool],
@@ -47,7 +50,7 @@ class CompletenessWriter:
         tell: OnEvent,
         start: Start = on_a_thread,
     ) -> None:
-        self._sink = sink
+        self._keep = keep
         self._application = application
         self._last = last
         self._is_chosen = is_chosen
@@ -85,7 +88,7 @@ class CompletenessWriter:
 
     def _write(self, known: WrittenThrough, wanted: int) -> None:
         try:
-            self._sink.keep_complete(self._application, known, wanted)
+            self._keep(self._application, known, wanted)
         except Exception as error:  # of the store or of a table's library; tried again in a minute
             self._report(brief(error))
         finally:

@@ -28,7 +28,7 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.lease_reader import ScanResult
 from kcl_dagster.worker.attempts import unfinished
-from kcl_dagster.worker.batch import D, KeepingCompleteness, R, Reader, Remembering
+from kcl_dagster.worker.batch import D, R, Reader
 from kcl_dagster.worker.bound import Activity, BoundWatch
 from kcl_dagster.worker.chain_protocol import ChainProtocol
 from kcl_dagster.worker.claims import Claims
@@ -38,16 +38,13 @@ from kcl_dagster.worker.concurrency import ForEach, WithoutWaiting, several_at_o
 from kcl_dagster.worker.discovery import Discoverer
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, unfailing
 from kcl_dagster.worker.failure import Failures
-from kcl_dagster.worker.former_chains import FormerChains
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.lag import Lag, LagReport, unstored_of
-from kcl_dagster.worker.left_claims import LeftClaims
 from kcl_dagster.worker.lost_owners import LostOwners
 from kcl_dagster.worker.outage import Outage
 from kcl_dagster.worker.parents import Parents
-from kcl_dagster.worker.pending import is_pinned
-from kcl_dagster.worker.pinned_first import PinnedFirst
+from kcl_dagster.worker.pinned_leases import PinnedLeases
 from kcl_dagster.worker.poison import PoisonHandling
 from kcl_dagster.worker.processing_watch import ProcessingWatch
 from kcl_dagster.worker.processor_protocol import ProcessorProtocol
@@ -59,7 +56,7 @@ from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.retention import RetentionWatch
 from kcl_dagster.worker.settings import WorkerSettings
 from kcl_dagster.worker.shard_end import ShardEnds
-from kcl_dagster.worker.staging import BesideChains, TableBesideChains
+from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.stored_counts import WindowRules
 from kcl_dagster.worker.succession import Succession
@@ -180,12 +177,11 @@ class Worker(Generic[D]):
 
     def _make_completeness_writer(self) -> CompletenessWriter | None:
         around, application = self._around, self._around.application
-        sink = around.chains or around.sink
-        if not isinstance(sink, KeepingCompleteness):
+        if around.chains is None:
             return None
         stream = application.streams[0].name
         return CompletenessWriter(
-            sink,
+            around.chains.keep_complete,
             application.name,
             self.completeness.last,
             lambda: is_writer((holding.lease for holding in self.holdings.holdings()), stream),
@@ -215,56 +211,43 @@ class Worker(Generic[D]):
         rules = self._window_rules()
         if around.processors is not None:
             reading = self._reading(around.processors, failures)
-            claims_refused = LeftClaims(self.holdings, None)
             return ProcessorProtocol(
-                reading,
-                self.holdings,
-                around.processors,
-                planner,
-                shard_ends,
-                around.dead_letters,
-                claims_refused,
-                rules,
+                reading, self.holdings, around.processors, planner, shard_ends, around.dead_letters, rules
             )
-        chains = around.chains
-        publisher = self._publisher(runtime)
-        reading_batches = self._reading(around.engine, failures)
+        if around.chains is not None:
+            return self._make_chain_protocol(around.chains, failures, planner, shard_ends, rules, runtime)
         poison = PoisonHandling(
-            self.holdings,
-            failures,
-            around.dead_letters,
-            around.sink,
-            self._clock,
-            self.tell,
-            rules,
-            code=around.code,
+            self.holdings, failures, around.dead_letters, self._clock, self.tell, rules, code=around.code
         )
-        batches = BatchProtocol(
-            reading_batches,
-            self.holdings,
-            around.sink,
-            planner,
-            shard_ends,
-            poison,
-            LeftClaims(self.holdings, self._former_chains(runtime, publisher)),
-            rules,
-            self.for_each,
-            self.completeness.last,
+        reading_batches = self._reading(around.engine, failures)
+        return BatchProtocol(
+            reading_batches, self.holdings, around.sink, planner, shard_ends, poison, rules, self.for_each
         )
-        if chains is None:
-            return batches
-        assert publisher is not None
+
+    def _make_chain_protocol(
+        self,
+        chains: StagingSink[D],
+        failures: Failures,
+        planner: Planner,
+        shard_ends: ShardEnds,
+        rules: WindowRules | None,
+        runtime: Runtime,
+    ) -> ChainProtocol[D]:
+        around, former = self._around, chains.former_parts
+        reading = self._reading(around.engine, failures)
+        # Of a folder, it is not known whether all files of a part are there.
+        holds = None if chains.commits is None else lambda part: former.stored_to(part) is not None
         claims = Claims(
             chains.entries,
             self.holdings,
-            application.name,
+            around.application.name,
             str(self.identity.worker),
             runtime.new_id,
-            publisher,
+            self._publisher(chains, runtime),
             around.code,
         )
-        in_chains = ChainProtocol(
-            reading_batches,
+        return ChainProtocol(
+            reading,
             self.holdings,
             chains,
             claims,
@@ -272,33 +255,23 @@ class Worker(Generic[D]):
             shard_ends,
             LostOwners(self.holdings, around.code),
             around.dead_letters,
+            PinnedLeases(replace(reading, holds=holds), self.holdings, former, planner, rules),
             rules,
-            self.completeness.last,
             lambda: _readable(around.leases.scan()),
         )
-        return PinnedFirst(self.holdings, replace(batches, is_wanted=is_pinned), in_chains)
 
-    def _former_chains(self, runtime: Runtime, publisher: Publisher | None) -> FormerChains | None:
-        """Of chains that workers with another setting of the sink have left."""
-        beside = self._around.chains or self._around.sink
-        if publisher is None or not isinstance(beside, BesideChains):
-            return None
-        return FormerChains(beside.entries, str(self.identity.worker), runtime.new_id, publisher)
-
-    def _publisher(self, runtime: Runtime) -> Publisher | None:
-        """None if the sink is no place for chains."""
-        beside = self._around.chains or self._around.sink
-        if isinstance(beside, TableBesideChains):
-            return TableCommitter(
-                beside.entries,
-                beside.chained_table,
-                self._around.application.name,
-                runtime.new_id,
-                self._clock,
-                beside.commit_seconds,
-                self.completeness.last,
-            )
-        return FolderPublisher(beside.entries.files) if isinstance(beside, BesideChains) else None
+    def _publisher(self, chains: StagingSink[D], runtime: Runtime) -> Publisher:
+        if chains.commits is None:
+            return FolderPublisher(chains.entries.files)
+        return TableCommitter(
+            chains.entries,
+            chains.commits.table,
+            self._around.application.name,
+            runtime.new_id,
+            self._clock,
+            chains.commits.seconds,
+            self.completeness.last,
+        )
 
     def _is_listed(self, lease: Lease, shard_id: str) -> bool:
         stream = lease.stream or StreamIdentifier.single(self._around.application.streams[0].name)
@@ -333,7 +306,6 @@ class Worker(Generic[D]):
             service_time=self._service_time,
             on_event=self.tell,
             confirm=around.confirm_stream,
-            holds=around.sink.holds if isinstance(around.sink, Remembering) else None,
         )
 
     # In real time
@@ -388,8 +360,8 @@ class Worker(Generic[D]):
         if not self.is_ready():
             return BatchReport()
         report = self._last_round = self.protocol.run_once(self.stop.is_requested)
-        if report.is_idle and self._bound is not None and isinstance(self.protocol, PinnedFirst):
-            self.protocol.chains.publish_all()  # the run ends once everything is visible
+        if report.is_idle and self._bound is not None and isinstance(self.protocol, ChainProtocol):
+            self.protocol.publish_all()  # the run ends once everything is visible
         self._lag.see(report.leases, self.holdings.to_be_read())
         self.heartbeat.stopped = report.stopped[:STOPPED_TOLD]
         self.heartbeat.why_stopped = {key: report.why_stopped[key] for key in report.stopped[:SHARDS_TOLD]}
@@ -603,8 +575,8 @@ class Worker(Generic[D]):
         self.heartbeat.stop()
         self._let_go()
         self.discoverer.give_back()
-        if isinstance(self.protocol, PinnedFirst):
-            self.protocol.chains.leave()
+        if isinstance(self.protocol, ChainProtocol):
+            self.protocol.leave()
 
     def _let_go(self, *, unless_pinned: bool = False) -> None:
         held = self.holdings.keys()

@@ -144,10 +144,10 @@ def open_surroundings(
 ) -> Surroundings[D]:
     """Everything `Worker` needs, with the requests' deadlines that its lease duration allows.
 
-    Either an engine and a sink, or hosts of record processors. `chains`: see `Surroundings`. `parallel`
+    An engine and a sink of one kind, or hosts of record processors. `chains`: see `Surroundings`. `parallel`
     reads the segments of a scan, as `map` does. Raises LayoutRefused for tables that must not be touched.
     """
-    if (sink is None) == (processors is None) or (sink is None) != (engine is None):
+    if [sink, chains, processors].count(None) != 2 or (processors is None) != (engine is not None):
         raise ConfigurationError(f"application {application.name} needs a sink or record processors, not both")
     layout = layout or detect_layout(dynamodb, application, runtime)
     deadline = WorkerSettings.of(application).write_deadline

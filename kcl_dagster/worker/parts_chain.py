@@ -11,7 +11,7 @@ Modelled in spec/Replays.tla.
 import hashlib
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Generic, Protocol
 
 from kcl_dagster.chains.chain import Chain
 from kcl_dagster.chains.deletion import MIN_AGE_SECONDS
@@ -21,18 +21,45 @@ from kcl_dagster.errors import SinkError, Unsafe
 from kcl_dagster.model.claim import ChainId, ClaimId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.worker.batch import Batch, D, Part
+from kcl_dagster.worker.batch import Batch, D, D_contra, Part, Sink
 from kcl_dagster.worker.former_chains import store_errors
-from kcl_dagster.worker.staging import StagingSink, TableBesideChains
+from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.table_committer import TableCommitter
 
 NO_CLAIM = ClaimId("")  # rows of leases claim chains of workers only
 
 
+class PartsSink(Sink[D_contra], Protocol[D_contra]):
+    """A sink for parts of which no lease says that they are stored."""
+
+    def open(self) -> bool:
+        """Read what is stored. True: a batch that is written afterwards is refused if another process has stored
+        one since. False: the sink does not know what it has stored."""
+
+    def holds(self, part: Part) -> bool:
+        """Whether the part is stored, as far as the sink knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatingSink(Generic[D]):
+    """For sinks that do not know what they have stored: parts may come again."""
+
+    sink: Sink[D]
+
+    def open(self) -> bool:
+        return False
+
+    def holds(self, _: Part) -> bool:
+        return False
+
+    def write(self, data: D, batch: Batch) -> None:
+        self.sink.write(data, batch)
+
+
 @dataclass(slots=True)
 class PartsChain(Generic[D]):
-    """As a `worker.batch.Sink` that stores each part once, whatever the user's function does. `owner`: what the
-    parts are of, such as `clicks/replay`, and `name` one chain of it. Called on one thread."""
+    """Stores each part once, whatever the user's function does. `owner`: what the parts are of, such as
+    `clicks/replay`, and `name` one chain of it. Called on one thread."""
 
     sink: StagingSink[D]
     owner: str
@@ -53,10 +80,10 @@ class PartsChain(Generic[D]):
     def place(self) -> str:
         return self.sink.entries.files.root
 
-    def open(self) -> None:
-        """Read what is stored. A batch that is written afterwards is refused if another process has decided one
-        since."""
+    def open(self) -> bool:
+        """See `PartsSink.open`."""
         self._opened()
+        return True
 
     def holds(self, part: Part) -> bool:
         """Whether the part is stored. Its lease and number stand for the same records always."""
@@ -129,10 +156,10 @@ class PartsChain(Generic[D]):
 
 
 def publisher_of(sink: StagingSink[D], owner: str, runtime: Runtime) -> Publisher:
-    if isinstance(sink, TableBesideChains):
-        entries, table = sink.entries, sink.chained_table
-        return TableCommitter(entries, table, owner, runtime.new_id, runtime.clock, sink.commit_seconds)
-    return FolderPublisher(sink.entries.files)
+    entries, commits = sink.entries, sink.commits
+    if commits is None:
+        return FolderPublisher(entries.files)
+    return TableCommitter(entries, commits.table, owner, runtime.new_id, runtime.clock, commits.seconds)
 
 
 def _number(unique: str) -> int:

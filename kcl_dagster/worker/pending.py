@@ -11,7 +11,6 @@ import msgspec
 
 from kcl_dagster.model.checkpoint import is_sequence_number
 from kcl_dagster.model.lease import Lease, LeaseKey
-from kcl_dagster.worker.failure import LOSSES_TO_ISOLATE
 
 MOST_LOSSES: Final = 1000  # more were not written by a worker
 MOST_CODE: Final = 64  # characters; a longer version was not written by a worker
@@ -91,13 +90,6 @@ def pin_of(lease: Lease) -> Pin | None:
 def binds(pin: Pin | None) -> bool:
     """Whether the pin binds the next reader of the lease to the range of a batch."""
     return pin is not None and not pin.is_attempt
-
-
-def is_pinned(lease: Lease) -> bool:
-    """Whether the lease is read by the protocol that counts losses in pins: it is bound to a batch, or a record
-    processor has counted losses at its next records."""
-    pin = pin_of(lease)
-    return pin is not None and (binds(pin) or pin.losses >= LOSSES_TO_ISOLATE)
 
 
 class OwnPins:

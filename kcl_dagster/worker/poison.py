@@ -8,7 +8,7 @@ from kcl_dagster.errors import KclError, ProcessLost
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.runtime import Clock
-from kcl_dagster.worker.batch import Fetched, Part, Progress, Remembering, Sink, Withdrawing
+from kcl_dagster.worker.batch import Fetched, Part, Progress
 from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
 from kcl_dagster.worker.error_class import class_of, depends_on_records
 from kcl_dagster.worker.error_text import brief, full, text_of
@@ -21,8 +21,6 @@ from kcl_dagster.worker.reading import stored_through
 from kcl_dagster.worker.report import Outcome
 from kcl_dagster.worker.stored_counts import WindowRules
 
-_LEAVES_THE_BATCH = frozenset({Verdict.NARROW, Verdict.DEAD_LETTER, Verdict.SKIP})
-
 
 @dataclass(slots=True)
 class PoisonHandling:
@@ -31,7 +29,6 @@ class PoisonHandling:
     holdings: Holdings
     failures: Failures
     letters: DeadLetters
-    sink: Sink[Any]
     clock: Clock
     on_event: OnEvent = ignore
     rules: WindowRules | None = None
@@ -82,10 +79,6 @@ class PoisonHandling:
         error: Exception,
         middle: Checkpoint | None,
     ) -> Outcome:
-        if verdict in _LEAVES_THE_BATCH and self._is_stored(part):
-            # How many rows the earlier attempt stored is not known.
-            self._go_on_behind(holding, part, progress, None)
-            return Outcome.COMMITTED
         match verdict:
             case Verdict.STOP:
                 if self.failures.announce(holding.key, brief(error)):
@@ -95,22 +88,16 @@ class PoisonHandling:
                 self._narrow(progress, holding, middle)
                 return Outcome.NARROWED
             case Verdict.DEAD_LETTER:
-                self._retire(progress, holding, part)
                 self._send_dead_letters(fetched, holding, part, error)
                 self._go_on_behind(holding, part, progress, self._no_counts(holding, progress))
                 return Outcome.SET_ASIDE
             case Verdict.SKIP:
-                self._retire(progress, holding, part)
                 self._go_on_behind(holding, part, progress, self._no_counts(holding, progress))
                 self._tell(EventKind.RECORD_SKIPPED, full(error), holding, sequence=part.through.sequence)
                 return Outcome.SET_ASIDE
             case _:
                 pass
         return Outcome.FAILED
-
-    def _is_stored(self, part: Part) -> bool:
-        """An attempt may have stored the batch, and failed then."""
-        return isinstance(self.sink, Remembering) and self.sink.holds(part)
 
     def _no_counts(self, holding: Holding, progress: Progress) -> BatchCounts | None:
         return None if self.rules is None else self.rules.nothing(holding.lease, progress)
@@ -121,26 +108,17 @@ class PoisonHandling:
         self.failures.succeeded(holding.key, part.through)
 
     def _narrow(self, progress: Progress, holding: Holding, middle: Checkpoint) -> None:
-        """Pin the first half instead. What attempts at the whole have left goes when it is written. Of a range
-        that ended processes, the pieces are narrowed with the next loss."""
+        """Pin the first half. The pieces of a range that ended processes are narrowed with the next loss."""
         losses = LOSSES_TO_NARROW - 1 if progress.range.losses >= LOSSES_TO_NARROW else 0
         self._pin_instead(progress, holding, middle, losses)
         if progress.through is not None:
             self.failures.narrowed(holding.key, progress.through, is_lost=losses > 0)
         self._tell(EventKind.BATCH_NARROWED, f"to the records through {middle}", holding, records=progress.records)
 
-    def _retire(self, progress: Progress, holding: Holding, part: Part) -> None:
-        """Remove all files of a part that is set aside, after making sure that no worker can store it any more. In
-        the opposite order records could be lost: a worker that hung in user code until its lease had another owner
-        would remove the files that this owner stored."""
-        if isinstance(self.sink, Withdrawing):
-            self._pin_instead(progress, holding, part.through)
-            self.sink.withdraw(part)
-
     def _pin_instead(self, progress: Progress, holding: Holding, through: Checkpoint, losses: int = 0) -> None:
-        """Pin what the lease is to store in place of a failing batch; raises LeaseLost where that is no business of
-        ours any more. It gets a number of its own: a stalled former owner may still be writing the whole under the
-        old one, and a sink must be able to tell them apart."""
+        """Pin what the lease is to store in place of a failing batch. Raises LeaseLost. It gets a number of its
+        own: a stalled former owner may still be writing the whole under the old one, and a sink must be able to
+        tell them apart."""
         failed = progress.range
         first_number = failed.number if failed.instead_of is None else failed.instead_of
         arrived = None if progress.first_arrival_ms is None else progress.first_arrival_ms // 1000

@@ -28,7 +28,7 @@ from kcl_dagster.worker.failure import LOSSES_TO_NARROW, Verdict
 from kcl_dagster.worker.held_lease import Holding
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.hosted_processor import HostLost, ProcessorFailed, ProcessorHosts
-from kcl_dagster.worker.left_claims import LeftClaims
+from kcl_dagster.worker.left_claims import refuse_claim
 from kcl_dagster.worker.protocol import never
 from kcl_dagster.worker.ranges import Planner
 from kcl_dagster.worker.reading import Reading, Round
@@ -51,7 +51,6 @@ class ProcessorProtocol:
     planner: Planner
     shard_ends: ShardEnds
     letters: DeadLetters
-    claims: LeftClaims
     rules: WindowRules | None = None
     """By which windows records are counted; None: they are not."""
 
@@ -107,8 +106,8 @@ class ProcessorProtocol:
         self.hosts.close()
 
     def _range(self, holding: Holding) -> Range:
-        lease = holding.lease if holding.lease.claim is None else self.claims.end(holding)
-        planned = replace(self.planner.plan(lease), through=None, first=None)
+        refuse_claim(holding.lease)
+        planned = replace(self.planner.plan(holding.lease), through=None, first=None)
         process = self._processes.get(holding.key)
         if process is None or process.position == planned.after:
             return planned

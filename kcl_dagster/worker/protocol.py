@@ -23,8 +23,7 @@ from kcl_dagster.errors import BatchError, KclError
 from kcl_dagster.model.checkpoint import SHARD_END
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.stored import BatchCounts
-from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.worker.batch import Counting, D, Fetched, PartCounts, Progress, Range, Sink
+from kcl_dagster.worker.batch import D, Fetched, PartCounts, Progress, Range, Sink
 from kcl_dagster.worker.concurrency import ForEach, errors_of, one_by_one
 from kcl_dagster.worker.error_text import full
 from kcl_dagster.worker.events import EventKind
@@ -32,11 +31,11 @@ from kcl_dagster.worker.failure import LOSSES_TO_NARROW
 from kcl_dagster.worker.held_lease import Holding
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.lease_writes import EndWasWritten
-from kcl_dagster.worker.left_claims import LeftClaims
+from kcl_dagster.worker.left_claims import refuse_claim
 from kcl_dagster.worker.pending import Pin, pin_of
 from kcl_dagster.worker.poison import PoisonHandling
 from kcl_dagster.worker.ranges import Planner
-from kcl_dagster.worker.reading import Reading, Round, every_lease, stored_through
+from kcl_dagster.worker.reading import Reading, Round, stored_through
 from kcl_dagster.worker.report import BatchReport, Outcome
 from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
 from kcl_dagster.worker.stored_counts import WindowRules
@@ -44,11 +43,6 @@ from kcl_dagster.worker.stored_counts import WindowRules
 
 def never() -> bool:
     return False
-
-
-def nothing_complete() -> WrittenThrough | None:
-    """For workers that do not look."""
-    return None
 
 
 @dataclass(slots=True)
@@ -62,18 +56,11 @@ class BatchProtocol(Generic[D]):
     planner: Planner
     shard_ends: ShardEnds
     poison: PoisonHandling
-    claims: LeftClaims
     rules: WindowRules | None = None
     """By which windows stored rows are counted; None: they are not."""
 
     for_each: ForEach = one_by_one
     """Writes to the leases of a batch know nothing of each other."""
-
-    complete: Callable[[], WrittenThrough | None] = nothing_complete
-    """Through which moment the application is complete, as far as it is known. Must not block."""
-
-    is_wanted: Callable[[Lease], bool] = every_lease
-    """The other leases take no part."""
 
     def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
         """One round. `abandon` is asked before anything is pinned: True gives the batch up, at no cost.
@@ -81,7 +68,7 @@ class BatchProtocol(Generic[D]):
         Raises nothing that AWS, a sink or user code can cause; that is in the report and in the events.
         """
         this = Round()
-        self.reading.plan(this, self._range, self.is_wanted)
+        self.reading.plan(this, self._range)
         if this.ranges:
             self.holdings.begin(this.ranges)
             try:
@@ -94,8 +81,8 @@ class BatchProtocol(Generic[D]):
         """Nothing is left between rounds."""
 
     def _range(self, holding: Holding) -> Range:
-        lease = holding.lease if holding.lease.claim is None else self.claims.end(holding)
-        return self.planner.plan(lease, self.reading.failures.until(holding.key))
+        refuse_claim(holding.lease)
+        return self.planner.plan(holding.lease, self.reading.failures.until(holding.key))
 
     def _run(self, this: Round, abandon: Callable[[], bool]) -> None:
         fetched = self.reading.fetch(this)
@@ -187,7 +174,7 @@ class BatchProtocol(Generic[D]):
     def _write(
         self, this: Round, fetched: Fetched[D], found: Sequence[Progress], abandon: Callable[[], bool]
     ) -> bool:
-        batch = self.reading.begin_batch(found, self.rules, self.complete(), abandon)
+        batch = self.reading.begin_batch(found, self.rules, abandon)
         try:
             leases = [part.lease for part in batch.parts]
             with self.reading.timed(this, "write"), self.reading.processing.running(leases):
@@ -255,9 +242,7 @@ class BatchProtocol(Generic[D]):
         lease = this.holdings[progress.range.lease].lease
         if not progress.records:
             return self.rules.nothing(lease, progress)
-        sink = self.sink
-        stored = sink.counted(self.reading.part(progress)) if isinstance(sink, Counting) else PartCounts(None)
-        return self.rules.counts(lease, progress, stored)
+        return self.rules.counts(lease, progress, PartCounts(None))
 
     def _finish(self, this: Round, progress: Progress) -> bool:
         """Child leases, then SHARD_END. False when it has to wait; what was read is then committed as usual."""

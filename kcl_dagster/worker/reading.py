@@ -11,7 +11,6 @@ from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock
-from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch, Budget, Part, Progress, R, Range, Read, Reader
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 from kcl_dagster.worker.error_text import brief, full
@@ -61,6 +60,9 @@ class Round:
 
     stored_before: set[LeaseKey] = field(default_factory=set)
     """Leases whose batch an earlier attempt has stored, and that cannot be read again: its rows are not known."""
+
+    unread: set[LeaseKey] = field(default_factory=set)
+    """Leases that go on behind a batch which cannot be read again."""
 
     fatal: ConfigurationError | None = None
     """Why this worker cannot work at all."""
@@ -307,6 +309,7 @@ class Reading(Generic[R]):
                 return []
             if is_stored:
                 this.stored_before.add(key)
+                this.unread.add(key)
                 return [behind]
             if not stops:
                 self._given_up[this.holdings[key].token] = planned
@@ -318,7 +321,10 @@ class Reading(Generic[R]):
         if planned.through is not None and is_news:
             until = str(int(planned.through.sequence) + 1)
             self.tell(EventKind.DATA_LOST, str(error), key, since=str(planned.after), until=until)
-        return [] if stops else [behind]
+        if stops:
+            return []
+        this.unread.add(key)
+        return [behind]
 
     def _is_of_its_stream(self, this: Round, progress: Progress) -> bool:
         """A stream that was created anew has other records in shards of the same names. Where reading begins at a
@@ -399,7 +405,6 @@ class Reading(Generic[R]):
         self,
         found: Sequence[Progress],
         rules: WindowRules | None,
-        complete: WrittenThrough | None,
         abandon: Callable[[], bool],
     ) -> Batch:
         """The batch that a sink is given. The engine reads on meanwhile, unless the worker is about to stop."""
@@ -410,7 +415,7 @@ class Reading(Generic[R]):
             ahead = [following for progress in found if (following := next_range(progress)) is not None]
             self.engine.prefetch(ahead, settings.budget)
         parts = tuple(self.part(progress) for progress in found)
-        return Batch(settings.application, settings.worker, parts, time_column, complete)
+        return Batch(settings.application, settings.worker, parts, time_column)
 
     def part(self, progress: Progress) -> Part:
         this = progress.range
@@ -425,7 +430,6 @@ class Reading(Generic[R]):
             records=progress.records,
             bytes=progress.bytes,
             instead_of=this.instead_of,
-            is_repeated=this.is_pinned,
         )
 
     def done(self, this: Round, progress: Progress) -> None:

@@ -33,6 +33,9 @@ class Outcome(StrEnum):
     NARROWED = "narrowed"
     """The batch failed; its first half is tried next."""
 
+    WITHDRAWN = "withdrawn"
+    """A worker of a former version had begun the batch. Its records are read again, as any others."""
+
     SET_ASIDE = "set aside"
     """Its only record was dead-lettered or skipped, according to the policy."""
 
@@ -112,4 +115,4 @@ class BatchReport:
 
 
 _STORED = frozenset({Outcome.COMMITTED, Outcome.DELIVERED, Outcome.FINISHED})
-PROGRESS = _STORED | {Outcome.NARROWED, Outcome.SET_ASIDE}
+PROGRESS = _STORED | {Outcome.NARROWED, Outcome.SET_ASIDE, Outcome.WITHDRAWN}

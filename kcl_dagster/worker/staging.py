@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from kcl_dagster.chains.entry import StagedFile, TableRules
 from kcl_dagster.chains.store import Entries
+from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.worker.batch import Batch, D_contra, PartCounts
+from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.worker.batch import Batch, D_contra, Part, PartCounts
 from kcl_dagster.worker.table_committer import ChainedTable
 
 
@@ -23,30 +25,47 @@ class StagedBatch:
     """Of tables, see `PublishingEntry`."""
 
 
-@runtime_checkable
-class BesideChains(Protocol):
-    """A sink whose data may have chains beside them, also those of workers with another setting of the sink."""
+@dataclass(frozen=True, slots=True)
+class PublishedByCommits:
+    """Of a sink whose entries are published by commits of a table, and not by moving files. `table`: below its root
+    are the chains. `seconds`: between two commits."""
+
+    table: ChainedTable
+    seconds: float
+
+
+class FormerParts(Protocol):
+    """What versions of this package that decided batches in leases have stored. They have pinned a lease to each
+    batch before they stored it."""
+
+    def stored_to(self, part: Part) -> Checkpoint | None:
+        """The end of the part if it is stored as a whole, or of the part that it is a piece of (`instead_of`).
+        None: it is not, or the sink cannot tell. Raises SinkError."""
+
+    def withdraw(self, part: Part) -> None:
+        """Remove what attempts at the part, and at the parts that it replaces, have left. Tables that are there
+        refuse all of them from now on. No worker has stored this part itself. Raises SinkError, also if one of them
+        was stored meanwhile."""
+
+
+class StagingSink(Protocol[D_contra]):
+    """Stages batches. Called on the worker's main thread, one batch at a time."""
 
     @property
     def entries(self) -> Entries:
         """The chains beside the data."""
 
-
-@runtime_checkable
-class TableBesideChains(BesideChains, Protocol):
-    """A sink whose entries are published by commits of a table, and not by moving files."""
+    @property
+    def commits(self) -> PublishedByCommits | None:
+        """None: entries are published by moving files."""
 
     @property
-    def chained_table(self) -> ChainedTable:
-        """The table below whose root the chains are."""
+    def former_parts(self) -> FormerParts: ...
 
-    @property
-    def commit_seconds(self) -> float:
-        """Between two commits of the table."""
-
-
-class StagingSink(BesideChains, Protocol[D_contra]):
-    """Stages batches. Called on the worker's main thread, one batch at a time."""
+    def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
+        """Store with the data through when the application is complete, unless as much is stored. A table to whose
+        commits `wanted` (epoch seconds) or a later moment of the epoch is attached needs no other entry. Called on
+        a thread of its own, possibly while a batch is staged. May take its time, and may raise anything."""
 
     def stage(self, data: D_contra, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """Write the output of the batch below `chains.publication.staged_path` of the chain, durably, all of it,

@@ -114,8 +114,7 @@ class Surroundings(Generic[D]):
     """Where set, shards are given to record processors, and neither the engine nor the sink is used."""
 
     chains: StagingSink[D] | None = None
-    """Where set, batches are decided in chains of entries, and the sink only finishes batches that were begun
-    before."""
+    """Where set, batches are decided in chains of entries, and `sink` is not used."""
 
     windows: Windows | None = None
     """The partitions in time by which stored rows are counted; None: they are not counted."""

@@ -14,7 +14,6 @@ import pytest
 
 from kcl_dagster.orchestration import processes
 from tests.acceptance.family import ROOT, wait_for
-from tests.chaos import lakes
 
 NOTHING_LEFT_SECONDS = 15.0
 VERDICT = re.compile(r"^(\S+): produced (\d+), stored (\d+), duplicates 0, lost 0, out of order 0$", re.MULTILINE)
@@ -65,7 +64,7 @@ def chaos(directory: Path, *arguments: str) -> Iterator[Chaos]:
 @pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("sink", ["parquet", *lakes.CHAINED])
+@pytest.mark.parametrize("sink", ["parquet", "delta", "iceberg"])
 def test_every_record_is_stored_once_through_a_storm(sink: str, tmp_path: Path) -> None:
     only = "kill_worker,freeze_driver,kill_leader,split,lost_answers,sink_fails"
     with chaos(tmp_path, "--sink", sink, "--seed", "1", "--minutes", "0.4", "--only", only) as running:

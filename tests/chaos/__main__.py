@@ -6,7 +6,7 @@ from pathlib import Path
 
 from demo import preflight
 from kcl_dagster.application import Retrieval
-from tests.chaos.lakes import CHAINED, KINDS, RAW
+from tests.chaos.lakes import KINDS
 from tests.chaos.schedule import Fault
 from tests.chaos.supervisor import Settings, Supervisor
 
@@ -22,10 +22,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=2.0, help="of faults; start and end take about one more")
     parser.add_argument(
         "--sink",
-        choices=[*KINDS, RAW, *CHAINED, "all"],
-        default="all",
-        help="all: every batch goes to each of those without chains, with even seeds to raw too, whose files all "
-        "are then fed from",
+        choices=KINDS,
+        help="left out: another one with each seed; raw: Parquet of the records as they were read",
     )
     parser.add_argument(
         "--only", metavar="FAULT,...", type=_faults, default=tuple(Fault), help="of " + ", ".join(map(_name, Fault))
@@ -36,9 +34,7 @@ def main() -> int:
     for problem in preflight.problems([preflight.java_is_there]):
         sys.stderr.write(f"{problem}\n")
         return 1
-    every = KINDS if options.seed % 2 else (*KINDS, RAW)
-    sinks = every if options.sink == "all" else (options.sink,)
-    arguments = [] if options.sink == "all" else ["--sink", options.sink]
+    arguments = [] if options.sink is None else ["--sink", options.sink]
     if options.retrieval is not Retrieval.POLLING:
         arguments += ["--retrieval", options.retrieval]
     if len(options.only) < len(Fault):
@@ -49,7 +45,7 @@ def main() -> int:
         Settings(
             seed=options.seed,
             seconds=options.minutes * SECONDS_PER_MINUTE,
-            sinks=sinks,
+            sink=options.sink or KINDS[options.seed % len(KINDS)],
             only=options.only,
             retrieval=options.retrieval,
             directory=options.directory.resolve() / f"seed-{options.seed}",

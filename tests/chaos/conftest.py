@@ -81,7 +81,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     with Emulator() as emulator:
         for name, value in environment(emulator.endpoint_url, "us-east-1").items():
             monkeypatch.setenv(name, value)
-        plan = Plan.make(0, tmp_path, emulator.endpoint_url, ("parquet",))
+        plan = Plan.make(0, tmp_path, emulator.endpoint_url, "parquet")
         for place in (plan.lake, plan.logs, plan.journals):
             place.mkdir()
         plan.write()

@@ -1,4 +1,4 @@
-"""The sinks under test, and what is in them."""
+"""The sink under test, and what is in it."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -14,14 +14,10 @@ from kcl_dagster.spark.storage import is_hidden
 from kcl_dagster.spark.transform import unchanged
 from kcl_dagster.worker.batch import Batch
 
-KINDS = ("parquet", "delta", "iceberg", "foreach")
-RAW = "raw"
-"""Parquet of the records as they were read: the fetch writes it, and the others are fed from its files."""
+RAW, FOREACH = "raw", "foreach"
+KINDS = ("parquet", "delta", "iceberg", RAW, FOREACH)
 
-CHAINED = ("parquet-chains", "delta-chains", "iceberg-chains")
-"""Decide their batches in chains. Each has the workers for itself: what is decided cannot be shared."""
-
-COMMIT_SECONDS = 5.0  # of a table in chains: several commits between two faults
+COMMIT_SECONDS = 5.0  # of a table: several commits between two faults
 TABLE = "chaos.clicks"
 CATALOG = "default"  # a catalog in SQL knows its tables by its own name; this is the sink's
 
@@ -39,7 +35,7 @@ class Row:
 
 
 def transform(records: Any) -> Any:
-    """What every sink stores, but the raw one."""
+    """What all of them have in common."""
     return records.selectExpr(
         "lease_key",
         "shard_id",
@@ -53,7 +49,7 @@ def transform(records: Any) -> Any:
 
 
 def transform_by_chance(records: Any) -> Any:
-    """What sinks in chains store: rows of no lease, and another output with every attempt."""
+    """Rows of no lease, and another output with every attempt."""
     return transform(records).drop("lease_key").selectExpr("*", "rand() as luck", "current_timestamp() as at")
 
 
@@ -61,21 +57,15 @@ def choice(kind: str, lake: Path) -> kcl.SinkChoice:
     """A sink as a user would name it."""
     place = lake / kind
     match kind:
-        case "parquet-chains":
-            return kcl.parquet(str(place), commit="chains")
-        case "delta-chains":
-            return kcl.delta(str(place), commit="chains", commit_seconds=COMMIT_SECONDS)
-        case "iceberg-chains":
-            return kcl.iceberg(TABLE, catalog(lake), commit="chains", commit_seconds=COMMIT_SECONDS)
         case "parquet" | "raw":
             return kcl.parquet(str(place))
         case "delta":
-            return kcl.delta(str(place))
+            return kcl.delta(str(place), commit_seconds=COMMIT_SECONDS)
         case "iceberg":
-            return kcl.iceberg(TABLE, catalog(lake))
+            return kcl.iceberg(TABLE, catalog(lake), commit_seconds=COMMIT_SECONDS)
         case "foreach":
             return kcl.foreach_batch(file_by_identity(place))
-    raise ValueError(f"{kind} is none of {(*KINDS, RAW, *CHAINED)}")
+    raise ValueError(f"{kind} is none of {KINDS}")
 
 
 def catalog(lake: Path) -> dict[str, str]:
@@ -101,8 +91,11 @@ def file_by_identity(place: Path) -> Callable[[Any, Batch], None]:
     return store
 
 
-def open_sink(kind: str, lake: Path, s3: Any) -> Any:
-    return choice(kind, lake).open(unchanged if kind == RAW else transform, s3)
+def transform_of(kind: str) -> Callable[[Any], Any]:
+    """What the sink is given: a function of a user's that keys what it stores needs the leases of the rows."""
+    if kind == RAW:
+        return unchanged
+    return transform if kind == FOREACH else transform_by_chance
 
 
 def rows(kind: str, lake: Path) -> Iterator[Row]:
@@ -131,9 +124,9 @@ def count(kind: str, lake: Path) -> int:
 def _files(kind: str, lake: Path) -> list[Path]:
     place = lake / kind
     match kind:
-        case "delta" | "delta-chains":
+        case "delta":
             return _delta_files(place)
-        case "iceberg" | "iceberg-chains":
+        case "iceberg":
             return _iceberg_files(lake)
         case "foreach":
             return _first_of_each(place)

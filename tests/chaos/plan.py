@@ -36,7 +36,7 @@ class Plan(BaseModel):
     seed: int
     directory: Path
     endpoint_url: str
-    sinks: tuple[str, ...]
+    sink: str
     application: Application
 
     @classmethod
@@ -45,7 +45,7 @@ class Plan(BaseModel):
         seed: int,
         directory: Path,
         endpoint_url: str,
-        sinks: tuple[str, ...],
+        sink: str,
         retrieval: Retrieval = Retrieval.POLLING,
     ) -> Self:
         application = Application(
@@ -55,7 +55,7 @@ class Plan(BaseModel):
             batch=BATCH.model_copy(update={"retrieval": retrieval}),
             fleet=FleetSettings(min_workers=WORKERS, max_workers=WORKERS),
         )
-        return cls(seed=seed, directory=directory, endpoint_url=endpoint_url, sinks=sinks, application=application)
+        return cls(seed=seed, directory=directory, endpoint_url=endpoint_url, sink=sink, application=application)
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -52,7 +52,7 @@ class Ended(Exception):
 class Settings:
     seed: int
     seconds: float
-    sinks: tuple[str, ...]
+    sink: str
     only: tuple[Fault, ...]
     retrieval: Retrieval
     directory: Path
@@ -81,9 +81,9 @@ class Supervisor:
     def run(self) -> int:
         """The exit code."""
         settings = self._settings
-        self.tell(f"seed {settings.seed}, {settings.seconds:g} s of faults, sinks {', '.join(settings.sinks)}")
+        self.tell(f"seed {settings.seed}, {settings.seconds:g} s of faults, sink {settings.sink}")
         self.tell(f"repeat with: {settings.command}")
-        verdicts: list[Verdict] = []
+        verdict: Verdict | None = None
         problems: list[str] = []
         with ExitStack() as stack:
             stack.enter_context(self._signals())
@@ -93,19 +93,18 @@ class Supervisor:
                 self._storm()
                 problems += self._drain()
                 problems += self._stop()
-                verdicts = self._judge()
+                verdict = self._judge()
             except Ended as ended:
                 problems.append(f"ended early: {ended}")
         problems += self._left_over()
         problems += self._witness.problems
         for problem in problems:
             self.tell(f"WRONG: {problem}")
-        for verdict in verdicts:
+        if verdict is not None:
             for problem in verdict.problems:
                 self.tell(f"WRONG: {verdict.sink}: {problem}")
-        for verdict in verdicts:
             sys.stdout.write(f"{verdict}\n")
-        holds = bool(verdicts) and all(verdict.holds for verdict in verdicts) and not problems
+        holds = verdict is not None and verdict.holds and not problems
         if not holds:
             sys.stdout.write(f"everything is in {settings.directory}; repeat with: {settings.command}\n")
         return 0 if holds else 1
@@ -127,7 +126,7 @@ class Supervisor:
         settings = self._settings
         shutil.rmtree(settings.directory, ignore_errors=True)
         self._plan = plan = Plan.make(
-            settings.seed, settings.directory, emulator.endpoint_url, settings.sinks, settings.retrieval
+            settings.seed, settings.directory, emulator.endpoint_url, settings.sink, settings.retrieval
         )
         for place in (plan.directory, plan.lake, plan.logs, plan.journals):
             place.mkdir(parents=True)
@@ -214,16 +213,8 @@ class Supervisor:
         self._leases = leases
 
     def _stored(self) -> int:
-        """User records that the last of the sinks has, by the journals; of a sink in chains, what readers see."""
-        kind = self._plan.sinks[0]
-        if kind in lakes.CHAINED:
-            return lakes.count(kind, self._plan.lake)
-        records = {}
-        for entry in journal.read(self._plan.journals):
-            if entry.event == "end":
-                records[entry.sink, entry.shard, entry.number] = entry.records
-        totals = [sum(n for (sink, _, _), n in records.items() if sink == kind) for kind in self._plan.sinks]
-        return min(totals)
+        """User records that readers see."""
+        return lakes.count(self._plan.sink, self._plan.lake)
 
     # --- the end ---
 
@@ -290,17 +281,13 @@ class Supervisor:
         ]
         return problems + [f"{x.key} still belongs to {x.owner} although all workers stopped" for x in held]
 
-    def _judge(self) -> list[Verdict]:
+    def _judge(self) -> Verdict:
         plan = self._plan
         shards = list_shards(self._kinesis, STREAM, runtime=system())
         parents = {shard.id: shard.parents for shard in shards}
         entries = list(journal.read(plan.journals))
         acknowledged = list(ledger.read(plan.ledger))
-        verdicts = []
-        for kind in plan.sinks:
-            mine = [entry for entry in entries if entry.sink == kind]
-            verdicts.append(judge(kind, acknowledged, lakes.rows(kind, plan.lake), mine, parents))
-        return verdicts
+        return judge(plan.sink, acknowledged, lakes.rows(plan.sink, plan.lake), entries, parents)
 
     # --- whatever happens ---
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dagster import AssetCheckEvaluation, AssetKey
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 import kcl_dagster as kcl
 from kcl_dagster.errors import SinkError
@@ -24,11 +24,12 @@ from kcl_dagster.orchestration import watchdog
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.worker_run import WorkerRun
+from kcl_dagster.spark.records import Records
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
+from kcl_dagster.spark.sinks.contract import SparkSink
 from kcl_dagster.testing import EmulatorResource
 from kcl_dagster.worker.batch import Batch, Sink
 from kcl_dagster.worker.events import EventKind
-from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.surroundings import Watch
 from tests.chaos import lakes, orders
@@ -40,58 +41,44 @@ SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # half the processor t
 FAILS = 0.15  # of the writes while sinks fail, half of them before and half of them after storing
 
 
-class Sinks:
-    """Gives every batch to all the sinks under test, in an order of chance, and writes that down."""
+class NotedSink:
+    """Notes what a sink is given, and how that ended."""
 
-    def __init__(self, sinks: dict[str, Sink[DataFrame]], journal: Journal, fails: Callable[[], bool]) -> None:
-        self._sinks = sinks
+    def __init__(self, kind: str, sink: Sink[Records], journal: Journal, maybe_fail: Callable[[], None]) -> None:
+        self._kind = kind
+        self._sink = sink
         self._journal = journal
-        self._fails = fails
+        self._maybe_fail = maybe_fail
 
-    def write(self, data: DataFrame, batch: Batch) -> None:
-        for kind, sink in random.sample(sorted(self._sinks.items()), len(self._sinks)):
-            self._journal.add("begin", kind, batch)
-            try:
-                self._maybe_fail(kind)
-                sink.write(data, batch)
-            except BaseException:
-                self._journal.add("failed", kind, batch)
-                raise
-            self._journal.add("end", kind, batch)
-            self._maybe_fail(kind)
-
-    def _maybe_fail(self, kind: str) -> None:
-        if self._fails() and random.random() < FAILS / 2:
-            raise SinkError(f"{kind}: told to fail")
+    def write(self, data: Records, batch: Batch) -> None:
+        self._journal.add("begin", self._kind, batch)
+        try:
+            self._maybe_fail()
+            self._sink.write(data, batch)
+        except BaseException:
+            self._journal.add("failed", self._kind, batch)
+            raise
+        self._journal.add("end", self._kind, batch)
+        self._maybe_fail()
 
 
 def consumer(plan: Plan, slot: str, run_id: str) -> Consumer:
-    """The application as a user would define it, with sinks that keep a journal, or with one in chains."""
-    if plan.sinks[0] in lakes.CHAINED:
-        return chained_consumer(plan)
+    """The application as a user would define it. Its sink fails now and then, as it is told."""
+    choice = lakes.choice(plan.sink, plan.lake)
 
-    def open_sinks(_: Callable[[Any], Any], s3: Any) -> Sinks:
-        opened = {kind: lakes.open_sink(kind, plan.lake, s3) for kind in plan.sinks}
+    def maybe_fail() -> None:
+        if plan.sinks_fail.exists() and random.random() < FAILS / 2:
+            raise SinkError(f"{plan.sink}: told to fail")
+
+    def open_failing(transform: Callable[[Any], Any], s3: Any) -> Sink[Any]:
+        assert choice.open is not None
         journal = Journal(plan.journals / f"{slot}.{run_id}.jsonl")
-        return Sinks(opened, journal, plan.sinks_fail.exists)
+        return NotedSink(plan.sink, choice.open(transform, s3), journal, maybe_fail)
 
-    sinks = kcl.SinkChoice("chaos", str(plan.lake), open_sinks)
-    return kcl.kcl_consumer(application=plan.application, sink=sinks, name="clicks")(lakes.transform)
-
-
-def chained_consumer(plan: Plan) -> Consumer:
-    """With a sink that fails now and then while it stages, as it is told."""
-    choice = lakes.choice(plan.sinks[0], plan.lake)
-    assert choice.open_staging is not None
-    open_staging = choice.open_staging
-
-    def open_failing(transform: Callable[[Any], Any], s3: Any) -> StagingSink[Any]:
-        sink: Any = open_staging(transform, s3)
+    def open_failing_staging(transform: Callable[[Any], Any], s3: Any) -> SparkSink:
+        assert choice.open_staging is not None
+        sink: Any = choice.open_staging(transform, s3)
         stage = sink.stage
-
-        def maybe_fail() -> None:
-            if plan.sinks_fail.exists() and random.random() < FAILS / 2:
-                raise SinkError(f"{plan.sinks[0]}: told to fail")
 
         def failing(*about: Any) -> Any:
             maybe_fail()
@@ -100,11 +87,17 @@ def chained_consumer(plan: Plan) -> Consumer:
             return staged
 
         sink.stage = failing
-        opened: StagingSink[Any] = sink
+        opened: SparkSink = sink
         return opened
 
-    choice = replace(choice, open_staging=open_failing)
-    return kcl.kcl_consumer(application=plan.application, sink=choice, name="clicks")(lakes.transform_by_chance)
+    failing = (
+        replace(choice, open=open_failing)
+        if choice.open_staging is None
+        else replace(choice, open_staging=open_failing_staging)
+    )
+    return kcl.kcl_consumer(application=plan.application, sink=failing, name="clicks")(
+        lakes.transform_of(plan.sink)
+    )
 
 
 def run_is_over(plan: Plan, run_id: str) -> Watch:

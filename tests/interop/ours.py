@@ -19,6 +19,7 @@ from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.opening import open_surroundings
+from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.stop import StopSignal
 from tests.doubles.engine import MemoryEngine, Row
 from tests.doubles.sink import RecordingSink
@@ -115,6 +116,8 @@ class Processing:
     sink: Sink[Any]
     rows: Callable[[], list[Row]]
     conflicts: Callable[[], list[str]]
+    chains: StagingSink[Any] | None = None
+    """Where set, it is stored there, and not in `sink`."""
 
 
 def in_memory(aws: Emulator) -> Processing:
@@ -166,7 +169,8 @@ def working(
         dynamodb=aws.client("dynamodb"),
         kinesis=aws.client("kinesis"),
         engine=processing.engine,
-        sink=sink,
+        sink=sink if processing.chains is None else None,
+        chains=processing.chains,
         runtime=runtime,
         on_event=events.append,
     )

@@ -18,6 +18,7 @@ from kcl_dagster.spark.engine import SparkEngine
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from tests.doubles.engine import Row
+from tests.doubles.sink import RecordingSink
 from tests.interop.conftest import JavaFleet, Stream, Tables, until
 from tests.interop.java_kcl import Kcl
 from tests.interop.ours import Processing, leading, working
@@ -50,7 +51,7 @@ def with_spark(spark: SparkSession, aws: Emulator, lake: Path) -> Iterator[Proce
         ]
 
     with closing(engine):
-        yield Processing(engine, ParquetSink(str(lake)), rows, list)
+        yield Processing(engine, RecordingSink(), rows, list, ParquetSink(str(lake)))
 
 
 def test_a_spark_job_goes_on_after_the_checkpoints_of_java_and_java_after_its_own(

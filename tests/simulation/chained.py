@@ -40,7 +40,7 @@ WAYS: Final = (
     FaultKind.DENIED,
 )
 _DENIABLE: Final = ("put_object", "get_object", "copy_object", "delete_objects", "list_objects_v2")
-SETTING_SHARE: Final = 0.3
+UPGRADED_SHARE: Final = 0.3
 LATE_SHARE: Final = 0.4
 # A pause that may be longer than chains are kept which no lease names. See docs/track-record.md for tables.
 _LONG_SECONDS: Final = 40_000.0
@@ -53,11 +53,13 @@ _TABLE_CALLS: Final = (MAKES_ENTRY, MAKES_ENTRY, PLANS_COMMIT, COMMITS, COMMITS,
 @dataclass(frozen=True, slots=True)
 class Chained:
     """Batches are decided in chains. `is_table`: the sink is a table, with so many `commit_seconds` between two
-    commits; otherwise it is a folder. `tasks`: of the executors, for each batch."""
+    commits; otherwise it is a folder. `tasks`: of the executors, for each batch. `is_upgraded`: the first workers
+    are of a former version, which decided batches in leases."""
 
     is_table: bool
     commit_seconds: float
     tasks: int
+    is_upgraded: bool = False
 
 
 def _late_entries(random: Random, scenario: "Scenario") -> list[Fault]:
@@ -125,17 +127,16 @@ def with_chains(random: Random, scenario: "Scenario") -> "Scenario":
             if seconds >= _LONG_SECONDS and not chained.is_table:
                 seconds = random.uniform(*_DAY_SECONDS)
             faults.append(replace(fault, operation=random.choice(calls), seconds=seconds))
-    if not scenario.java and random.random() < SETTING_SHARE:
-        faults += [
-            Fault(
-                id=FIRST_NUMBER + 100 + place,
-                kind=FaultKind.SETTING_CHANGED,
-                at=scenario.active * random.uniform(0.1, 0.9),
-                target="",
-                seconds=lease * random.choice([0.0, 0.0, 0.3, 2.0]),
-            )
-            for place in range(random.choice([1, 2, 4]))
-        ]
+    if not scenario.java and random.random() < UPGRADED_SHARE:
+        chained = replace(chained, is_upgraded=True)
+        upgrade = Fault(
+            id=FIRST_NUMBER + 100,
+            kind=FaultKind.UPGRADED,
+            at=scenario.active * random.uniform(0.1, 0.9),
+            target="",
+            seconds=lease * random.choice([0.0, 0.0, 0.3, 2.0]),
+        )
+        faults.append(upgrade)
     if random.random() < LATE_SHARE:
         faults += _late_entries(random, scenario)
     ordered = sorted([*scenario.faults, *faults], key=lambda one: (one.at, one.id))

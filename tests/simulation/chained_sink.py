@@ -10,17 +10,18 @@ from kcl_dagster.chains.entry import PublishingEntry, StagedFile
 from kcl_dagster.chains.publication import staged_of_batch, staged_path
 from kcl_dagster.chains.store import Entries, FileStore
 from kcl_dagster.errors import KclError, SinkError
+from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.worker.batch import Batch, PartCounts
-from kcl_dagster.worker.staging import StagedBatch
+from kcl_dagster.worker.batch import Batch, Part, PartCounts
+from kcl_dagster.worker.staging import PublishedByCommits, StagedBatch
 from tests.doubles.engine import Row
 from tests.simulation.bucket import BucketStore
 from tests.simulation.chained_lake import ChainedLake
 from tests.simulation.consumer import CodeVersion
 from tests.simulation.files import staged_files_of
 from tests.simulation.kernel import Process
-from tests.simulation.lake import PART_SECONDS, LakeSink, SinkWeather
+from tests.simulation.lake import PART_SECONDS, SinkWeather
 
 # Share of the batches of which another attempt of a task stages a file late, when nothing waits for it.
 LATE_SHARE: Final = 0.05
@@ -45,9 +46,18 @@ class ChainedSink:
     def entries(self) -> Entries:
         return Entries(self.store)
 
-    def beside(self, sink: LakeSink) -> "SinkBesideChains":
-        """The sink of a worker that decides its batches in the leases."""
-        return SinkBesideChains(sink, self.entries)
+    @property
+    def commits(self) -> PublishedByCommits | None:
+        """See `worker.staging.StagingSink`."""
+        return None
+
+    @property
+    def former_parts(self) -> "FormerParts":
+        """See `worker.staging.StagingSink`."""
+        return FormerParts(self.lake, self.process, self.draw)
+
+    def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
+        """See `worker.staging.StagingSink`. What is written to the leases is checked, see S16."""
 
     def stage(self, data: Sequence[Row], batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """See `worker.staging.StagingSink.stage`."""
@@ -104,22 +114,25 @@ class ChainedSink:
 
 
 @dataclass(frozen=True, slots=True)
-class SinkBesideChains:
-    """A sink of batches in leases. Other workers may have left chains beside its data."""
+class FormerParts:
+    """What workers that decided their batches in leases have stored, as one process sees it."""
 
-    sink: LakeSink
-    entries: Entries
+    lake: ChainedLake
+    process: Process
+    draw: Callable[[], float]
 
-    def write(self, data: Sequence[Row], batch: Batch) -> None:
-        self.sink.write(data, batch)
+    def stored_to(self, part: Part) -> Checkpoint | None:
+        """See `worker.staging.FormerParts`. A folder cannot tell."""
+        self.process.kernel.sleep(PART_SECONDS * self.draw())
+        return self.lake.stored_to(part) if self.lake.is_table else None
 
-
-@dataclass(frozen=True, slots=True)
-class SinkOfTable(SinkBesideChains):
-    """The same of a table."""
-
-    chained_table: "CommittedTable"
-    commit_seconds: float
+    def withdraw(self, part: Part) -> None:
+        """See `worker.staging.FormerParts`."""
+        self.process.kernel.sleep(PART_SECONDS * self.draw())
+        if self.lake.is_table and self.lake.stored_to(part) is not None:
+            raise SinkError("the part was stored meanwhile")
+        self.lake.withdraw(part)
+        self.process.kernel.sleep(PART_SECONDS * self.draw())
 
 
 @dataclass(slots=True)
@@ -130,11 +143,10 @@ class ChainedTableSink(ChainedSink):
     line: Client = field(kw_only=True)
 
     @property
-    def chained_table(self) -> "CommittedTable":
-        return CommittedTable(self.line, self.store, self.weather, self.draw)
-
-    def beside(self, sink: LakeSink) -> SinkBesideChains:
-        return SinkOfTable(sink, self.entries, self.chained_table, self.commit_seconds)
+    def commits(self) -> PublishedByCommits:
+        """See `worker.staging.StagingSink`."""
+        table = CommittedTable(self.line, self.store, self.weather, self.draw)
+        return PublishedByCommits(table, self.commit_seconds)
 
     def _place(self, chain: ChainId, path: str) -> str:
         return path

@@ -69,7 +69,7 @@ class FaultKind(StrEnum):
     CODE_HANGS_APART = "code hangs apart"  # its worker is cut off meanwhile, and then all others end
     CODE_FAILS = "code fails"
     DEPLOYED = "deployed"  # another version of it; no worker of the former one is left
-    SETTING_CHANGED = "setting changed"  # from batches in chains to batches in leases, or back
+    UPGRADED = "upgraded"  # from batches in leases to batches in chains
     # operators
     TABLE_LOST = "table lost"  # the lease table is made anew, beside the lake as it is
     FLEET_DRAINED = "fleet drained"  # all workers are asked to leave at once

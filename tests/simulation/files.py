@@ -1,5 +1,4 @@
-"""The files of a part or a batch, as the file sinks lay them out: one for each partition value, with the package's
-names.
+"""The files of a batch, as the sinks lay them out: one for each task and partition value, with the package's names.
 
 From each record, the consumer's code derives a value that producers really send and that folders and comparisons
 treat badly, and the version of the schema that its producer used.
@@ -17,9 +16,7 @@ from kcl_dagster.errors import RecordRefused
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.spark.sinks.layout import Folders
 from kcl_dagster.spark.sinks.split import split
-from kcl_dagster.spark.sinks.writing import file_stem
 from kcl_dagster.spark.storage import LONGEST_NAME
-from kcl_dagster.worker.batch import Part
 from tests.doubles.engine import Row
 from tests.simulation.consumer import FIRST_VERSION, KIND, SCHEMA, CodeVersion
 
@@ -35,20 +32,17 @@ ROW: Final = "row"
 Files = list[tuple[str, tuple[Row, ...]]]
 
 
-def files_of(part: Part, rows: Sequence[Row], code: CodeVersion = FIRST_VERSION) -> Files:
-    """Path and rows of each file, in the order in which they are written. Raises RecordRefused for a value that no
-    folder can be named by."""
-    name = file_stem(part)
-    if not rows:
-        return [(name, ())]
-    return [(_path(folder, name), found) for folder, found in _divided(rows, code)]
+def check_values(rows: Sequence[Row], code: CodeVersion = FIRST_VERSION) -> None:
+    """Raises RecordRefused for a value that no folder can be named by."""
+    if rows:
+        _divided(rows, code)
 
 
 def staged_files_of(
     rows: Sequence[Row], tasks: int, chain: ChainId, batch: int, code: CodeVersion = FIRST_VERSION
 ) -> Files:
     """Final path and rows of each file of a batch that is decided in a chain. Each of several tasks writes one file
-    for each partition value. Raises RecordRefused as `files_of`."""
+    for each partition value. Raises RecordRefused as `check_values`."""
     return [
         (_path(folder, file_name(chain, batch, task, number)), found)
         for task in range(tasks)

@@ -189,7 +189,7 @@ class Simulation:
     def _make_lake(self, clock: _TrueClock) -> Lake:
         scenario = self.scenario
         goes_on = scenario.application.batch.on_data_loss == "continue"
-        self.is_in_chains = scenario.chained is not None
+        self.is_in_chains = scenario.chained is not None and not scenario.chained.is_upgraded
         if scenario.chained is None:
             return Lake(self.violations, goes_on)
         return ChainedLake(

@@ -129,14 +129,14 @@ class Hands:
 
         self._replace_workers(grace, is_rolled_out)
 
-    def change_setting(self, grace: float) -> None:
-        """The setting of the sink is changed: batches are decided in chains, or no longer. Workers are replaced as
-        in a deploy."""
+    def upgrade(self, grace: float) -> None:
+        """Workers of a former version, which decide their batches in leases, are replaced by workers that decide
+        them in chains, as in a deploy."""
         this = self._simulation
 
         def is_changed() -> None:
-            this.is_in_chains = not this.is_in_chains and this.scenario.chained is not None
-            this.kernel.note("deploy", "batches in chains" if this.is_in_chains else "batches in leases")
+            this.is_in_chains = this.scenario.chained is not None
+            this.kernel.note("deploy", "batches in chains")
 
         self._replace_workers(grace, is_changed)
 

@@ -3,17 +3,16 @@ out of order."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
-from kcl_dagster.spark.sinks.writing import file_stem
 from kcl_dagster.worker.batch import Batch, Part
 from tests.doubles.engine import Row
 from tests.doubles.sink import Identity, identity
 from tests.simulation.consumer import FIRST_VERSION, CodeVersion
-from tests.simulation.files import Files, files_of
+from tests.simulation.files import check_values
 from tests.simulation.kernel import Process
 from tests.simulation.properties import Violations
 
@@ -103,10 +102,6 @@ class ShardTruth:
         return max(self.stored_to, self.begins_at) >= len(self.numbers)
 
 
-def _at_once() -> None:
-    """The default pause, which does nothing: no other strand runs in between."""
-
-
 def _nothing(_stream: str, _shard: str, _numbers: Sequence[int]) -> int:
     return 0
 
@@ -130,18 +125,15 @@ class Lake:
     """Shards of streams that were deleted, by name and second of creation."""
 
     stored: dict[Identity, tuple[Row, ...]] = field(default_factory=dict)
-    files: dict[str, dict[str, tuple[Row, ...]]] = field(default_factory=dict)
-    """The rows of each file, by the name that the package gives the files of a part, and by path."""
-
     columns: dict[str, str] = field(default_factory=lambda: dict(FIRST_VERSION.columns))
     """Name and type of the columns of the table. It was made for the first version of the code, whichever version
     stores the first batch. Columns may be added, types may not change."""
 
-    _unsettled: dict[str, ShardTruth] = field(default_factory=dict)
-    """Parts for which files of an earlier attempt are not removed yet, by the name of their files."""
-
     highest: dict[tuple[str, str], int] = field(default_factory=dict)
     """The highest stored number of each stream and shard. It remains if the lease is deleted."""
+
+    withdrawn: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Of each stream and shard, the number up to which workers with chains have withdrawn parts."""
 
     refused: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
     """Shards of which a part was refused because of its number, and none was stored since: the writer and the
@@ -189,11 +181,9 @@ class Lake:
         rows: tuple[Row, ...],
         worker: str = "",
         code: CodeVersion = FIRST_VERSION,
-        pause: Callable[[], None] = _at_once,
     ) -> None:
-        """One part, once. `pause` is called between the two steps by which another version of the code replaces
-        what an earlier attempt has stored; the process may end there."""
-        files = files_of(part, rows, code)
+        """One part, once. Raises RecordRefused for a value that no folder can be named by."""
+        check_values(rows, code)
         self.admit(code)
         key = identity(part)
         known = self.stored.get(key)
@@ -204,13 +194,11 @@ class Lake:
                 return
             if truth.is_repeated and (truth.last_part is None or part.number >= truth.last_part.number):
                 truth.last_part = part  # a former owner that stores its part late does not put the shard back
-            self._write_files(part, rows, files, truth, pause)
             return
         self._check_names(part, truth, worker)
         self._withdraw_replaced(part, truth)
         self.stored[key] = rows
         self.add(part, rows, truth)
-        self._write_files(part, rows, files, truth, pause)
 
     def add(self, part: Part, rows: tuple[Row, ...], truth: ShardTruth) -> None:
         """Readers see the rows of a part that they have not seen before."""
@@ -231,7 +219,6 @@ class Lake:
         place, numbers = identity(part)[:-2], range(part.instead_of, part.number)
         for key in [key for key in self.stored if key[:-2] == place and key[-1] in numbers]:
             self.records -= len(self.stored.pop(key))
-            self.files.pop(file_stem(replace(part, number=key[-1])), None)
             truth.stored_to = min(truth.stored_to, truth.index_after(part.after))
 
     def admit(self, code: CodeVersion) -> None:
@@ -241,20 +228,19 @@ class Lake:
                 raise SinkError(f"column {name} of the table is {self.columns[name]}, and of the batch {kind}")
 
     def _check_names(self, part: Part, truth: ShardTruth, worker: str) -> None:
-        """A new part has a number above all others of its shard, and a file name of its own, whatever became of the
-        lease in between (S13).
+        """A new part has a number above all others of its shard, whatever became of the lease in between (S13).
 
         A table refuses a number that is lower. That is right for a former owner of a deleted lease that comes late;
         a present owner would be refused for ever.
         """
         shard = (str(part.stream), part.shard_id)
         highest = self.highest.get(shard, -1)
+        if part.number <= self.withdrawn.get(shard, -1):
+            raise SinkError(f"{_named(part)} was withdrawn: the table refuses it")
         if part.number < highest and self._was_given_up(part, truth):
             raise SinkError(f"{_named(part)} was given up before number {highest}: the table refuses it")
         if part.number == highest:
             self.violations.add("S13", f"{_named(part)} is not the first with its number")
-        elif file_stem(part) in self.files:
-            self.violations.add("S13", f"{_named(part)} has the file name of another part")
         if part.number < highest and (truth.is_repeated or truth.is_shared):
             self.refused[shard] = worker, f"{_named(part)} comes after number {highest}"
             raise SinkError(f"{self.refused[shard][1]}: the table refuses it")
@@ -266,29 +252,26 @@ class Lake:
         worker that began it may still be trying to store it."""
         return self.goes_on and truth.index_after(part.through) <= truth.told_to
 
-    def _write_files(
-        self, part: Part, rows: tuple[Row, ...], files: Files, truth: ShardTruth, pause: Callable[[], None]
-    ) -> None:
-        """Replace what an earlier attempt has stored, as the Parquet sink does: a file with the same path is
-        overwritten, and those in other folders are removed after that if the batch is marked as repeated."""
-        stem = file_stem(part)
-        held = self.files.setdefault(stem, {})
-        held.update(files)
-        stale = held.keys() - dict(files).keys() if part.is_repeated else ()
-        if stale:
-            self._unsettled[stem] = truth
-            pause()
-            for path in stale:
-                held.pop(path, None)
-        self._unsettled.pop(stem, None)
-        found = sorted(int(row.sequence_number) for content in held.values() for row in content)
-        if found != sorted(int(row.sequence_number) for row in rows):
-            self.violations.add("S15", f"{_named(part)} has {len(rows)} rows, and its files have {len(found)}")
+    # Workers that decide their batches in chains find parts of former workers
 
-    def unsettled(self) -> list[str]:
-        """Parts that were repeated and whose former files still exist. A shard that is read from its start again is
-        not included: it stores its records under other numbers."""
-        return [stem for stem, truth in self._unsettled.items() if not truth.is_repeated]
+    def stored_to(self, part: Part) -> Checkpoint | None:
+        """See `worker.staging.FormerParts`."""
+        found = self._replaced_by(part)
+        return None if not found else found[0][-2]
+
+    def withdraw(self, part: Part) -> None:
+        """See `worker.staging.FormerParts`. Readers see these records again when they are stored again."""
+        truth = self.truth(part.stream.name, part.shard_id, part.stream.creation_epoch)
+        for key in self._replaced_by(part):
+            self.records -= len(self.stored.pop(key))
+            truth.stored_to = min(truth.stored_to, truth.index_after(part.after))
+        shard = (str(part.stream), part.shard_id)
+        self.withdrawn[shard] = max(self.withdrawn.get(shard, -1), part.number)
+
+    def _replaced_by(self, part: Part) -> list[Identity]:
+        first = part.number if part.instead_of is None else part.instead_of
+        place = identity(part)[:-2]
+        return [key for key in self.stored if key[:-2] == place and first <= key[-1] <= part.number]
 
     def is_said_complete(self, through: int) -> None:
         """Check a written moment: everything that arrived before `through` is stored (S16)."""
@@ -561,11 +544,8 @@ class LakeSink:
                 kernel.note("sink", f"{self.process.name} {_named(part)} is refused")
                 raise SinkError("the sink refuses, injected")
             rows = tuple(row for row in data if row.lease == part.lease)
-            self.lake.store(part, rows, str(batch.worker), self.code, self._pause)
+            self.lake.store(part, rows, str(batch.worker), self.code)
             kernel.note("sink", f"{self.process.name} {_named(part)} is stored")
             if self.draw() < self.weather.lies:
                 raise SinkError("the sink lies, injected")
             kernel.sleep(PART_SECONDS * self.draw())
-
-    def _pause(self) -> None:
-        self.process.kernel.sleep(PART_SECONDS * self.draw())

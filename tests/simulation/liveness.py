@@ -80,8 +80,6 @@ def _check_lag(simulation: "Simulation") -> None:
         if worker.bound is not None and simulation.kernel.now - since > simulation.reading.patience:
             simulation.violations.add("L3", f"{worker.run.worker} goes on, and everything is stored")
     owners = {str(lease.actual) for lease in simulation.ledger.leases.values()}
-    for name in simulation.lake.unsettled():
-        simulation.violations.add("S15", f"{name} was repeated and has files of the earlier attempt")
     refused = [what for worker, what in simulation.lake.refused.values() if worker in owners]
     if refused and not missing:
         simulation.violations.add("L3", f"refused by the sink, and nothing stored since: {refused}")

@@ -89,9 +89,8 @@ _TABLE_READING: Final = "kcl_dagster.tables.lease_reader"
 _STAGES: Final = "kcl_dagster.leader.stages"
 _DELIVERY: Final = "kcl_dagster.worker.delivery"
 _LATEST: Final = "kcl_dagster.worker.latest"
-_WRITING: Final = "kcl_dagster.spark.sinks.writing"
+_PINNED: Final = "kcl_dagster.worker.pinned_leases"
 _SPLIT: Final = "kcl_dagster.spark.sinks.split"
-_LAYOUT: Final = "kcl_dagster.spark.sinks.layout"
 _COORDINATION: Final = "kcl_dagster.tables.coordination"
 _CHAIN: Final = "kcl_dagster.chains.chain"
 _SETTLEMENT: Final = "kcl_dagster.chains.settlement"
@@ -466,29 +465,26 @@ MUTANTS: Final = (
         "lease.batch + 1, None, None",
     ),
     Mutant(
-        "a file is named by its lease and its first record",
-        _WRITING,
-        '{part.after.sequence}-{part.after.sub_sequence}.{part.number}"',
-        '{part.after.sequence}-{part.after.sub_sequence}"',
-    ),
-    Mutant(
-        "null and the text that stands for it share a folder",
-        _LAYOUT,
-        "    if text == NULL_PARTITION:\n        return",
-        '    if text == "":\n        return',
-    ),
-    Mutant(
-        "a batch that is repeated is not marked as one",
-        _READING,
-        "is_repeated=this.is_pinned,",
-        "is_repeated=False,",
-    ),
-    Mutant(
         "a row whose partition value is null is dropped",
         _SPLIT,
         '        for code in np.argsort(firsts, kind="stable")\n',
         '        for code in np.argsort(firsts, kind="stable")\n'
         "        if None not in _key(keys, int(firsts[code]))\n",
+        in_chains=True,
+    ),
+    Mutant(
+        "a batch that a former version has begun is taken for stored",
+        _PINNED,
+        "part.through if key in this.unread else self.parts.stored_to(part)",
+        "part.through",
+        in_chains=True,
+    ),
+    Mutant(
+        "a batch that a former version has begun is not looked up",
+        _PINNED,
+        "part.through if key in this.unread else self.parts.stored_to(part)",
+        "part.through if key in this.unread else None",
+        in_chains=True,
     ),
     Mutant(
         "events are written on the thread on which they happen",
@@ -796,8 +792,8 @@ MUTANTS: Final = (
     Mutant(
         "dead letters are listed before the chain is read",
         _DEAD_LETTER_REPLAY,
-        "        self.sink.open()\n",
-        "",
+        "        return self.sink.open()\n",
+        "        return True\n",
         kind="replays",
     ),
     Mutant(

@@ -173,7 +173,7 @@ class WorkerProcess:
                 dynamodb=self.dynamodb,
                 kinesis=self.kinesis,
                 engine=self._engine(runtime),
-                sink=self.sink if chained is None else chained.beside(self.sink),
+                sink=None if self.is_in_chains else self.sink,
                 chains=chained if self.is_in_chains else None,
                 runtime=runtime,
                 watches=(Latest(self._run_is_over, self._ask_apart).ask,) if self.watchdog else (),

@@ -19,7 +19,6 @@ MEANING: Final = {
     "S12": "an exactly-once sink holds each record once",
     "S13": "no number and no file name stands for two contents",
     "S14": "a batch is called lost only if records of it left the stream",
-    "S15": "the files of a batch hold each of its rows once, whichever code stored them",
     "S16": "what arrived before the moment through which the application is complete is stored",
     "S17": "the rows that a lease counts are those that are stored",
     "S18": "an entry names only leases whose rows name its chain",

@@ -25,7 +25,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.operations.replay import Replay, ReplayWindow
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark import dead_letter_replay
-from kcl_dagster.worker.batch import Budget, PoisonRecord, Progress, Range
+from kcl_dagster.worker.batch import Batch, Budget, Part, PoisonRecord, Progress, Range
 from kcl_dagster.worker.dead_letter import FORMAT_VERSION, DeadLetter
 from kcl_dagster.worker.parts_chain import PartsChain
 from tests.doubles.engine import Row
@@ -294,6 +294,22 @@ class _Frames:
         return [Row(LeaseKey(row[8]), row[3], row[4], row[1], row[0]) for row in rows]
 
 
+@dataclass(frozen=True, slots=True)
+class _OfFrames:
+    """Takes what a session of Spark makes. Fits `worker.parts_chain.PartsSink`."""
+
+    chain: PartsChain[Sequence[Row]]
+
+    def open(self) -> bool:
+        return self.chain.open()
+
+    def holds(self, part: Part) -> bool:
+        return self.chain.holds(part)
+
+    def write(self, data: Any, batch: Batch) -> None:
+        self.chain.write(data.frame, batch)
+
+
 class _Targets:
     """What faults strike, see `weather.Fleet`: there is nothing but processes."""
 
@@ -441,7 +457,7 @@ class ReplayRuns:
 
     def _replay_letters(self, process: Process, runtime: Runtime) -> None:
         frames: Any = _Frames()
-        sink: Any = self._chain(process, runtime, f"{APPLICATION}/{LETTERS}", LETTERS)
+        sink = _OfFrames(self._chain(process, runtime, f"{APPLICATION}/{LETTERS}", LETTERS))
         store = store_of(self._line(process, self.letters, "letters"), runtime)
         recipient = dead_letter_replay.ToSink(frames, sink)
         done = dead_letter_replay.replay(store, APPLICATION, recipient, clock=runtime.clock)

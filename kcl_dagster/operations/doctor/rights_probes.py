@@ -114,7 +114,7 @@ def chains_right(name: str, store: Store, probe_id: str) -> DoctorFinding:
     try:
         check_store(store, probe_id)
     except ConfigurationError as error:
-        return fail(name, str(error), 'use another store, or commit="leases"')
+        return fail(name, str(error), "use another store")
     except (KclError, OSError) as error:
         do = f"allow this machine to write and delete files below {store.root}; kcl-dagster rights has the policy"
         return fail(name, f"chains of entries cannot be kept at {store.root}: {error}", do)

@@ -27,7 +27,6 @@ from kcl_dagster.spark.sinks.layout import Layout
 from kcl_dagster.spark.sinks.minutes import MinuteCounts, minute_rows
 from kcl_dagster.spark.sinks.split import split
 from kcl_dagster.spark.sinks.target import Target
-from kcl_dagster.spark.sinks.writing import FileWriter, in_utc, refuse_invalid
 from kcl_dagster.worker.batch import MinuteRows
 
 _MANIFEST: Final = pa.schema(
@@ -85,8 +84,15 @@ class ForTable:
 Rows = Iterator[pa.RecordBatch]
 
 
-class StagingStore(FileWriter, Protocol):
+class StagingStore(Protocol):
     """What executors need of a store for staged files."""
+
+    @property
+    def root(self) -> str: ...
+
+    def too_long(self, path: str) -> str | None: ...
+
+    def put(self, path: str, content: memoryview | bytes) -> None: ...
 
     def delete(self, paths: Sequence[str]) -> None: ...
 
@@ -334,3 +340,30 @@ class RequireColumns:
                 if pa.types.is_nested(kind):
                     raise ConfigurationError(f"files cannot be partitioned by column {name} of type {kind}")
             yield batch
+
+
+def refuse_invalid(batch: pa.RecordBatch) -> None:
+    """Spark's strings may hold any bytes; a Parquet file with such a text cannot be read by others, compacted, or
+    added to a table."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise RecordRefused(f"column {name} has an invalid value: {error}") from error
+
+
+def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
+    schema = utc(batch.schema)
+    return batch if schema == batch.schema else batch.cast(schema)
+
+
+def utc(schema: pa.Schema) -> pa.Schema:
+    """The same instants; a session's time zone is no business of a file's readers."""
+    return pa.schema(
+        [
+            field.with_type(pa.timestamp(field.type.unit, tz="UTC"))
+            if pa.types.is_timestamp(field.type) and field.type.tz is not None
+            else field
+            for field in schema
+        ]
+    )

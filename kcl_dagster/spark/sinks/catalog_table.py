@@ -24,8 +24,8 @@ from kcl_dagster.spark.sinks.completeness import (
     is_in_table,
 )
 from kcl_dagster.spark.sinks.iceberg_partitions import spec_of
-from kcl_dagster.spark.sinks.record import table_errors
 from kcl_dagster.spark.sinks.snapshot_expiry import NOTHING_OLD, delete_files, old_snapshots
+from kcl_dagster.spark.sinks.table_errors import table_errors
 from kcl_dagster.spark.sinks.table_files import TableFiles, files_of
 from kcl_dagster.spark.sinks.target import nullable
 from kcl_dagster.spark.storage import S3Options, Store
@@ -196,7 +196,7 @@ class CatalogTable:
         return True
 
     def version(self) -> dict[str, str]:
-        """See `orchestration.table_versions.Versioned`. As text: a browser rounds numbers of that size."""
+        """See `spark.sinks.contract.SparkSink`. As text: a browser rounds numbers of that size."""
         from pyiceberg.exceptions import NoSuchTableError
 
         with self.errors():

@@ -37,7 +37,7 @@ class ChainFolder:
                 raise
             raise ConfigurationError(
                 f"{self.table.name} is at {location}, where no chains of entries can be kept: give a chains_path "
-                'in a directory or on S3, or say commit="leases"'
+                "in a directory or on S3"
             ) from error
 
     @property

@@ -40,9 +40,14 @@ class _Entry(msgspec.Struct, frozen=True):
     through: datetime
 
 
+def application_key(application: str) -> str:
+    """Names the application in a table's metadata."""
+    return f"kcl-dagster/{application}"
+
+
 def completeness_key(application: str) -> str:
     """The name of the entry in a table's metadata."""
-    return f"kcl-dagster/{application}/complete-through"
+    return f"{application_key(application)}/complete-through"
 
 
 def completeness_record(application: str, known: WrittenThrough | None) -> dict[str, str]:

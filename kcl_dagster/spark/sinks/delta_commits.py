@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Final
 from kcl_dagster.chains.entry import PublishingEntry
 from kcl_dagster.errors import SinkError
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.spark.sinks.completeness import completeness_record
+from kcl_dagster.spark.sinks.completeness import application_key, completeness_record
 from kcl_dagster.spark.sinks.delta_log import LOG_RETRIES, DeltaLog
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules
-from kcl_dagster.spark.sinks.record import application_key
 from kcl_dagster.spark.sinks.target import decoded_schema
 from kcl_dagster.tables.completeness_row import WrittenThrough
 

@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from kcl_dagster.errors import SinkError, Unsafe
 from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.spark.sinks.delta_log import delta_options, url_of
 from kcl_dagster.spark.sinks.parquet_compaction import LOCKS, TARGET_BYTES, Compaction
-from kcl_dagster.spark.sinks.record import table_errors
+from kcl_dagster.spark.sinks.table_errors import table_errors
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.spark.store_lock import StoreLock, renewed_in_background, store_lock
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+OPTIMIZE: Final = "OPTIMIZE"
+COMMITS_LOOKED_AT: Final = 1000
 # delta-rs does not find a file whose path has one, in either spelling.
 _NOT_FOUND: Final = ("~", "%7E", "%7e")
 # delta-rs's names for the settings of a connection, without their `aws_`.
@@ -52,18 +55,19 @@ def compact_delta(
     storage_options: Mapping[str, str] | None = None,
     runtime: Runtime | None = None,
     by: str = "a compaction",
+    beside_others: bool = False,
 ) -> Compaction:
-    """Merge the small files of the Delta table at `path`. May run beside the consumer. Raises StoreLocked beside
-    another compaction, which knows this one as `by`. Other engines' compactions take no lock: run none
-    beside it.
+    """Merge the small files of the Delta table at `path`, and delete those that were merged, or removed by others,
+    longer ago than the table wants to keep them (a week, unless it says `delta.deletedFileRetentionDuration`). May
+    run beside the consumer. Raises StoreLocked beside another compaction, which knows this one as `by`.
 
-    `storage_options` are delta-rs's, instead of what it is told of `s3`. The merged files' sources stay in the
-    folder until they are vacuumed: `DeltaTable(path).vacuum()`.
+    `storage_options` are delta-rs's, instead of what it is told of `s3`.
 
-    Leaves alone, with a warning: tables that are partitioned by a decimal or binary column, whose values delta-rs
-    does not write as it reads them; and partitions with `~` in the path of a file, which it does not find.
+    Leaves alone, with a warning: tables that another engine has compacted in their last commits, unless
+    `beside_others`, because two compactions at once have the rows twice; tables that are partitioned by a decimal
+    or binary column, whose values delta-rs does not write as it reads them; and partitions with `~` in the path of
+    a file, which it does not find.
     """
-    from kcl_dagster.spark.sinks.delta import open_table
 
     name, runtime = f"delta at {path}", runtime or system()
     with table_errors(name):
@@ -71,7 +75,33 @@ def compact_delta(
     if table is None:
         return Compaction(0, 0, 0)
     with store_lock(open_store(path, _reached(s3 or S3Options(), storage_options)), LOCKS, runtime, by) as lock:
-        return _compact(table, name, target_bytes, lock)
+        other = None if beside_others else _other_engine(table, name)
+        if other is not None:
+            reason = f"{name} is left alone: {other} has compacted it, and two at once would have the rows twice"
+            log.warning(reason)
+            return Compaction(0, 0, 0, left_alone=reason)
+        done = _compact(table, name, target_bytes, lock)
+        _vacuum(table, name, lock)
+        return done
+
+
+def _other_engine(table: "DeltaTable", name: str) -> str | None:
+    """That has compacted the table, as far as its last commits say."""
+    with table_errors(name):
+        for commit in table.history(COMMITS_LOOKED_AT):
+            engine = str(commit.get("engineInfo") or commit.get("clientVersion") or "another engine")
+            if commit.get("operation") == OPTIMIZE and not engine.startswith("delta-rs"):
+                return engine
+    return None
+
+
+def _vacuum(table: "DeltaTable", name: str, lock: StoreLock) -> None:
+    """Files that the table has never had, such as those that are staged, are not looked at."""
+    lock.check()
+    with table_errors(name), renewed_in_background(lock):
+        table.update_incremental()
+        if table.vacuum(dry_run=True):
+            table.vacuum(dry_run=False)
 
 
 def _compact(table: "DeltaTable", name: str, target_bytes: int, lock: StoreLock) -> Compaction:
@@ -164,3 +194,11 @@ def _reached(s3: S3Options, storage_options: Mapping[str, str] | None) -> S3Opti
         if known is not None:
             settings[known] = value
     return S3Options(**{"region": s3.region} | settings) if settings else s3
+
+
+def open_table(path: str, s3: S3Options, storage_options: Mapping[str, str] | None = None) -> "DeltaTable | None":
+    """The table of a sink at `path`, of the same options; None when there is none."""
+    from deltalake import DeltaTable
+
+    url, options = url_of(open_store(path, s3).root), dict(storage_options or delta_options(s3))
+    return DeltaTable(url, storage_options=options) if DeltaTable.is_deltatable(url, options) else None

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import md5
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -18,9 +18,9 @@ from kcl_dagster.spark.sinks.completeness import (
     is_in_table,
 )
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules
-from kcl_dagster.spark.sinks.record import table_errors
+from kcl_dagster.spark.sinks.table_errors import table_errors
 from kcl_dagster.spark.sinks.target import nullable
-from kcl_dagster.spark.storage import Store
+from kcl_dagster.spark.storage import S3Options, Store
 from kcl_dagster.tables.completeness_row import WrittenThrough
 
 if TYPE_CHECKING:
@@ -164,3 +164,26 @@ class DeltaLog:
 
 def url_of(root: str) -> str:
     return root if root.startswith("s3://") else f"file://{root}"
+
+
+def delta_options(s3: S3Options) -> dict[str, Any]:
+    """delta-rs's words for how to reach S3. Raises ConfigurationError for what delta-rs cannot do."""
+    if s3.external_id is not None:
+        raise ConfigurationError(
+            "delta-rs assumes roles without an external id: give the run's own credentials access to the table, or "
+            "a role that asks for none as s3_role_arn"
+        )
+    options = {
+        "AWS_REGION": s3.region,
+        "AWS_ENDPOINT_URL": s3.endpoint_url,
+        "AWS_ACCESS_KEY_ID": s3.access_key,
+        "AWS_SECRET_ACCESS_KEY": s3.secret_key,
+        "AWS_PROFILE": s3.profile,
+        "AWS_SESSION_TOKEN": s3.session_token,
+        "AWS_IAM_ROLE_ARN": s3.role_arn,
+        "AWS_IAM_ROLE_SESSION_NAME": s3.session_name,
+        "AWS_ALLOW_HTTP": "true" if (s3.endpoint_url or "").startswith("http://") else None,
+        # Two committers of one version: S3 lets the first one win.
+        "AWS_CONDITIONAL_PUT": "etag",
+    }
+    return {name: value for name, value in options.items() if value is not None}

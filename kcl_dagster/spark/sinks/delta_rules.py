@@ -15,12 +15,10 @@ from pyspark.sql.types import StructType
 
 from kcl_dagster.chains.entry import PublishingEntry, TableRules
 from kcl_dagster.errors import SinkError
-from kcl_dagster.spark.parquet_file import read_footer
 from kcl_dagster.spark.sinks.batch_files import ForTable
-from kcl_dagster.spark.sinks.delta_statistics import INDEXED_COLUMNS, DeltaStatistics, delta_statistics
+from kcl_dagster.spark.sinks.delta_statistics import INDEXED_COLUMNS, DeltaStatistics
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.target import Target
-from kcl_dagster.spark.sinks.writing import WrittenFile
 from kcl_dagster.spark.transform import Transform
 
 if TYPE_CHECKING:
@@ -128,15 +126,6 @@ class DeltaRules:
 
         return with_rules
 
-    def check(self, file: WrittenFile) -> None:
-        """Raise RecordRefused if a column has nulls that the table does not allow. Raise SinkError if the file was
-        written for another partitioning: the table was made or replaced meanwhile."""
-        if set(file.partition) != set(self.partition_columns):
-            raise SinkError(
-                f"{self.table} is partitioned by {list(self.partition_columns)}, a file by {list(file.partition)}"
-            )
-        self.target.check_nulls(file.footer, file.partition)
-
     def fulfilled(self, output: pa.Schema) -> TableRules:
         """What files of this output fulfil that were written by these rules."""
         return self.target.fulfilled(output, self.conditions)
@@ -153,9 +142,6 @@ class DeltaRules:
                     f"{self.table} is partitioned by {list(self.partition_columns)}, and {file.path} by "
                     f"{list(file.partition or {})}"
                 )
-
-    def statistics(self, file: WrittenFile) -> str:
-        return delta_statistics(read_footer(file.footer), self.indexed_columns)
 
 
 def _refuse(table: "DeltaTable", schema: StructType, configuration: Mapping[str, str], name: str) -> None:

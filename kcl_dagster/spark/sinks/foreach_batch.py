@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame
 
 from kcl_dagster.spark.failures import write_failures
+from kcl_dagster.spark.records import Records
 from kcl_dagster.spark.transform import Transform, guarded, unchanged
 from kcl_dagster.worker.batch import Batch
 
@@ -24,7 +25,7 @@ class ForeachBatchSink:
         self._store = store
         self._transform = guarded(transform)
 
-    def write(self, data: DataFrame, batch: Batch) -> None:
+    def write(self, data: Records, batch: Batch) -> None:
         """See `worker.batch.Sink.write`."""
         with write_failures(getattr(self._store, "__name__", type(self._store).__name__)):
-            self._store(self._transform(data), batch)
+            self._store(self._transform(data.frame), batch)

@@ -1,56 +1,56 @@
-"""Iceberg tables by way of pyiceberg: executors write the files, the driver commits them.
+"""Iceberg tables whose batches are decided in chains of entries, see `table_sink`. The first batch makes the
+table: by its partition spec files are written."""
 
-All parts of a batch become visible at once. What the table holds of each shard stands in the table's properties,
-written by the same commit as the files, so a part is never added twice.
-"""
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import pyarrow as pa
 
-from pyspark.sql import DataFrame
-
-from kcl_dagster.chains.store import Entries
-from kcl_dagster.errors import SinkError
+from kcl_dagster.chains.entry import StagedFile, TableRules
+from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.runtime import Runtime, system
-from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.partitioning import partitioned
-from kcl_dagster.spark.sinks.catalog_table import DEFAULT_CATALOG, Addition, CatalogTable
+from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable
+from kcl_dagster.spark.sinks.catalog_table import DEFAULT_CATALOG, MERGES, CatalogTable
 from kcl_dagster.spark.sinks.chain_folder import ChainFolder
-from kcl_dagster.spark.sinks.completeness import completeness_record
+from kcl_dagster.spark.sinks.former_parts import IcebergParts
 from kcl_dagster.spark.sinks.iceberg_commits import IcebergCommits
-from kcl_dagster.spark.sinks.iceberg_files import data_file, data_root, file_statistics, target_of
+from kcl_dagster.spark.sinks.iceberg_files import data_root, encoded_footer, staged_file, target_of
 from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
-from kcl_dagster.spark.sinks.record import (
-    Comparison,
-    StoredPart,
-    compare,
-    owner_key,
-)
-from kcl_dagster.spark.sinks.writing import (
-    Written,
-    WrittenFile,
-    file_stem,
-    has_own_times,
-    output_schema,
-    write_files,
-    written_before,
-)
-from kcl_dagster.spark.storage import S3Options
+from kcl_dagster.spark.sinks.layout import UNPARTITIONED, Layout
+from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
+from kcl_dagster.spark.sinks.snapshot_expiry import AGE
+from kcl_dagster.spark.sinks.table_files import TableFiles
+from kcl_dagster.spark.sinks.table_sink import TableSink, WritingRules
+from kcl_dagster.spark.sinks.target import Target
+from kcl_dagster.spark.storage import S3Options, Store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.worker.batch import Batch, Part, PartCounts
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, ChainedTable
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
+SNAPSHOTS_KEPT: Final = timedelta(hours=2)  # a commit takes longer with each
+# Of a manifest, which names five thousand files then. Merges write the last one anew until it has this size: with
+# the 8 MiB that are Iceberg's default, each takes some seconds in the end.
+MANIFEST_BYTES: Final = 1 << 20
+# Of a table that is made here. A commit every half minute would leave thousands of manifests, of snapshots and of
+# versions of the metadata a day. Manifests are merged, snapshots are expired, and a hundred versions remain.
+PROPERTIES: Final = {
+    MERGES: "true",
+    AGE: str(SNAPSHOTS_KEPT // timedelta(milliseconds=1)),
+    "write.metadata.delete-after-commit.enabled": "true",
+    "commit.manifest.target-size-bytes": str(MANIFEST_BYTES),
+}
 
-class IcebergSink:
-    """Appends batches to the table `identifier` (`database.table`) of a pyiceberg catalog, see `CatalogTable`.
 
-    The table is made with the first batch, with the schema of the transform's output. It must have one
-    application's batches and nothing else writing to it but maintenance. `chains_path`: see `ChainFolder`.
-    """
+class IcebergSink(TableSink):
+    """Stages batches for an Iceberg table, see `CatalogTable`. `chains_path`: see `ChainFolder`. `commit_seconds`:
+    between two commits."""
 
     def __init__(
         self,
@@ -62,122 +62,110 @@ class IcebergSink:
         partition_by: Sequence[str] = (),
         s3: S3Options | None = None,
         chains_path: str | None = None,
+        commit_seconds: float = COMMIT_SECONDS,
+        target_bytes: int = TARGET_BYTES,
+        evolve: Evolve = "refuse",
         runtime: Runtime | None = None,
     ) -> None:
-        self._table = CatalogTable(identifier, catalog, catalog_name=catalog_name, partition_by=partition_by, s3=s3)
-        self._chains = ChainFolder(self._table, chains_path)
-        self._transform, _ = partitioned(transform, ())
-        self._runtime = runtime or system()
-        self._is_unchanged = transform is unchanged
-        self._written: Written | None = None
+        table = CatalogTable(identifier, catalog, catalog_name=catalog_name, partition_by=partition_by, s3=s3)
+        super().__init__(
+            IcebergFormat(table, ChainFolder(table, chains_path), runtime or system()),
+            partitioned(transform, ())[0],
+            commit_seconds=commit_seconds,
+            target_bytes=target_bytes,
+            evolve=evolve,
+            runtime=runtime,
+        )
+        self._catalog_table = table
 
     @property
     def path(self) -> str:
-        return self._table.identifier
+        return self._catalog_table.identifier
 
     @property
-    def entries(self) -> Entries:
-        """See `worker.staging.BesideChains`."""
-        return Entries(self._chains)
-
-    @property
-    def chained_table(self) -> ChainedTable:
-        """See `worker.staging.TableBesideChains`."""
-        return IcebergCommits(self._table, self._chains, self._runtime)
-
-    @property
-    def commit_seconds(self) -> float:
-        """Of what chains have left; batches in leases make a commit each."""
-        return COMMIT_SECONDS
-
-    def write(self, data: DataFrame, batch: Batch) -> None:
-        """See `worker.batch.Sink.write`."""
-        self._written = None
-        with self._table.errors():
-            table = self._table.load()
-            is_stored = table is not None and _compare(table, batch.parts).is_stored
-            if is_stored and not has_own_times(batch.time_column):
-                return
-        if table is None:
-            schema = output_schema(data, self._transform, [part.lease for part in batch.parts])
-            with self._table.errors():
-                table = self._table.create(schema)
-        with self._table.errors():
-            partitions = IcebergPartitions.of(self._table.name, table.spec(), table.schema())
-            root = data_root(table)
-            store = self._table.store(table, root)
-            target = target_of(table, self._table.name)
-        attempt = self._runtime.new_id()[:8]  # files of an attempt that was not committed are never mistaken
-        names = {part.lease: f"{file_stem(part)}.{attempt}.parquet" for part in batch.parts}
-        with write_failures(self._table.name):
-            transform = self._table.transform_for(table, self._transform)
-            if is_stored:
-                self._written = written_before(data, transform, names, partitions, target, batch.time_column)
-                return
-            written = write_files(data, transform, store, names, partitions, target, batch.time_column)
-        with self._table.errors():
-            self._commit(batch, written.files, root, partitions)
-        self._written = written
-
-    def counted(self, part: Part) -> PartCounts | None:
-        """See `worker.batch.Counting`. Of a batch that was stored by an earlier attempt, the records are known, and
-        rows if they have times of their own."""
-        if self._written is not None:
-            return self._written.counts(part.lease)
-        return PartCounts(None) if self._is_unchanged else None
+    def stores_into(self) -> None:
+        """See `spark.sinks.contract.SparkSink`."""
 
     def version(self) -> dict[str, str]:
-        """See `orchestration.table_versions.Versioned`."""
-        return self._table.version()
+        """See `spark.sinks.contract.SparkSink`."""
+        return self._catalog_table.version()
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergFormat:
+    """See `table_sink.TableFormat`."""
+
+    table: CatalogTable
+    chains: ChainFolder
+    runtime: Runtime
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+    @property
+    def commits(self) -> ChainedTable:
+        return IcebergCommits(self.table, self.chains, self.runtime)
+
+    @property
+    def former_parts(self) -> IcebergParts:
+        return IcebergParts(self.table, self.runtime)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        with self.table.errors():
+            yield
+
+    def rules(self) -> WritingRules | None:
+        table = self.table.load()
+        return None if table is None else self._of(table)
+
+    def first_rules(self, output: pa.Schema) -> WritingRules:
+        return self._of(self.table.create(output, self.chains.location, PROPERTIES))
+
+    def _of(self, table: "Table") -> WritingRules:
+        self.chains.check(table.location())
+        return IcebergWriting(self.table, table)
+
+    def add(self, columns: pa.Schema) -> None:
+        self.table.add(columns)
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """See `worker.batch.KeepingCompleteness`."""
-        self._table.keep_complete(application, known, wanted)
-
-    def holds(self, part: Part) -> bool:
-        """See `worker.batch.Remembering`. Files without a commit do not count as stored."""
-        with self._table.errors():
-            table = self._table.load()
-            return table is not None and _compare(table, [part]).is_stored
-
-    def _commit(self, batch: Batch, files: Sequence[WrittenFile], root: str, partitions: IcebergPartitions) -> None:
-        def missing(table: "Table") -> Addition | None:
-            found = _compare(table, batch.parts)
-            found.refuse_strange(self._table.name, files)
-            leases = {part.lease for part in found.missing}
-            if not leases:
-                return None
-            if table.spec().spec_id != partitions.spec.spec_id:
-                raise SinkError(f"{self._table.name} was partitioned in another way while the batch was written")
-            target = target_of(table, self._table.name)
-            added = []
-            for file in files:
-                if file.lease_key in leases:
-                    target.check_nulls(file.footer)
-                    statistics = file_statistics(table, file.footer)
-                    added.append(
-                        data_file(f"{root}/{file.path}", file.bytes, file.partition, statistics, partitions)
-                    )
-            # Also without files: only a snapshot is refused where another one came in between, and a stalled
-            # writer's record would take the place of a later one.
-            record = {owner_key(part): str(StoredPart.of(part)) for part in found.missing}
-            return Addition(added, record, record | completeness_record(batch.application, batch.complete))
-
-        if not self._table.append(self._runtime, missing):
-            raise SinkError(f"{self._table.name} was removed while the batch was written")
+        self.table.keep_complete(application, known, wanted)
 
 
-def _compare(table: "Table", parts: Sequence[Part]) -> Comparison:
-    def newest(part: Part) -> int | None:
-        text = table.properties.get(owner_key(part))
-        return StoredPart.parse(text).number if text is not None else None
+@dataclass(frozen=True, slots=True)
+class IcebergWriting:
+    """See `table_sink.WritingRules`. `loaded`: the table as it was then."""
 
-    def holds(part: Part) -> bool:
-        key, wanted = owner_key(part), str(StoredPart.of(part))
-        if table.properties.get(key) == wanted:
-            return True
-        return any(
-            snapshot.summary is not None and snapshot.summary.get(key) == wanted for snapshot in table.snapshots()
-        )
+    table: CatalogTable
+    loaded: "Table"
 
-    return compare(parts, newest, holds)
+    @property
+    def store(self) -> Store | TableFiles:
+        return self.table.store(self.loaded, data_root(self.loaded))
+
+    @property
+    def layout(self) -> Layout:
+        """Executors need pyiceberg for a partitioned table only."""
+        return UNPARTITIONED if self._partitions.is_flat else self._partitions
+
+    @property
+    def _partitions(self) -> IcebergPartitions:
+        return IcebergPartitions.of(self.table.name, self.loaded.spec(), self.loaded.schema())
+
+    @property
+    def for_table(self) -> ForTable:
+        return ForTable(self.target, encoded_footer)
+
+    @property
+    def target(self) -> Target:
+        return target_of(self.loaded, self.table.name)
+
+    def applied(self, transform: Transform) -> Transform:
+        return self.table.transform_for(self.loaded, transform)
+
+    def staged(self, files: Sequence[BatchFile], output: pa.Schema) -> tuple[tuple[StagedFile, ...], TableRules]:
+        partitions = self._partitions
+        staged = tuple(staged_file(self.loaded, file, partitions) for file in files)
+        return staged, self.target.fulfilled(output, table=str(self.loaded.metadata.table_uuid))

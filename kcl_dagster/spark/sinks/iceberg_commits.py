@@ -16,9 +16,8 @@ from kcl_dagster.errors import SinkError, Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.sinks.catalog_table import Addition, CatalogTable, recent_summaries
 from kcl_dagster.spark.sinks.chain_folder import ChainFolder
-from kcl_dagster.spark.sinks.completeness import completeness_record
+from kcl_dagster.spark.sinks.completeness import application_key, completeness_record
 from kcl_dagster.spark.sinks.iceberg_files import files_of_entry, target_of
-from kcl_dagster.spark.sinks.record import application_key
 from kcl_dagster.tables.completeness_row import WrittenThrough
 
 if TYPE_CHECKING:

@@ -1,46 +1,65 @@
-"""The default sink: plain Parquet files, readable by anything, each record stored once.
+"""Parquet files of batches that are decided in a chain of entries: each record once, whatever the transform does.
 
-Every part of a batch becomes one file (one for each partition value), named after the application, the shard, the
-checkpoint the part begins at, and its number. A replay of the part has the same records and the same name, so it
-replaces the file, whichever worker writes it and whenever. If the transform was changed in between, the replay may
-write to other folders, or nothing: the files of the former attempts are removed after that.
+The output of a batch is one set of files: rows of several shards are in one file, and rows need no `lease_key`. The
+executors stage the files; they get the names by which readers find them when the batch is decided. Records that are
+stored as they were read are staged by the fetch itself, from the second batch on: then it is known what the
+transform does, and for which chain files are staged. The same holds for the output of a function of Arrow tables,
+which runs in the task that stages it.
 """
 
+import itertools
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
 
-from pyspark.sql import DataFrame
-
-from kcl_dagster.chains.store import Entries
-from kcl_dagster.errors import ConfigurationError, SinkError
+from kcl_dagster.chains.entry import StagedFile
+from kcl_dagster.chains.publication import staged_of_batch, staged_path
+from kcl_dagster.chains.store import Entries, check_store
+from kcl_dagster.errors import KclError, SinkError, TransformError
+from kcl_dagster.model.claim import ChainId
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.spark.arrow_columns import Types, united
+from kcl_dagster.spark.arrow_transform import ApplyFunction, ArrowTransform
 from kcl_dagster.spark.failures import write_failures
-from kcl_dagster.spark.partitioning import partitioned
+from kcl_dagster.spark.partitioning import partition_columns
+from kcl_dagster.spark.records import Records
 from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sealing import Sealed
+from kcl_dagster.spark.sinks.batch_files import MANIFEST_DDL, BatchFile, RequireColumns, StageFiles, batch_files
+from kcl_dagster.spark.sinks.column_types import ColumnTypes
 from kcl_dagster.spark.sinks.completeness import write_file
-from kcl_dagster.spark.sinks.folder_layouts import is_always_flat, mark
-from kcl_dagster.spark.sinks.folder_owner import claim
+from kcl_dagster.spark.sinks.former_parts import FolderParts
 from kcl_dagster.spark.sinks.layout import Folders
-from kcl_dagster.spark.sinks.letter_case import Spellings, plain_name
-from kcl_dagster.spark.sinks.writing import (
-    Written,
-    file_stem,
-    is_named_without_application,
-    stems,
-    stems_replaced,
-    write_files,
+from kcl_dagster.spark.sinks.staging_job import (
+    StagingJob,
+    counts_of,
+    has_own_times,
+    warn_of_large_batch,
+    warn_of_no_times,
 )
+from kcl_dagster.spark.staged_ranges import FetchStaging, StagedRecords
 from kcl_dagster.spark.storage import S3Options, Store, open_store
-from kcl_dagster.spark.transform import Transform, unchanged
+from kcl_dagster.spark.transform import Transform, checked, guarded, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.worker.batch import Batch, Part, PartCounts
+from kcl_dagster.worker.batch import Batch, PartCounts
 from kcl_dagster.worker.processing_watch import uninterrupted
+from kcl_dagster.worker.staging import StagedBatch
+
+TARGET_BYTES: Final = 128 * 1024 * 1024  # what query engines read best
+# Numbers of batches are in the names of staged files. Those that fetches stage are above all that workers count.
+FIRST_NUMBER_OF_FETCHES: Final = 10**12
+# The first attempt may find types in one task that do not fit those of another one, and the second one knows both.
+ATTEMPTS_AT_TYPES: Final = 2
 
 
 class ParquetSink:
-    """Stores batches below `path`: a local directory that driver and executors share, or `s3://bucket/prefix`.
+    """Stages batches below `path`: a local directory that driver and executors share, or `s3://bucket/prefix`.
 
-    `partition_by` names columns of the transform's output that become folders (`kind=buy/`), or units of their time
-    (`day(arrival_timestamp)`), see `spark.partitioning`. Applications may share a path; no file name is used twice.
+    `partition_by` names columns of the output that become folders (`kind=buy/`), or units of their time
+    (`day(arrival_timestamp)`), see `spark.partitioning`. Applications may share a path. `target_bytes`: a file that
+    is as large is closed, and the next one begun.
     """
 
     def __init__(
@@ -50,15 +69,22 @@ class ParquetSink:
         transform: Transform = unchanged,
         partition_by: Sequence[str] = (),
         s3: S3Options | None = None,
+        target_bytes: int = TARGET_BYTES,
+        runtime: Runtime | None = None,
     ) -> None:
-        if LEASE_KEY in partition_by:
-            raise ConfigurationError(f"files are named by shard already: leave {LEASE_KEY} out of partition_by")
         self._store = open_store(path, s3)
-        self._transform, columns = partitioned(transform, partition_by)
+        self._arrow = transform if isinstance(transform, ArrowTransform) else None
+        self._transform = guarded(transform)
+        self._types = ColumnTypes(self._store)
+        self._times, columns = partition_columns(partition_by)
         self._layout = Folders.of(columns)
-        self._claimed: str | None = None
-        self._is_marked = False
-        self._written: Written | None = None
+        self._target_bytes = target_bytes
+        self._runtime = runtime or system()
+        self._is_checked = False
+        self._chain: ChainId | None = None
+        self._time_column: str | None = None
+        self._is_as_read = transform is unchanged
+        self._fetches = itertools.count(FIRST_NUMBER_OF_FETCHES)
 
     @property
     def path(self) -> str:
@@ -66,65 +92,150 @@ class ParquetSink:
 
     @property
     def stores_into(self) -> Store:
-        """See `spark.storage.StoringSink`."""
+        """See `spark.sinks.contract.SparkSink`."""
         return self._store
+
+    def version(self) -> dict[str, int]:
+        """See `spark.sinks.contract.SparkSink`. Folders have none."""
+        return {}
 
     @property
     def entries(self) -> Entries:
-        """See `worker.staging.BesideChains`."""
+        """See `worker.staging.StagingSink`."""
         return Entries(self._store)
 
-    def write(self, data: DataFrame, batch: Batch) -> None:
-        """See `worker.batch.Sink.write`."""
-        self.write_files(data, batch)
+    @property
+    def commits(self) -> None:
+        """See `worker.staging.StagingSink`."""
 
-    def counted(self, part: Part) -> PartCounts | None:
-        """See `worker.batch.Counting`."""
-        return None if self._written is None else self._written.counts(part.lease)
+    @property
+    def former_parts(self) -> FolderParts:
+        """See `worker.staging.StagingSink`."""
+        return FolderParts(self._store)
+
+    def staging(self) -> FetchStaging | None:
+        """See `spark.engine.StagingOfFetches`. Files that are staged for a chain that has ended meanwhile
+        are not used."""
+        chain = self._chain
+        if chain is None or not (self._is_as_read or self._arrow is not None):
+            return None
+        number = next(self._fetches)
+        if self._arrow is None:
+            steps = (self._times,) if self._times.units else ()
+            files = self._files(chain, number, steps=steps, is_as_read=True)
+        else:
+            files = self._files_of_tables(self._arrow, chain, number, self._types.known())
+        return FetchStaging(chain, number, self._store, files)
+
+    def _files(self, chain: ChainId, number: int, **more: Any) -> StageFiles:
+        return StageFiles(self._store, self._layout, chain, number, self._target_bytes, **more)
+
+    def _files_of_tables(self, arrow: ArrowTransform, chain: ChainId, number: int, types: Types) -> StageFiles:
+        function = ApplyFunction(arrow, types, frozenset(self._layout.columns))
+        return self._files(
+            chain,
+            number,
+            time_column=self._time_column,
+            lease_column=LEASE_KEY,
+            steps=(function, self._times, RequireColumns(self._layout.columns)),
+        )
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:  # noqa: ARG002 - of tables
-        """See `worker.batch.KeepingCompleteness`."""
+        """See `worker.staging.StagingSink`."""
         write_file(self._store, application, known)
 
-    def withdraw(self, part: Part) -> None:
-        """See `worker.batch.Withdrawing`."""
-        self._remove([*stems(part), *stems_replaced(part)])
-
-    def write_files(self, data: DataFrame, batch: Batch) -> Written:
-        """Like `write`, and says what was written. Raises SinkError where version 0.1 made leases of another
-        application that stores here, too: see `sinks.folder_owner`."""
-        self._written = None
-        for part in batch.parts:
-            owner = part.application.partition("/")[0]  # the replays of an application count its parts from 1, too
-            if is_named_without_application(part) and owner != self._claimed:
-                claim(self._store, owner)
-                self._claimed = owner
-        if not self._is_marked:
-            mark(self._store, has_folders=bool(self._layout.columns))
-            self._is_marked = True
-        names = {part.lease: f"{file_stem(part)}.parquet" for part in batch.parts}
-        with write_failures(f"parquet at {self.path}"):
-            self._remove([stem for part in batch.parts for stem in stems_replaced(part)])
-            column = batch.time_column
-            written = write_files(data, self._transform, self._store, names, self._layout, time_column=column)
-            # Not before: if the worker dies here, a retry finds its way; removed first, the records would be lost.
-            kept = {file.path for file in written.files}
-            self._remove([stem for part in batch.parts if part.is_repeated for stem in stems(part)], kept)
-        self._written = written
-        return written
-
-    def _remove(self, stems: Sequence[str], kept: AbstractSet[str] = frozenset()) -> None:
-        """`kept` are the files that a repeated batch has just stored. Other files are looked for in all folders,
-        unless no sink has ever stored into one."""
-        names = {f"{stem}.parquet" for stem in stems}
+    def stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
+        """See `worker.staging.StagingSink.stage`."""
         try:
-            with uninterrupted():
-                left = sorted(names - kept)
-                if names and not is_always_flat(self._store):  # rare enough to look into all folders
-                    files = (file.path for file in self._store.files())
-                    stored = Spellings(self.path, kept)
-                    left = [path for path in files if plain_name(path) in names and path not in stored]
-                if left:
-                    self._store.delete(left)
-        except OSError as error:
-            raise SinkError(f"parquet at {self.path}: {sorted(names)} could not be removed: {error}") from error
+            with write_failures(f"parquet at {self.path}"):
+                self._check_store()
+                return self._stage(data, batch, chain, number)
+        except BaseException:
+            with suppress(KclError, OSError), uninterrupted():  # what is left is removed when the chain is settled
+                self._store.delete(staged_of_batch(self._store, chain, number))
+            raise
+
+    def _check_store(self) -> None:
+        """Before the first batch of this process."""
+        if not self._is_checked:
+            try:
+                check_store(self._store, self._runtime.new_id())
+            except OSError as error:
+                raise SinkError(f"parquet at {self.path}: chains of entries cannot be kept: {error}") from error
+            self._is_checked = True
+
+    def _stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
+        self._chain, self._time_column = chain, batch.time_column
+        if self._arrow is not None:
+            return self._stage_tables(self._arrow, data, batch, chain, number)
+        held, records = data.held, data.frame
+        output = checked(self._transform(records))
+        job = StagingJob(f"parquet at {self.path}", self._store, self._layout, self._target_bytes)
+        is_as_read = self._is_as_read = output is records
+        if is_as_read and isinstance(held, StagedRecords) and (staged := held.files(chain)) is not None:
+            files = [file for manifest in staged for file in batch_files(manifest)]
+            job.check_rows(files, batch)
+            held.take()
+            return StagedBatch(_staged_files(files), as_read_counts(files, batch))
+        output = self._times.of_frame(output)
+        as_written = held if output is records else None
+        files, counts = job.run(output, as_written, batch, chain, number, is_as_read=is_as_read)
+        return StagedBatch(_staged_files(files), counts)
+
+    def _stage_tables(
+        self, arrow: ArrowTransform, data: Records, batch: Batch, chain: ChainId, number: int
+    ) -> StagedBatch:
+        held, known = data.held, self._types.known()
+        if isinstance(held, StagedRecords) and (staged := held.files(chain)) is not None:
+            files = [file for manifest in staged for file in batch_files(manifest)]
+            types = united((file.columns for file in files), known)
+            if _have_types(files, types):
+                self._types.add(types)
+                held.take()
+                return self._staged_tables(files, batch)
+            known |= types
+        if isinstance(held, Sealed):
+            rows, unseal = held.frame, held.unseal()
+        else:
+            rows, unseal = data.frame, None
+        only_lease = batch.parts[0].lease if len(batch.parts) == 1 else None
+        for _ in range(ATTEMPTS_AT_TYPES):
+            task = replace(self._files_of_tables(arrow, chain, number, known), unseal=unseal, only_lease=only_lease)
+            manifest = rows.mapInArrow(task, MANIFEST_DDL).collect()
+            files = batch_files([row.asDict() for row in manifest])
+            types = united((file.columns for file in files), known)
+            if _have_types(files, types):
+                self._types.add(types)
+                return self._staged_tables(files, batch)
+            self._store.delete([staged_path(chain, file.path) for file in files])
+            known |= types
+        raise TransformError("the types of the columns differ with each call of the function: cast them in it")
+
+    def _staged_tables(self, files: Sequence[BatchFile], batch: Batch) -> StagedBatch:
+        has_times = any(batch.time_column in file.columns.names for file in files)
+        return self._staged(files, batch, has_times=has_times or batch.time_column in self._layout.columns)
+
+    def _staged(self, files: Sequence[BatchFile], batch: Batch, *, has_times: bool) -> StagedBatch:
+        warn_of_large_batch(self.path, len(files))
+        counts = {} if batch.time_column is None else counts_of(files, batch)
+        if has_own_times(batch.time_column) and files and not has_times:
+            warn_of_no_times(self.path, str(batch.time_column))
+        return StagedBatch(_staged_files(files), counts)
+
+
+def _have_types(files: Sequence[BatchFile], types: Types) -> bool:
+    return all(one.type == types[one.name] for file in files for one in file.columns)
+
+
+def _staged_files(files: Sequence[BatchFile]) -> tuple[StagedFile, ...]:
+    return tuple(StagedFile(file.path, file.rows, file.bytes) for file in files)
+
+
+def as_read_counts(files: Sequence[BatchFile], batch: Batch) -> dict[LeaseKey, PartCounts]:
+    """Of records that are stored as they were read: rows are counted by the fetch. The bytes of the files are
+    shared out by records, and files are counted with the first lease."""
+    size, records = sum(file.bytes for file in files), max(1, batch.records)
+    return {
+        part.lease: PartCounts(None, size * part.records // records, len(files) if place == 0 else 0)
+        for place, part in enumerate(batch.parts)
+    }

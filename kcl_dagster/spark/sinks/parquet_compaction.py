@@ -63,6 +63,8 @@ class Compaction:
     """Merges of an earlier compaction that was cut off."""
     failed: tuple[str, ...] = ()
     """What could not be merged, and why. The rest was merged."""
+    left_alone: str | None = None
+    """Why nothing was merged."""
 
 
 def compact(

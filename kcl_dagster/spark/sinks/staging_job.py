@@ -1,7 +1,9 @@
 """The Spark job that writes the files of a batch which is decided in a chain."""
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -10,6 +12,7 @@ from pyspark.sql.types import StringType
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.runtime import Clock, system
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sealing import Sealed
 from kcl_dagster.spark.sinks.batch_files import (
@@ -20,10 +23,33 @@ from kcl_dagster.spark.sinks.batch_files import (
     StageFiles,
     StagingStore,
     batch_files,
+    utc,
 )
 from kcl_dagster.spark.sinks.layout import Layout
-from kcl_dagster.spark.sinks.writing import has_own_times, warn_of_large_batch, warn_of_no_times
+from kcl_dagster.spark.staged_ranges import StagedRecords
 from kcl_dagster.worker.batch import Batch, FileCounts, PartCounts
+from kcl_dagster.worker.stored_counts import ARRIVAL
+
+log = logging.getLogger(__name__)
+
+MANY_FILES: Final = 100  # of one batch; a small file takes some tens of milliseconds
+_WARNED_SECONDS: Final = 3600.0
+
+
+@dataclass(slots=True)
+class _Warned:
+    clock: Clock = field(default_factory=lambda: system().clock)
+    at: dict[str, float] = field(default_factory=dict)
+
+    def is_due(self, root: str) -> bool:
+        now = self.clock.monotonic()
+        if now - self.at.get(root, float("-inf")) < _WARNED_SECONDS:
+            return False
+        self.at[root] = now
+        return True
+
+
+_warned = _Warned()
 
 
 @dataclass(slots=True)
@@ -39,17 +65,24 @@ class StagingJob:
     """Of the output; only where the files belong to a table."""
 
     def run(
-        self, output: DataFrame, origin: object, batch: Batch, chain: ChainId, number: int, *, is_as_read: bool
+        self,
+        output: DataFrame,
+        held: Sealed | StagedRecords | None,
+        batch: Batch,
+        chain: ChainId,
+        number: int,
+        *,
+        is_as_read: bool,
     ) -> tuple[list[BatchFile], dict[LeaseKey, PartCounts]]:
-        """Write the files, and count what they hold of each lease. Raises what Spark raises. `origin`: of an output
-        that is the records as they were read, all columns and no further ones, see `spark.origins`; else None.
-        `is_as_read`: each record is a row."""
+        """Write the files, and count what they hold of each lease. Raises what Spark raises. `held`: what the
+        fetch holds, if the output is the records as they were read, with no further columns. `is_as_read`: each
+        record is a row."""
         if not self.layout.is_flat:
             self.layout.check(output.schema)
         if self.table is not None and self.table.target is not None and self.schema is not None:
             self.table.target.check(self.schema)
-        if isinstance(origin, Sealed):
-            rows, unseal = origin.frame, origin.unseal()  # opened where it is written
+        if isinstance(held, Sealed):
+            rows, unseal = held.frame, held.unseal()  # opened where it is written
         else:
             rows, unseal = output, None
         time_column = batch.time_column
@@ -70,7 +103,7 @@ class StagingJob:
         if is_as_read:
             self.check_rows(files, batch)
         warn_of_large_batch(self.store.root, len(files))
-        if has_own_times(time_column) and files and time_column not in output.columns:
+        if has_own_times(time_column) and files and not _has_times(output, files, str(time_column)):
             warn_of_no_times(self.store.root, str(time_column))
         return files, {} if time_column is None else counts_of(files, batch)
 
@@ -83,6 +116,12 @@ class StagingJob:
 
 def _has_texts(output: DataFrame, column: str) -> bool:
     return column in output.columns and isinstance(output.schema[column].dataType, StringType)
+
+
+def _has_times(output: DataFrame, files: Sequence[BatchFile], column: str) -> bool:
+    """Whether the output has the column, and the files hold times of it as far as is known."""
+    counted = [held.minutes for file in files for held in (file.leases or {}).values()]
+    return column in output.columns and (not counted or any(minutes is not None for minutes in counted))
 
 
 def counts_of(files: Sequence[BatchFile], batch: Batch) -> dict[LeaseKey, PartCounts]:
@@ -106,3 +145,35 @@ def _of_lease(shares: Sequence[tuple[FileCounts, RowsOfLease]]) -> PartCounts:
         return PartCounts(counts)
     rows = sum(held.rows for _, held in shares)
     return PartCounts(None, sum(one.bytes for one in counts), sum(one.files for one in counts), rows)
+
+
+def schema_of(output: DataFrame) -> pa.Schema:
+    """As the files will have it, partition columns included. Evaluates nothing."""
+    return utc(output.limit(0).toArrow().schema)
+
+
+def has_own_times(time_column: str | None) -> bool:
+    """Whether rows are counted by a time of their own, and may be late."""
+    return time_column not in (None, ARRIVAL)
+
+
+def warn_of_no_times(root: str, column: str) -> None:
+    """At most once an hour. It fails no batch: a policy could then set all records aside, which are good ones."""
+    if _warned.is_due(f"{root} {column}"):
+        log.warning(
+            "the output for %s has no timestamp column %s, which event_time names: its rows count for no window, "
+            "and late ones materialize none. Correct event_time, or cast the column to a timestamp",
+            root,
+            column,
+        )
+
+
+def warn_of_large_batch(root: str, files: int) -> None:
+    """At most once an hour; of a batch whose files are those of all its shards."""
+    if files > MANY_FILES and _warned.is_due(root):
+        log.warning(
+            "a batch wrote %d files into %s, one for each task and partition value: partition by a column with "
+            "fewer values, such as a day, or store larger batches",
+            files,
+            root,
+        )

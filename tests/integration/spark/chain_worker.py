@@ -41,11 +41,11 @@ def consumer(kind: str, stream: str, place: str) -> Consumer:
         batch={"max_seconds": 1.0, "idle_seconds": 0.1},
     )
     if kind == "parquet":
-        sink = kcl.parquet(place, partition_by=["kind"], commit="chains")
+        sink = kcl.parquet(place, partition_by=["kind"])
     elif kind == "iceberg":
-        sink = kcl.iceberg(TABLE, partition_by=["kind"], commit="chains", commit_seconds=COMMIT_SECONDS)
+        sink = kcl.iceberg(TABLE, partition_by=["kind"], commit_seconds=COMMIT_SECONDS)
     else:
-        sink = kcl.delta(place, partition_by=["kind"], commit="chains", commit_seconds=COMMIT_SECONDS)
+        sink = kcl.delta(place, partition_by=["kind"], commit_seconds=COMMIT_SECONDS)
     return kcl.kcl_consumer(application=application, sink=sink, name="records")(transform)
 
 

@@ -40,10 +40,10 @@ from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
+from kcl_dagster.spark.records import Records
 from kcl_dagster.spark.session import SparkSettings, start_session
 from kcl_dagster.spark.sharing import check_sharing
 from kcl_dagster.spark.sinks.parquet import ParquetSink
-from kcl_dagster.spark.sinks.staged_parquet import StagedParquetSink
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.worker.batch import Batch, Budget, Part, Range
 
@@ -181,17 +181,17 @@ def main(master: str, endpoint: str, folder: str, rounds: list[str]) -> dict[str
         settings = settings.model_copy(update={"conf": settings.conf | HASTY | logged})
     spark = start_session(settings, "chaos")
     sink, connection = ParquetSink(folder), Connection(endpoint_url=endpoint, **KEYS)
-    check_sharing(spark, sink, "shared")
+    check_sharing(spark, sink.stores_into, "shared")
     left_behind = [path.name for path in Path(folder).rglob("*") if path.is_file()]
     try:
-        check_sharing(spark, ParquetSink(OWN_DIRECTORY), "unshared")
+        check_sharing(spark, ParquetSink(OWN_DIRECTORY).stores_into, "unshared")
         unshared = ""
     except ConfigurationError as error:
         unshared = str(error)
     reading = EngineSettings(tasks=2, limits=ShardLimits.unlimited())
     frozen = SparkEngine(spark, connection, reading)
-    chained = StagedParquetSink(folder, transform=as_it_came)
-    staging = SparkEngine(spark, connection, reading, sink=chained)
+    chained = ParquetSink(folder, transform=as_it_came)
+    staging = SparkEngine(spark, connection, reading, staging=chained.staging)
     shards = [shard["ShardId"] for shard in kinesis.list_shards(StreamName="clicks")["Shards"]]
     ranges = [Range(LeaseKey(shard), StreamIdentifier("clicks"), shard, TRIM_HORIZON, 1) for shard in shards]
     producer = Producer(kinesis)
@@ -203,7 +203,7 @@ def main(master: str, endpoint: str, folder: str, rounds: list[str]) -> dict[str
         if settings.mode == "cluster":
             spark.sparkContext.setJobDescription(kind)
         is_staged = kind.startswith(STAGED)
-        engine, store = (staging, partial(stage, chained)) if is_staged else (frozen, sink.write)
+        engine, store = (staging, partial(stage, chained)) if is_staged else (frozen, partial(stage, sink))
         ranges, records, tries = one_batch(spark, engine, store, ranges, kind.removeprefix(STAGED))
         retries, counted = retries + tries, counted + records
     for engine in (frozen, staging):
@@ -227,7 +227,7 @@ def as_it_came(records: DataFrame) -> DataFrame:
     return records
 
 
-def stage(sink: StagedParquetSink, data: DataFrame, batch: Batch) -> None:
+def stage(sink: ParquetSink, data: Records, batch: Batch) -> None:
     """What a worker does that decides its batches in a chain, without the entry."""
     staged = sink.stage(data, batch, CHAIN, next(_numbers))
     assert publish(sink.stores_into, CHAIN, PublishingEntry("1", staged.files, ()))
@@ -236,7 +236,7 @@ def stage(sink: StagedParquetSink, data: DataFrame, batch: Batch) -> None:
 def one_batch(
     spark: SparkSession,
     engine: SparkEngine,
-    store: Callable[[DataFrame, Batch], None],
+    store: Callable[[Records, Batch], None],
     ranges: list[Range],
     kind: str,
 ) -> tuple[list[Range], int, int]:

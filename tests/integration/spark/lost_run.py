@@ -18,6 +18,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.spark.session import SparkSettings, start_session
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.worker.batch import Batch, Part
+from tests.doubles.parts import Parts
 
 
 def kill_executor(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -42,7 +43,7 @@ def main(folder: str) -> str:
     part = Part("app", lease, StreamIdentifier("clicks"), lease, TRIM_HORIZON, Checkpoint("9"), 1, 1, 1)
     records = spark.createDataFrame([("9", lease)], "sequence_number string, lease_key string")
     try:
-        ParquetSink(folder, transform=transform).write(records, Batch("app", WorkerId("w"), (part,)))
+        Parts(ParquetSink(folder, transform=transform)).write(records, Batch("app", WorkerId("w"), (part,)))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:

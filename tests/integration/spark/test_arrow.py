@@ -19,7 +19,6 @@ from kcl_dagster.errors import BatchError, ConfigurationError, RecordRefused, Si
 from kcl_dagster.spark.arrow_transform import ArrowTransform
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.sinks.parquet import ParquetSink
-from kcl_dagster.spark.sinks.staged_parquet import StagedParquetSink
 from kcl_dagster.testing import consuming
 from kcl_dagster.testing.consuming import EmbeddedAws, consume, embedded_aws, records
 from kcl_dagster.worker.report import BatchReport, Outcome
@@ -42,8 +41,8 @@ def odd(table: pa.Table) -> pa.Table:
     return pa.concat_tables([rows, rows])
 
 
-def sink_of(path: Path, function: Callable[[pa.Table], Any], **more: Any) -> StagedParquetSink:
-    return StagedParquetSink(str(path), transform=ArrowTransform(function), **more)
+def sink_of(path: Path, function: Callable[[pa.Table], Any], **more: Any) -> ParquetSink:
+    return ParquetSink(str(path), transform=ArrowTransform(function), **more)
 
 
 def rows_of(path: Path) -> Any:
@@ -233,7 +232,7 @@ def test_a_consumer_of_tables_stores_each_record_once(
     consumer = kcl.kcl_consumer(
         application="arrow-clicks",
         stream="clicks",
-        sink=kcl.parquet(str(tmp_path), commit="chains", partition_by=["day(at)"]),
+        sink=kcl.parquet(str(tmp_path), partition_by=["day(at)"]),
         batch=kcl.BatchSettings(max_seconds=0.5, idle_seconds=0.1, max_records=60),
         arrow=True,
     )(clicks)
@@ -250,7 +249,7 @@ def test_a_record_that_fails_is_set_aside_as_with_every_transform(
     consumer = kcl.kcl_consumer(
         application="arrow-poisoned",
         stream="poisoned",
-        sink=kcl.parquet(str(lake), commit="chains"),
+        sink=kcl.parquet(str(lake)),
         batch=kcl.BatchSettings(
             max_seconds=0.3,
             idle_seconds=0.1,
@@ -282,4 +281,3 @@ def test_a_function_of_tables_is_a_transform_of_frames_for_replays(spark: SparkS
     output = ArrowTransform(clicks)(given)
     assert output.columns == ["n", "chance", "at"]
     assert sorted(row.n for row in output.collect()) == list(range(5))
-    assert ParquetSink("/tmp/nowhere", transform=ArrowTransform(clicks)).path.endswith("nowhere")

@@ -21,7 +21,7 @@ from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
-from kcl_dagster.spark.sinks.delta import open_table
+from kcl_dagster.spark.sinks.delta_compaction import open_table
 from kcl_dagster.spark.storage import S3Options, S3Store, open_store
 from kcl_dagster.testing import EmulatorResource
 from tests.acceptance.family import wait_for

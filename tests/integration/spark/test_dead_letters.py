@@ -2,7 +2,6 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import cast
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -10,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.dead_letter_replay import ToSink, replay
-from kcl_dagster.worker.batch import Sink
+from kcl_dagster.spark.records import Records
 from kcl_dagster.worker.parts_chain import PartsChain
 from tests.integration.spark.test_sinks import Place, part, place, write
 from tests.unit.spark.test_dead_letter_replay import APP, Killed, box, letter, names
@@ -20,15 +19,10 @@ __all__ = ["place"]  # a fixture
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize("commit", ["chains", "leases"])
-def test_letters_are_stored_once_in_every_sink(
-    place: Place, spark: SparkSession, tmp_path: Path, commit: str
-) -> None:
+def test_letters_are_stored_once_in_every_sink(place: Place, spark: SparkSession, tmp_path: Path) -> None:
     mended = True
 
-    def opened() -> Sink[DataFrame]:
-        if commit == "leases":
-            return cast("Sink[DataFrame]", place.open(transform=transform))
+    def opened() -> PartsChain[Records]:
         return PartsChain(place.open_staging(transform=transform), f"{APP}/letters", "letters", system())
 
     def transform(records: DataFrame) -> DataFrame:
@@ -38,7 +32,7 @@ def test_letters_are_stored_once_in_every_sink(
         return records.select("lease_key", "sequence_number", "arrival_timestamp", checked.alias("data"))
 
     sink = opened()
-    write(sink, spark, part(1, 1000, 1003, 5))
+    write(place.open(transform=transform), spark, part(1, 1000, 1003, 5))
     store = box(
         tmp_path / "letters", *[letter(number) for number in (10, 11, 12)], letter(13, "shardId-000000000001")
     )

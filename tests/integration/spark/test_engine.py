@@ -16,6 +16,7 @@ from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.worker.batch import Budget, Range
+from tests.doubles.parts import Parts
 from tests.integration.spark.conftest import GENEROUS, Stream, batch_of
 
 pytestmark = pytest.mark.spark
@@ -32,7 +33,7 @@ def test_a_fetch_reads_every_shard_in_order_and_says_how_far(stream: Stream, eng
     assert fetched.failures == {}
     assert sum(progress.records for progress in fetched.progress.values()) == 700
     for shard in stream.shards():
-        rows = fetched.data([LeaseKey(shard)]).collect()
+        rows = fetched.data([LeaseKey(shard)]).frame.collect()
         progress = fetched.progress[LeaseKey(shard)]
         assert len(rows) == progress.records > 0
         assert [row.sequence_number for row in rows] == sorted((row.sequence_number for row in rows), key=int)
@@ -51,7 +52,7 @@ def test_the_next_fetch_goes_on_where_the_last_one_ended(stream: Stream, engine:
     for _ in range(3):
         stream.produce(100)
         fetched = engine.fetch(ranges, GENEROUS)
-        seen += numbers(fetched.data([r.lease for r in ranges]))
+        seen += numbers(fetched.data([r.lease for r in ranges]).frame)
         ranges = [
             replace(r, after=fetched.progress[r.lease].through or r.after, number=r.number + 1) for r in ranges
         ]
@@ -63,7 +64,7 @@ def test_records_that_arrive_later_do_not_change_the_batch(stream: Stream, engin
     stream.produce(50)
     fetched = engine.fetch(stream.ranges(), GENEROUS)
     stream.produce(50)
-    frame = fetched.data([LeaseKey(shard) for shard in stream.shards()])
+    frame = fetched.data([LeaseKey(shard) for shard in stream.shards()]).frame
     assert sorted(numbers(frame)) == list(range(50))
     assert sorted(numbers(frame)) == list(range(50))
 
@@ -76,7 +77,7 @@ def test_a_pinned_range_is_read_exactly_through_its_end(stream: Stream, engine: 
     second = engine.fetch(pinned, Budget(records=1, bytes=1, seconds=0.01))
     for lease, progress in second.progress.items():
         assert progress.through == first.progress[lease].through
-        assert numbers(second.data([lease])) == numbers(first.data([lease]))
+        assert numbers(second.data([lease]).frame) == numbers(first.data([lease]).frame)
 
 
 def test_a_budget_ends_the_fetch(stream: Stream, engine: SparkEngine) -> None:
@@ -93,7 +94,7 @@ def test_a_shard_that_cannot_be_read_does_not_stop_the_others(stream: Stream, en
     fetched = engine.fetch(ranges, GENEROUS)
     assert set(fetched.failures) == {missing.lease}
     assert len(fetched.progress) == 2
-    assert sum(p.records for p in fetched.progress.values()) == fetched.data(list(fetched.progress)).count()
+    assert sum(p.records for p in fetched.progress.values()) == fetched.data(list(fetched.progress)).frame.count()
 
 
 # Reading ahead
@@ -112,7 +113,7 @@ def test_what_was_read_ahead_is_the_next_batch(stream: Stream, engine: SparkEngi
     ahead = following(first, ranges)
     engine.prefetch(ahead, GENEROUS)
     second = engine.fetch(ahead, GENEROUS)
-    assert sorted(numbers(second.data([r.lease for r in ahead]))) == list(range(90, 180))
+    assert sorted(numbers(second.data([r.lease for r in ahead]).frame)) == list(range(90, 180))
 
 
 class Hold:
@@ -142,9 +143,9 @@ def test_the_next_batch_is_read_while_one_is_written(stream: Stream, engine: Spa
     assert reading is not None
     reading.add_done_callback(lambda _: was_read.touch())
     # Writing ends only after the other has been read.
-    assert first.data([r.lease for r in ranges]).mapInArrow(Hold(was_read), "data binary").count() == 90
+    assert first.data([r.lease for r in ranges]).frame.mapInArrow(Hold(was_read), "data binary").count() == 90
     second = engine.fetch(ahead, GENEROUS)
-    assert sorted(numbers(second.data([r.lease for r in ahead]))) == list(range(90, 150))
+    assert sorted(numbers(second.data([r.lease for r in ahead]).frame)) == list(range(90, 150))
 
 
 def test_ranges_that_were_not_read_ahead_join_the_batch(
@@ -155,13 +156,12 @@ def test_ranges_that_were_not_read_ahead_join_the_batch(
     engine.prefetch(ranges[:2], GENEROUS)
     fetched = engine.fetch(ranges, GENEROUS)
     assert set(fetched.progress) == {r.lease for r in ranges}
-    assert sorted(numbers(fetched.data([r.lease for r in ranges]))) == list(range(90))
-    assert fetched.data([ranges[2].lease]).count() == fetched.progress[ranges[2].lease].records
+    assert sorted(numbers(fetched.data([r.lease for r in ranges]).frame)) == list(range(90))
+    assert fetched.data([ranges[2].lease]).frame.count() == fetched.progress[ranges[2].lease].records
     found = list(fetched.progress.values())
-    ParquetSink(str(tmp_path)).write(fetched.data([p.range.lease for p in found]), batch_of(found))
-    stored = {file.name: pq.read_table(file) for file in tmp_path.rglob("*.parquet")}
-    assert sorted(table.num_rows for table in stored.values()) == sorted(p.records for p in found)
-    assert {int(bytes(x)[:8]) for t in stored.values() for x in t["data"].to_pylist()} == set(range(90))
+    Parts(ParquetSink(str(tmp_path))).write(fetched.data([p.range.lease for p in found]), batch_of(found))
+    stored = [pq.read_table(file)["data"].to_pylist() for file in tmp_path.rglob("*.parquet")]
+    assert sorted(int(bytes(data)[:8]) for file in stored for data in file) == list(range(90))
 
 
 def test_a_shard_that_was_lost_meanwhile_takes_no_part(stream: Stream, engine: SparkEngine) -> None:
@@ -170,7 +170,7 @@ def test_a_shard_that_was_lost_meanwhile_takes_no_part(stream: Stream, engine: S
     engine.prefetch(ranges, GENEROUS)
     fetched = engine.fetch(ranges[:1], GENEROUS)
     assert set(fetched.progress) == {ranges[0].lease}
-    assert fetched.data([ranges[0].lease]).count() == fetched.progress[ranges[0].lease].records
+    assert fetched.data([ranges[0].lease]).frame.count() == fetched.progress[ranges[0].lease].records
 
 
 def test_a_shard_whose_batch_has_to_be_repeated_is_not_read_from_what_was_read_ahead(
@@ -186,8 +186,8 @@ def test_a_shard_whose_batch_has_to_be_repeated_is_not_read_from_what_was_read_a
     repeated = replace(ranges[0], through=done.through, first=done.first)
     second = engine.fetch([repeated, *ahead[1:]], GENEROUS)
     assert second.progress[repeated.lease].through == done.through
-    assert numbers(second.data([repeated.lease])) == numbers(first.data([repeated.lease]))
-    whole = second.data([r.lease for r in ranges])
+    assert numbers(second.data([repeated.lease]).frame) == numbers(first.data([repeated.lease]).frame)
+    whole = second.data([r.lease for r in ranges]).frame
     assert whole.count() == sum(progress.records for progress in second.progress.values())
     assert len(second.records(repeated.lease)) == done.records
     assert second.midpoint(repeated.lease) == first.midpoint(repeated.lease)
@@ -198,7 +198,7 @@ def test_a_read_ahead_that_nobody_wants_is_stopped(stream: Stream, engine: Spark
     began = time.monotonic()
     engine.prefetch(stream.ranges(number=7), Budget(10**6, 10**9, seconds=60.0))
     fetched = engine.fetch(stream.ranges(number=8), GENEROUS)
-    assert sorted(numbers(fetched.data([LeaseKey(shard) for shard in stream.shards()]))) == list(range(30))
+    assert sorted(numbers(fetched.data([LeaseKey(shard) for shard in stream.shards()]).frame)) == list(range(30))
     engine.close()
     assert time.monotonic() - began < 50
 
@@ -208,11 +208,11 @@ def test_shards_can_push_instead(stream: Stream, spark: SparkSession, connection
     ranges = stream.ranges()
     stream.produce(90)
     first = engine.fetch(ranges, replace(GENEROUS, seconds=1.0))
-    assert sorted(numbers(first.data([r.lease for r in ranges]))) == list(range(90))
+    assert sorted(numbers(first.data([r.lease for r in ranges]).frame)) == list(range(90))
     stream.produce(90)
     # Longer than a subscription must be left alone before the next one.
     second = engine.fetch(following(first, ranges), replace(GENEROUS, seconds=8.0))
-    assert sorted(numbers(second.data([r.lease for r in ranges]))) == list(range(90, 180))
+    assert sorted(numbers(second.data([r.lease for r in ranges]).frame)) == list(range(90, 180))
     engine.close()
 
 

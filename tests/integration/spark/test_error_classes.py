@@ -16,34 +16,35 @@ from kcl_dagster.errors import (
     ProcessingTimeout,
     RecordRefused,
     SinkError,
-    TransformError,
 )
 from kcl_dagster.spark.failures import CONTENT_CHANGED, SINK_FAILED
 from kcl_dagster.spark.interruption import TAG, Interruption, tag_jobs
+from kcl_dagster.spark.records import Records
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
 from kcl_dagster.spark.sinks.parquet import ParquetSink
-from kcl_dagster.spark.sinks.writing import file_stem
+from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.processing_watch import ProcessingWatch
 from tests.doubles.clock import FakeClock
-from tests.integration.spark.test_sinks import part, write
+from tests.doubles.parts import Parts
+from tests.integration.spark.test_sinks import batch, part, records, write
 
 pytestmark = pytest.mark.spark
 
 Open = Callable[[Path, Callable[[DataFrame], DataFrame]], Any]
 
 
-def iceberg(folder: Path, transform: Callable[[DataFrame], DataFrame]) -> IcebergSink:
+def iceberg(folder: Path, transform: Callable[[DataFrame], DataFrame]) -> Parts:
     catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": str(folder / "lake")}
-    return IcebergSink("lake.clicks", catalog, transform=transform)
+    return Parts(IcebergSink("lake.clicks", catalog, transform=transform))
 
 
 SINKS: dict[str, Open] = {
-    "parquet": lambda folder, transform: ParquetSink(str(folder), transform=transform),
-    "delta": lambda folder, transform: DeltaSink(str(folder), transform=transform),
+    "parquet": lambda folder, transform: Parts(ParquetSink(str(folder), transform=transform)),
+    "delta": lambda folder, transform: Parts(DeltaSink(str(folder), transform=transform)),
     "iceberg": iceberg,
 }
 
@@ -66,20 +67,11 @@ def test_a_text_that_no_file_can_hold_is_the_records_failure(
     write(sink, spark, part(1, 1000, 1000, 1))  # the record before it can be stored
 
 
-@pytest.mark.audit("B1")
-def test_a_row_of_no_shard_of_the_batch_is_the_codes_failure(spark: SparkSession, tmp_path: Path) -> None:
-    sink = ParquetSink(str(tmp_path), transform=lambda records: records.withColumn("lease_key", F.lit("elsewhere")))
-    with pytest.raises(TransformError, match="which is no shard of this batch") as caught:
-        write(sink, spark, part(1, 1000, 1001, 1))
-    assert class_of(caught.value) is ErrorClass.CODE
-
-
 def test_a_file_that_an_executor_cannot_store_is_the_sinks_failure(spark: SparkSession, tmp_path: Path) -> None:
-    this = part(1, 1000, 1001, 1)
-    (tmp_path / f"{file_stem(this)}.parquet").mkdir()
-    sink = ParquetSink(str(tmp_path), transform=lambda records: records.select("lease_key", "data"))
-    with pytest.raises(SinkError, match="could not be written") as caught:
-        write(sink, spark, this)
+    (tmp_path / "_staged").write_text("no directory")
+    sink = Parts(ParquetSink(str(tmp_path), transform=lambda records: records.select("lease_key", "data")))
+    with pytest.raises(SinkError, match="could not be staged") as caught:
+        write(sink, spark, part(1, 1000, 1001, 1))
     assert class_of(caught.value) is ErrorClass.SINK
 
 
@@ -95,7 +87,7 @@ def test_a_record_does_not_choose_the_class_of_an_error_that_quotes_it(
         return records.withColumn("price", told.cast("int"))
 
     with pytest.raises(Exception, match=r"cannot be cast|For input string") as caught:
-        write(ParquetSink(str(tmp_path), transform=price), spark, part(1, 1000, 1001, 1))
+        write(Parts(ParquetSink(str(tmp_path), transform=price)), spark, part(1, 1000, 1001, 1))
     assert class_of(caught.value) is ErrorClass.CODE
 
 
@@ -118,11 +110,13 @@ def raises(error: Exception) -> Callable[[DataFrame], DataFrame]:
 def test_whatever_a_transform_raises_or_returns_is_the_codes_failure(
     transform: Callable[[DataFrame], DataFrame], spark: SparkSession, tmp_path: Path
 ) -> None:
-    for sink in (ParquetSink(str(tmp_path), transform=transform), ForeachBatchSink(print, transform=transform)):
-        if transform is to_pandas and isinstance(sink, ForeachBatchSink):
-            continue  # there the function stores whatever the transform returns
+    whole = batch(part(1, 1000, 1001, 1))
+    stores: list[Callable[[Records, Batch], None]] = [Parts(ParquetSink(str(tmp_path), transform=transform)).write]
+    if transform is not to_pandas:  # a function of the user's stores whatever the transform returns
+        stores.append(ForeachBatchSink(print, transform=transform).write)
+    for store in stores:
         with pytest.raises(Exception, match=r"mine|must return a DataFrame") as caught:
-            write(sink, spark, part(1, 1000, 1001, 1))
+            store(Records.of(records(spark, whole)), whole)
         assert class_of(caught.value) is ErrorClass.CODE
 
 
@@ -146,7 +140,7 @@ def test_a_function_that_hangs_in_an_executor_is_cancelled(spark: SparkSession, 
                 watch.step()
 
     udf = F.udf(hang, "int", useArrow=False)
-    sink = ParquetSink(str(tmp_path / "lake"), transform=lambda df: df.withColumn("x", udf("data")))
+    sink = Parts(ParquetSink(str(tmp_path / "lake"), transform=lambda df: df.withColumn("x", udf("data"))))
     thread = threading.Thread(target=housekeeping)
     thread.start()
     tag_jobs(spark)
@@ -157,7 +151,7 @@ def test_a_function_that_hangs_in_an_executor_is_cancelled(spark: SparkSession, 
         spark.sparkContext.removeJobTag(TAG)
         over.set()
         thread.join()
-    write(ParquetSink(str(tmp_path / "lake")), spark, part(1, 1000, 1001, 1))  # the session lives
+    write(Parts(ParquetSink(str(tmp_path / "lake"))), spark, part(1, 1000, 1001, 1))  # the session lives
 
 
 def test_an_expression_that_fails_when_spark_evaluates_it_is_told_with_its_place(
@@ -168,7 +162,7 @@ def test_an_expression_that_fails_when_spark_evaluates_it_is_told_with_its_place
         return records.select("lease_key", word.cast("int").alias("amount"))
 
     with pytest.raises(Exception, match="CAST_INVALID_INPUT") as caught:
-        write(ParquetSink(str(tmp_path), transform=amount), spark, part(1, 1000, 1001, 1))
+        write(Parts(ParquetSink(str(tmp_path), transform=amount)), spark, part(1, 1000, 1001, 1))
     line = amount.__code__.co_firstlineno + 2
     text = full(caught.value)
     assert f'File "{__file__}", line {line}, in the call of cast' in text
@@ -184,7 +178,7 @@ def test_an_error_in_an_executor_is_told_with_its_place(spark: SparkSession, tmp
         raise ValueError("my bug 42")
 
     udf = F.udf(price, "int", useArrow=False)
-    sink = ParquetSink(str(tmp_path), transform=lambda df: df.withColumn("price", udf("data")))
+    sink = Parts(ParquetSink(str(tmp_path), transform=lambda df: df.withColumn("price", udf("data"))))
     with pytest.raises(Exception, match="my bug 42") as caught:
         write(sink, spark, part(1, 1000, 1001, 1))
     text = full(caught.value)

@@ -20,6 +20,7 @@ from kcl_dagster.spark.failures import is_content_changed
 from kcl_dagster.spark.fetched_batch import FetchedBatch
 from kcl_dagster.spark.frozen import FrozenRanges
 from kcl_dagster.spark.sinks.parquet import ParquetSink
+from tests.doubles.parts import Parts
 from tests.integration.spark.conftest import GENEROUS, Stream, batch_of
 
 pytestmark = pytest.mark.spark
@@ -117,7 +118,7 @@ USER_CODE: dict[str, Callable[[DataFrame], DataFrame]] = {
 # sight; these show that rows are opened at all.
 @pytest.mark.parametrize("name", ["nothing", "a constant", "count", "limit", "a key nobody has"])
 def test_user_code_cannot_hide_a_swapped_batch(name: str, swapped: FetchedBatch) -> None:
-    output = USER_CODE[name](swapped.data(list(swapped.progress)))
+    output = USER_CODE[name](swapped.data(list(swapped.progress)).frame)
     with pytest.raises(Exception) as caught:  # noqa: PT011 - which of Spark's classes it is depends on the plan
         output.collect()
     assert is_content_changed(caught.value)
@@ -126,7 +127,7 @@ def test_user_code_cannot_hide_a_swapped_batch(name: str, swapped: FetchedBatch)
 @pytest.mark.parametrize("name", ["a constant", "filter and limit"])
 def test_user_code_cannot_hide_it_when_a_lease_was_dropped(name: str, swapped: FetchedBatch) -> None:
     """Leases that are lost while the batch is prepared are filtered out: that filter may not hide it either."""
-    output = USER_CODE[name](swapped.data(list(swapped.progress)[:2]))
+    output = USER_CODE[name](swapped.data(list(swapped.progress)[:2]).frame)
     with pytest.raises(Exception) as caught:  # noqa: PT011 - as above
         output.collect()
     assert is_content_changed(caught.value)
@@ -134,11 +135,11 @@ def test_user_code_cannot_hide_it_when_a_lease_was_dropped(name: str, swapped: F
 
 @pytest.mark.parametrize("name", USER_CODE)
 def test_a_batch_that_is_whole_is_evaluated(name: str, whole: FetchedBatch) -> None:
-    assert USER_CODE[name](whole.data(list(whole.progress))).collect() or name == "a key nobody has"
+    assert USER_CODE[name](whole.data(list(whole.progress)).frame).collect() or name == "a key nobody has"
 
 
 def test_a_sink_stores_nothing_of_a_swapped_batch(swapped: FetchedBatch, tmp_path: Path) -> None:
-    sink = ParquetSink(str(tmp_path), transform=lambda df: df.where("data is not null"))
+    sink = Parts(ParquetSink(str(tmp_path), transform=lambda df: df.where("data is not null")))
     with pytest.raises(BatchContentChanged, match="read again"):
         sink.write(swapped.data(list(swapped.progress)), batch_of(list(swapped.progress.values())))
     assert list(tmp_path.rglob("*.parquet")) == []
@@ -150,7 +151,7 @@ def test_blocks_that_were_lost_are_not_read_again(stream: Stream, engine: SparkE
     stream.produce(60)
     fetched.release()
     with pytest.raises(BatchContentChanged):
-        ParquetSink(str(tmp_path)).write(
+        Parts(ParquetSink(str(tmp_path))).write(
             fetched.data([LeaseKey(shard) for shard in stream.shards()]), batch_of(list(fetched.progress.values()))
         )
 

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from kcl_dagster.errors import BatchError, SinkError
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.worker.error_class import ErrorClass, class_of
+from tests.doubles.parts import Parts
 from tests.integration.spark.test_sinks import part, write
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1000)]
@@ -30,7 +31,7 @@ def test_a_python_process_that_is_killed(spark: SparkSession, tmp_path: Path) ->
         return records.mapInArrow(kill_python, records.schema)
 
     with pytest.raises(BatchError, match="Spark lost a process") as caught:
-        write(ParquetSink(str(tmp_path), transform=transform), spark, part(1, 1000, 1001, 1))
+        write(Parts(ParquetSink(str(tmp_path), transform=transform)), spark, part(1, 1000, 1001, 1))
     assert not isinstance(caught.value, SinkError)
     assert class_of(caught.value) is ErrorClass.PLATFORM
 
@@ -44,7 +45,7 @@ def test_what_the_same_code_raises_is_its_own(spark: SparkSession, tmp_path: Pat
         return records.mapInArrow(raise_it, records.schema)
 
     with pytest.raises(Exception, match="ExecutorLostFailure") as caught:
-        write(ParquetSink(str(tmp_path), transform=transform), spark, part(1, 1000, 1001, 1))
+        write(Parts(ParquetSink(str(tmp_path), transform=transform)), spark, part(1, 1000, 1001, 1))
     assert class_of(caught.value) is ErrorClass.CODE
 
 

@@ -23,7 +23,7 @@ from kcl_dagster.spark import engine as engines
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.fetched_batch import FetchedBatch
-from kcl_dagster.spark.sinks.staged_parquet import StagedParquetSink
+from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.staged_ranges import FetchStaging, StagedRanges
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.worker.batch import Range
@@ -48,7 +48,7 @@ def is_staged(fetched: FetchedBatch) -> bool:
 class Storing:
     """A worker's batches: fetched, staged and published, one after the other."""
 
-    sink: StagedParquetSink
+    sink: ParquetSink
     engine: SparkEngine
     spark: SparkSession
     ranges: list[Range]
@@ -85,10 +85,8 @@ class Storing:
 
 
 @contextmanager
-def storing(
-    stream: Stream, spark: SparkSession, connection: Connection, sink: StagedParquetSink
-) -> Iterator[Storing]:
-    engine = SparkEngine(spark, connection, EngineSettings(limits=ShardLimits.unlimited()), sink=sink)
+def storing(stream: Stream, spark: SparkSession, connection: Connection, sink: ParquetSink) -> Iterator[Storing]:
+    engine = SparkEngine(spark, connection, EngineSettings(limits=ShardLimits.unlimited()), staging=sink.staging)
     try:
         yield Storing(sink, engine, spark, stream.ranges())
     finally:
@@ -98,7 +96,7 @@ def storing(
 def test_from_the_second_batch_on_the_fetch_stages_what_is_stored_as_it_was_read(
     stream: Stream, spark: SparkSession, connection: Connection, tmp_path: Path
 ) -> None:
-    with storing(stream, spark, connection, StagedParquetSink(str(tmp_path), transform=as_it_came)) as batches:
+    with storing(stream, spark, connection, ParquetSink(str(tmp_path), transform=as_it_came)) as batches:
         for turn in range(3):
             stream.produce(60)
             fetched = batches.fetch()
@@ -119,7 +117,7 @@ def test_from_the_second_batch_on_the_fetch_stages_what_is_stored_as_it_was_read
 def test_what_is_read_ahead_is_staged_then(
     stream: Stream, spark: SparkSession, connection: Connection, tmp_path: Path
 ) -> None:
-    with storing(stream, spark, connection, StagedParquetSink(str(tmp_path), transform=as_it_came)) as batches:
+    with storing(stream, spark, connection, ParquetSink(str(tmp_path), transform=as_it_came)) as batches:
         stream.produce(30)
         batches.store(batches.fetch())
         stream.produce(30)
@@ -140,7 +138,7 @@ def test_what_is_read_ahead_is_staged_then(
 def test_a_batch_that_is_not_what_was_staged_is_read_again(
     stream: Stream, spark: SparkSession, connection: Connection, tmp_path: Path, of: str
 ) -> None:
-    with storing(stream, spark, connection, StagedParquetSink(str(tmp_path), transform=as_it_came)) as batches:
+    with storing(stream, spark, connection, ParquetSink(str(tmp_path), transform=as_it_came)) as batches:
         stream.produce(30)
         batches.store(batches.fetch())
         stream.produce(60)
@@ -168,7 +166,7 @@ def test_a_transform_that_changes_its_mind_gets_the_records(
     def moody(records: DataFrame) -> DataFrame:
         return mood[0](records)
 
-    with storing(stream, spark, connection, StagedParquetSink(str(tmp_path), transform=moody)) as batches:
+    with storing(stream, spark, connection, ParquetSink(str(tmp_path), transform=moody)) as batches:
         for next_mood, expected in ((as_it_came, False), (changed, True), (changed, False), (as_it_came, False)):
             mood[0] = next_mood
             stream.produce(30)
@@ -183,9 +181,7 @@ def test_a_transform_that_changes_its_mind_gets_the_records(
 def test_folders_are_those_of_the_partition_values(
     stream: Stream, spark: SparkSession, connection: Connection, tmp_path: Path
 ) -> None:
-    sink = StagedParquetSink(
-        str(tmp_path), transform=as_it_came, partition_by=["hour(arrival_timestamp)", "shard_id"]
-    )
+    sink = ParquetSink(str(tmp_path), transform=as_it_came, partition_by=["hour(arrival_timestamp)", "shard_id"])
     with storing(stream, spark, connection, sink) as batches:
         folders = []
         for turn in range(2):
@@ -204,13 +200,13 @@ def test_folders_are_those_of_the_partition_values(
 def test_a_fetch_that_staged_can_be_looked_into_and_halved(
     stream: Stream, spark: SparkSession, connection: Connection, tmp_path: Path
 ) -> None:
-    with storing(stream, spark, connection, StagedParquetSink(str(tmp_path), transform=as_it_came)) as batches:
+    with storing(stream, spark, connection, ParquetSink(str(tmp_path), transform=as_it_came)) as batches:
         stream.produce(6)
         batches.store(batches.fetch())
         stream.produce(40)
         fetched = batches.fetch()
         assert is_staged(fetched)
-        rows = fetched.data(list(fetched.progress)).collect()
+        rows = fetched.data(list(fetched.progress)).frame.collect()
         for key in fetched.progress:
             places = sorted(Checkpoint(row.sequence_number, 0) for row in rows if row.lease_key == key)
             assert fetched.midpoint(key) == places[len(places) // 2 - 1]
@@ -238,7 +234,7 @@ class LosesItsExecutor:
         return written
 
 
-class LosingSink(StagedParquetSink):
+class LosingSink(ParquetSink):
     seen: str
 
     def staging(self) -> FetchStaging | None:
@@ -268,7 +264,7 @@ class Hangs:
         threading.Event().wait()
 
 
-class HangingSink(StagedParquetSink):
+class HangingSink(ParquetSink):
     def staging(self) -> FetchStaging | None:
         staging = super().staging()
         return None if staging is None else replace(staging, files=Hangs())

@@ -17,7 +17,7 @@ from kcl_dagster.emulator import Emulator
 from kcl_dagster.errors import SinkError, TransformError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.spark.fetch import Connection
-from kcl_dagster.spark.sinks.staged_parquet import StagedParquetSink
+from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.staging import StagedBatch
 from tests.integration.spark.conftest import GENEROUS, batch_of, new_engine, new_stream
@@ -38,12 +38,12 @@ def fetched(aws: Emulator, spark: SparkSession, connection: Connection) -> Itera
         read.release()
 
 
-def stage(sink: StagedParquetSink, fetched: tuple[Batch, Any], number: int = 1) -> StagedBatch:
+def stage(sink: ParquetSink, fetched: tuple[Batch, Any], number: int = 1) -> StagedBatch:
     batch, read = fetched
     return sink.stage(read.data([part.lease for part in batch.parts]), batch, CHAIN, number)
 
 
-def published(sink: StagedParquetSink, batch: StagedBatch, spark: SparkSession) -> DataFrame:
+def published(sink: ParquetSink, batch: StagedBatch, spark: SparkSession) -> DataFrame:
     publish(sink.stores_into, CHAIN, PublishingEntry("1", batch.files, ()))
     return spark.read.parquet(sink.path)
 
@@ -51,7 +51,7 @@ def published(sink: StagedParquetSink, batch: StagedBatch, spark: SparkSession) 
 def test_records_are_stored_as_they_were_read(
     fetched: tuple[Batch, Any], spark: SparkSession, tmp_path: Path
 ) -> None:
-    sink = StagedParquetSink(str(tmp_path))
+    sink = ParquetSink(str(tmp_path))
     batch = stage(sink, fetched)
     assert 1 <= len(batch.files) <= 2, "a file for each task, whatever the shards"
     assert sum(file.rows for file in batch.files) == RECORDS
@@ -71,7 +71,7 @@ def anything(records: DataFrame) -> DataFrame:
 
 
 def test_the_transform_may_be_any_function(fetched: tuple[Batch, Any], spark: SparkSession, tmp_path: Path) -> None:
-    sink = StagedParquetSink(str(tmp_path), transform=anything, partition_by=["kind"])
+    sink = ParquetSink(str(tmp_path), transform=anything, partition_by=["kind"])
     batch = stage(sink, fetched)
     assert 2 <= len(batch.files) <= 4, "a file for each task and partition value"
     assert batch.counts == {}
@@ -88,7 +88,7 @@ def totals(records: DataFrame) -> DataFrame:
 def test_a_batch_may_be_joined_and_aggregated_across_its_shards(
     fetched: tuple[Batch, Any], spark: SparkSession, tmp_path: Path
 ) -> None:
-    sink = StagedParquetSink(str(tmp_path), transform=totals)
+    sink = ParquetSink(str(tmp_path), transform=totals)
     rows = published(sink, stage(sink, fetched), spark).collect()
     per_shard = [part.records for part in fetched[0].parts]
     assert sorted(row.squared for row in rows) == sorted(records**2 for records in per_shard)
@@ -115,7 +115,7 @@ def test_what_an_attempt_has_staged_that_was_repeated_is_not_in_the_batch(
 ) -> None:
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10")
     try:
-        sink = StagedParquetSink(str(tmp_path), transform=loses_its_first_attempt(tmp_path), target_bytes=1)
+        sink = ParquetSink(str(tmp_path), transform=loses_its_first_attempt(tmp_path), target_bytes=1)
         batch = stage(sink, fetched)
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
@@ -135,12 +135,12 @@ def test_nothing_remains_of_a_batch_that_fails(fetched: tuple[Batch, Any], tmp_p
 
         return records.mapInArrow(rows, records.schema)
 
-    sink = StagedParquetSink(str(tmp_path), transform=fails, target_bytes=1)
+    sink = ParquetSink(str(tmp_path), transform=fails, target_bytes=1)
     with pytest.raises(Exception, match="a record that cannot be processed"):
         stage(sink, fetched)
     assert staged(sink.stores_into, CHAIN) == []
     with pytest.raises(TransformError):
-        stage(StagedParquetSink(str(tmp_path), transform=lambda records: 1), fetched)  # type: ignore[arg-type,return-value]
+        stage(ParquetSink(str(tmp_path), transform=lambda records: 1), fetched)  # type: ignore[arg-type,return-value]
 
 
 def test_a_batch_that_holds_other_records_than_were_counted_is_refused(
@@ -149,4 +149,4 @@ def test_a_batch_that_holds_other_records_than_were_counted_is_refused(
     batch, read = fetched
     some = [part.lease for part in batch.parts[:-1]]
     with pytest.raises(SinkError, match=f"a batch of {RECORDS} records"):
-        StagedParquetSink(str(tmp_path)).stage(read.data(some), batch, CHAIN, 1)
+        ParquetSink(str(tmp_path)).stage(read.data(some), batch, CHAIN, 1)

@@ -18,9 +18,9 @@ from kcl_dagster.errors import SinkError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
-from kcl_dagster.spark.sinks.staged_delta import StagedDeltaSink
-from kcl_dagster.spark.sinks.staged_iceberg import StagedIcebergSink
-from kcl_dagster.spark.sinks.staged_table import StagedTableSink
+from kcl_dagster.spark.sinks.delta import DeltaSink
+from kcl_dagster.spark.sinks.iceberg import IcebergSink
+from kcl_dagster.spark.sinks.table_sink import TableSink
 from kcl_dagster.spark.sinks.target import decoded_schema
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch
@@ -55,20 +55,20 @@ def catalog(path: Path) -> dict[str, str]:
     return {"type": "sql", "uri": f"sqlite:///{path}/catalog.db", "warehouse": str(path)}
 
 
-def sink_of(kind: str, path: Path, **settings: Any) -> StagedTableSink:
+def sink_of(kind: str, path: Path, **settings: Any) -> TableSink:
     if kind == "delta":
-        return StagedDeltaSink(str(path), **settings)
-    return StagedIcebergSink("lake.clicks", catalog(path), **settings)
+        return DeltaSink(str(path), **settings)
+    return IcebergSink("lake.clicks", catalog(path), **settings)
 
 
-def stage(sink: StagedTableSink, fetched: tuple[Batch, Any], number: int = 1) -> StagedBatch:
+def stage(sink: TableSink, fetched: tuple[Batch, Any], number: int = 1) -> StagedBatch:
     batch, read = fetched
     return sink.stage(read.data([part.lease for part in batch.parts]), batch, CHAIN, number)
 
 
-def commit(sink: StagedTableSink, number: int, *batches: StagedBatch) -> None:
+def commit(sink: TableSink, number: int, *batches: StagedBatch) -> None:
     entries = [PublishingEntry("1", batch.files, (), rules=batch.rules) for batch in batches]
-    sink.chained_table.commit(APPLICATION, number, entries, WrittenThrough(1_700_000_000))
+    sink.commits.table.commit(APPLICATION, number, entries, WrittenThrough(1_700_000_000))
 
 
 def rows(path: Path, kind: str = "delta") -> pa.Table:
@@ -132,16 +132,14 @@ def test_the_transform_may_be_any_function_and_partitions_have_their_values(
 def test_rows_that_violate_a_constraint_are_the_failure_of_their_batch_before_the_decision(
     fetched: tuple[Batch, Any], tmp_path: Path
 ) -> None:
-    sink = StagedDeltaSink(str(tmp_path), transform=numbered)
+    sink = DeltaSink(str(tmp_path), transform=numbered)
     commit(sink, 1, stage(sink, fetched))
     DeltaTable(str(tmp_path)).alter.add_constraint({"small": f"n < {RECORDS}"})
     held = stage(sink, fetched, 2)
     assert held.rules is not None
     assert set(held.rules.conditions) == {"small"}
     commit(sink, 2, held)
-    strict = StagedDeltaSink(
-        str(tmp_path), transform=lambda records: numbered(records).withColumn("n", F.lit(10**6))
-    )
+    strict = DeltaSink(str(tmp_path), transform=lambda records: numbered(records).withColumn("n", F.lit(10**6)))
     with pytest.raises(Exception, match="violates the constraint small") as caught:
         stage(strict, fetched, 3)
     assert class_of(caught.value) is ErrorClass.CODE
@@ -151,9 +149,9 @@ def test_rows_that_violate_a_constraint_are_the_failure_of_their_batch_before_th
 def test_columns_that_the_table_does_not_have_are_refused_before_the_decision(
     fetched: tuple[Batch, Any], tmp_path: Path
 ) -> None:
-    sink = StagedDeltaSink(str(tmp_path), transform=numbered)
+    sink = DeltaSink(str(tmp_path), transform=numbered)
     commit(sink, 1, stage(sink, fetched))
-    wider = StagedDeltaSink(str(tmp_path), transform=lambda records: numbered(records).withColumn("more", F.lit(1)))
+    wider = DeltaSink(str(tmp_path), transform=lambda records: numbered(records).withColumn("more", F.lit(1)))
     with pytest.raises(SinkError, match=r"more \(not in the table\)"):
         stage(wider, fetched, 2)
 
@@ -213,8 +211,8 @@ def test_a_column_that_differs_in_case_only_is_refused(
 
 def test_a_batch_without_rows_makes_no_table(fetched: tuple[Batch, Any], tmp_path: Path) -> None:
     path = tmp_path / "table"
-    sink = StagedDeltaSink(str(path), transform=lambda records: numbered(records).where("n < 0"))
+    sink = DeltaSink(str(path), transform=lambda records: numbered(records).where("n < 0"))
     batch = stage(sink, fetched)
     assert (batch.files, batch.rules) == ((), None)
     assert not DeltaTable.is_deltatable(str(path))
-    assert sink.chained_table.committed(APPLICATION) == 0
+    assert sink.commits.table.committed(APPLICATION) == 0

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 from kcl_dagster.worker.error_text import full
+from tests.doubles.parts import Parts
 from tests.integration.spark.test_sinks import part, write
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -36,7 +37,7 @@ def test_such_an_error_ends_the_job_and_is_of_the_code(
     spark: SparkSession, tmp_path: Path, transform: Callable[[DataFrame], DataFrame]
 ) -> None:
     with pytest.raises(Exception, match=r"unknown kind \\ud83d") as caught:
-        write(ParquetSink(str(tmp_path), transform=transform), spark, part(1, 1000, 1001, 1))
+        write(Parts(ParquetSink(str(tmp_path), transform=transform)), spark, part(1, 1000, 1001, 1))
     assert class_of(caught.value) is ErrorClass.CODE
     text = full(caught.value)
     assert text.startswith("ValueError: unknown kind \\ud83d\n")

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from kcl_dagster.errors import ConfigurationError, PackageMissing
 from kcl_dagster.spark import decoding
 from kcl_dagster.spark.decoding import as_arrow, avro, protobuf, registered_avro, with_decoded, with_json
+from kcl_dagster.spark.records import Records
 from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
 from kcl_dagster.worker.batch import Batch
 from tests.integration.spark import test_sinks
@@ -312,7 +313,7 @@ def test_a_function_is_given_the_records_and_their_identity(spark: SparkSession)
 
     whole = batch(part(1, 1000, 1004, 7), part(2, 2001, 2002, 9))
     ForeachBatchSink(store, transform=lambda frame: frame.where("sequence_number != '2001'")).write(
-        records(spark, whole), whole
+        Records.of(records(spark, whole)), whole
     )
     lease = "shardId-00000000000"
     assert seen == [(6, [(f"{lease}1", 7, "TRIM_HORIZON", "1004"), (f"{lease}2", 9, "2000", "2002")])]
@@ -324,4 +325,4 @@ def test_what_a_function_raises_is_the_users(spark: SparkSession) -> None:
 
     whole = batch(part(1, 1000, 1004, 7))
     with pytest.raises(KeyError, match="mine"):
-        ForeachBatchSink(store).write(records(spark, whole), whole)
+        ForeachBatchSink(store).write(Records.of(records(spark, whole)), whole)

@@ -32,6 +32,13 @@ class Shelf:
     breaks_at: int | None = None
     stored_first: bool = False
 
+    def open(self) -> bool:
+        return False
+
+    def holds(self, _: Part) -> bool:
+        """As `RepeatingSink`: it does not know."""
+        return False
+
     def write(self, data: list[Row], batch: Batch) -> None:
         if self.breaks_at is not None:
             self.breaks_at -= 1

@@ -234,13 +234,13 @@ def test_a_moment_needs_a_time_zone() -> None:
 
 def test_a_schedule_instead_of_a_leader(consumer: Consumer, resource: kcl.KclResource) -> None:
     name = consumer.application.name.replace("-", "_")
-    always = kcl.build_kcl_definitions(consumer, resources={"kcl": resource})
+    always = kcl.build_kcl_definitions(consumer, resources={"kcl": resource}, compaction=None)
     assert f"{name}_catch_up" in [job.name for job in always.jobs or ()]
     assert not always.schedules
     leader = always.resolve_sensor_def(f"{name}_leader")
     assert leader.default_status is dg.DefaultSensorStatus.RUNNING
 
-    hourly = kcl.build_kcl_definitions(consumer, resources={"kcl": resource}, catch_up="0 * * * *")
+    hourly = kcl.build_kcl_definitions(consumer, resources={"kcl": resource}, compaction=None, catch_up="0 * * * *")
     leader = hourly.resolve_sensor_def(f"{name}_leader")
     assert leader.default_status is dg.DefaultSensorStatus.STOPPED
     [schedule] = hourly.schedules or ()

@@ -1,6 +1,7 @@
 """The job that merges what an application's batches leave."""
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -20,7 +21,8 @@ from kcl_dagster.orchestration.admin_job import config_of
 from kcl_dagster.orchestration.compact_operation import build_kcl_compaction_schedule
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.runtime import system
-from kcl_dagster.spark.sinks.delta import delta_options
+from kcl_dagster.spark.sinks.delta_compaction import compact_delta
+from kcl_dagster.spark.sinks.delta_log import delta_options
 from kcl_dagster.spark.sinks.parquet_compaction import LOCKS
 from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store
 from kcl_dagster.spark.store_lock import store_lock
@@ -28,6 +30,7 @@ from kcl_dagster.testing import EmulatorResource
 from tests.integration.spark.ports import free_port
 
 LONG_AGO = 1_700_000_000
+KEPT_FOR_NO_TIME = {"delta.deletedFileRetentionDuration": "interval 0 seconds"}
 
 
 def consumer(sink: kcl.SinkChoice, application: str = "clicks") -> Consumer:
@@ -122,10 +125,64 @@ def test_definitions_merge_small_files_where_they_are_told_when() -> None:
     schedule = made.resolve_schedule_def("clicks_compaction_schedule")
     assert (schedule.job_name, schedule.cron_schedule) == ("clicks_admin", "17 * * * *")
     assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
-    assert not kcl.build_kcl_definitions(parquet, resources=resources).schedules
+    assert not kcl.build_kcl_definitions(parquet, resources=resources, compaction=None).schedules
     table = consumer(kcl.iceberg("lake.clicks", {"type": "glue"}))
     of_table = kcl.build_kcl_definitions(table, resources=resources, compaction="17 * * * *")
     assert not of_table.schedules, "its files are an engine's to merge"
+
+
+def test_small_files_are_merged_once_an_hour_unless_something_else_is_said() -> None:
+    resources = {"kcl": EmulatorResource()}
+    both = [consumer(kcl.parquet(f"/lake/{name}"), name) for name in ("clicks", "orders")]
+    made = kcl.build_kcl_definitions(*both, consumer(kcl.foreach_batch(print), "other"), resources=resources)
+    crons = {
+        one.name: str(one.cron_schedule) for one in made.schedules or () if isinstance(one, dg.ScheduleDefinition)
+    }
+    assert crons.keys() == {"clicks_compaction_schedule", "orders_compaction_schedule"}
+    assert all(re.fullmatch(r"\d+ \* \* \* \*", cron) for cron in crons.values())
+    assert len(set(crons.values())) == 2, "not all at once"
+
+
+def test_a_folder_around_another_one_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    both = consumer(kcl.parquet("/lake/orders"), "orders"), consumer(kcl.parquet("/lake"))
+    made = kcl.build_kcl_definitions(*both, resources={"kcl": EmulatorResource()})
+    assert [one.name for one in made.schedules or ()] == ["orders_compaction_schedule"]
+    assert "the small files of clicks are not merged" in caplog.text
+
+
+@pytest.mark.parametrize("beside_others", [False, True])
+def test_a_table_that_another_engine_compacts_is_left_alone(tmp_path: Path, beside_others: bool) -> None:
+    path = str(tmp_path)
+    for number in range(4):
+        deltalake.write_deltalake(path, pa.table({"value": [number]}), mode="append")
+    deltalake.DeltaTable(path).optimize.compact()
+    log = tmp_path / "_delta_log" / f"{4:020}.json"
+    log.write_text(re.sub(r'"delta-rs[^"]*"', '"Apache-Spark/4.0.1 Delta-Lake/4.0.0"', log.read_text()))
+    deltalake.write_deltalake(path, pa.table({"value": [4]}), mode="append")
+    done = compact_delta(path, beside_others=beside_others)
+    assert done.merged == (2 if beside_others else 0)
+    assert (done.left_alone is None) is beside_others
+    if done.left_alone is not None:
+        assert "Apache-Spark/4.0.1 Delta-Lake/4.0.0 has compacted it" in done.left_alone
+
+
+def test_files_that_were_merged_long_ago_are_deleted_and_no_others(tmp_path: Path) -> None:
+    table, staged = tmp_path / "table", tmp_path / "table" / "staged.parquet"
+    for number in range(4):
+        deltalake.write_deltalake(
+            table,
+            pa.table({"value": [number]}),
+            mode="append",
+            configuration=KEPT_FOR_NO_TIME if not number else None,
+        )
+    assert compact_delta(str(table)).merged == 4
+    staged.write_bytes(b"not in the table yet")
+    for file in table.glob("*.parquet"):
+        os.utime(file, (LONG_AGO, LONG_AGO))
+    assert compact_delta(str(table)).merged == 0
+    assert staged.exists()
+    assert len(list(table.glob("part-*.parquet"))) == 1
+    assert deltalake.DeltaTable(table).to_pyarrow_table().num_rows == 4
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta"])
@@ -186,6 +243,5 @@ def test_a_folder_below_one_that_is_compacted_is_refused(
     outer: kcl.SinkChoice, inner: kcl.SinkChoice, refused: bool
 ) -> None:
     both, resources = (consumer(inner, "orders"), consumer(outer)), {"kcl": EmulatorResource()}
-    kcl.build_kcl_definitions(*both, resources=resources)
     with pytest.raises(ConfigurationError, match="orders stores at") if refused else nullcontext():
         kcl.build_kcl_definitions(*both, resources=resources, compaction="17 * * * *")

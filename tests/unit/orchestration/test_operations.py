@@ -411,7 +411,7 @@ def test_costs_are_estimated(office: Office) -> None:
     answer = office.run("cost", busy=0.5)
     assert answer.value("estimated $/month") > 0
     assert "measured $/month" not in answer.metadata
-    assert office.run("cost", sink="table", commit="chains").value("document")["s3_puts_per_hour"] > 0
+    assert office.run("cost", sink="table").value("document")["s3_puts_per_hour"] > 0
 
 
 def test_what_is_left_out_has_no_default_that_a_launchpad_could_not_take(bench: Bench) -> None:

@@ -55,7 +55,7 @@ def consumer() -> Consumer:
 
 def definitions(consumer: Consumer, days: int | None = None) -> Definitions:
     resources = {"kcl": kcl.KclResource(region_name="us-east-1")}
-    return kcl.build_kcl_definitions(consumer, resources=resources, prune_after_days=days)
+    return kcl.build_kcl_definitions(consumer, resources=resources, compaction=None, prune_after_days=days)
 
 
 @job

@@ -18,7 +18,7 @@ from kcl_dagster.orchestration.component import SinkModel
 from kcl_dagster.orchestration.resources import SECRETS
 from kcl_dagster.orchestration.secret_options import is_secret
 from kcl_dagster.spark.sinks.catalog_table import iceberg_options
-from kcl_dagster.spark.sinks.delta import delta_options
+from kcl_dagster.spark.sinks.delta_log import delta_options
 from kcl_dagster.spark.storage import S3Options
 
 VALUE = "never-to-be-shown"
@@ -135,6 +135,12 @@ def test_the_serialised_repository_holds_no_secret_of_a_sink(
     assert VALUE not in repr(sink)
 
 
+def opened_for(choice: kcl.SinkChoice) -> Any:
+    """The sink as a worker opens it."""
+    assert choice.open_staging is not None
+    return choice.open_staging(unchanged, {})
+
+
 @pytest.mark.audit("D2")
 def test_the_worker_resolves_them_when_it_opens_the_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, str]] = []
@@ -147,11 +153,11 @@ def test_the_worker_resolves_them_when_it_opens_the_sink(tmp_path: Path, monkeyp
     choices = [kcl.delta(str(tmp_path), storage_options=named), of_iceberg(named)]
     for choice in choices:  # the variables are the worker's: here, they are set after the definitions were made
         with pytest.raises(ConfigurationError, match="environment variable PLACE_OF_THE_LAKE is not set"):
-            choice.open(unchanged, {})
+            opened_for(choice)
     monkeypatch.setenv("PLACE_OF_THE_LAKE", "https://catalog.example")
     monkeypatch.setenv("SECRET_OF_THE_LAKE", VALUE)
     plain = {"uri": "https://catalog.example", "token": VALUE}
-    delta, _ = (choice.open(unchanged, {}) for choice in choices)
+    delta, _ = map(opened_for, choices)
     assert given == [{"name": "prod", **plain}]
     assert choices[0].delta_options() == plain
     opened: list[dict[str, str]] = []
@@ -161,8 +167,7 @@ def test_the_worker_resolves_them_when_it_opens_the_sink(tmp_path: Path, monkeyp
         return False
 
     monkeypatch.setattr(deltalake.DeltaTable, "is_deltatable", staticmethod(exists))
-    sink: Any = delta
-    assert sink._log.open() is None
+    assert delta._log.open() is None
     assert opened == [plain]
 
 

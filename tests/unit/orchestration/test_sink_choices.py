@@ -21,23 +21,14 @@ from kcl_dagster.spark.transform import unchanged
 
 
 @pytest.mark.parametrize("sink", [kcl.delta, kcl.iceberg])
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"commit": "chain"}, "'chain' is none of chains, leases"),
-        ({"commit": "chains", "commit_seconds": 0}, "commit_seconds .* must be more than 0, is 0"),
-    ],
-)
-def test_settings_of_commits_are_checked_when_the_sink_is_named(
-    sink: Callable[..., Any], settings: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        sink("lake.clicks", **settings)
+def test_settings_of_commits_are_checked_when_the_sink_is_named(sink: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"commit_seconds .* must be more than 0, is 0"):
+        sink("lake.clicks", commit_seconds=0)
 
 
 def test_the_place_of_chains_is_checked_as_a_path_is() -> None:
     with pytest.raises(ConfigurationError, match=r"path of kcl\.iceberg\(chains_path"):
-        kcl.iceberg("lake.clicks", commit="chains", chains_path="s3:/lake")
+        kcl.iceberg("lake.clicks", chains_path="s3:/lake")
 
 
 def stores(sink: kcl.SinkChoice) -> dict[str, str]:
@@ -54,13 +45,14 @@ def test_the_doctor_looks_where_the_chains_of_each_sink_are(tmp_path: Path) -> N
     assert stores(kcl.iceberg("lake.clicks", catalog)) == {CHAINS: f"{lake}/lake/clicks"}
     apart = kcl.iceberg("lake.clicks", catalog, chains_path=f"{lake}/apart")
     assert stores(apart) == {CHAINS: f"{lake}/apart"}
-    assert stores(kcl.iceberg("lake.clicks", catalog, commit="leases")) == {}
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
-def test_a_component_may_decide_its_batches_in_chains_with_every_sink(kind: Any) -> None:
-    choices = [SinkModel(path="lake.clicks", kind=kind, commit=commit).choice() for commit in ("leases", "chains")]
-    assert [choice.open_staging is not None for choice in choices] == [False, True]
+@pytest.mark.parametrize("kind", list(SINKS))
+def test_each_sink_of_a_component_stages_its_batches(kind: Any) -> None:
+    choice = SinkModel(path="lake.clicks", kind=kind).choice()
+    assert choice.open is None
+    assert choice.open_staging is not None
+    assert choice.open_chains is not None
 
 
 def options(sink: Callable[..., Any]) -> dict[str, Parameter]:
@@ -89,7 +81,6 @@ OTHER: dict[str, Any] = {
     "storage_options": {"AWS_REGION": "eu-west-1"},
     "catalog": {"type": "glue"},
     "catalog_name": "other",
-    "commit": "chains",
     "commit_seconds": 7.0,
     "evolve": "add",
     "chains_path": "s3://lake/chains",
@@ -132,7 +123,7 @@ def test_a_place_that_cannot_keep_chains_is_refused_when_the_sink_is_opened(
     choice = make(str(tmp_path))
     assert open_staging(choice, unchanged, {}, system()) is not None
     monkeypatch.setattr(Path, "hardlink_to", refused)
-    with pytest.raises(ConfigurationError, match=r'without hard links .*or commit="leases"'):
+    with pytest.raises(ConfigurationError, match=r"without hard links .*: use one that has them, or S3"):
         open_staging(choice, unchanged, {}, system())
 
 
@@ -148,7 +139,7 @@ def test_a_store_that_is_away_for_a_moment_keeps_no_worker_from_starting(
 
 def test_an_iceberg_table_where_no_chains_can_be_kept_is_refused_with_what_to_do(tmp_path: Path) -> None:
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": "gs://lake/tables"}
-    with pytest.raises(ConfigurationError, match=r'gs://lake/.*give a chains_path .*or say commit="leases"'):
+    with pytest.raises(ConfigurationError, match=r"gs://lake/.*give a chains_path in a directory or on S3"):
         open_staging(kcl.iceberg("lake.clicks", catalog), unchanged, {}, system())
     apart = kcl.iceberg("lake.clicks", catalog, chains_path=str(tmp_path / "chains"))
     assert open_staging(apart, unchanged, {}, system()) is not None

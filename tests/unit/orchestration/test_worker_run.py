@@ -72,7 +72,7 @@ def test_a_worker_does_not_begin_where_it_would_fail_later(
     resource = EmulatorResource()
     run = WorkerRun(clicks, resource, lambda: session, "worker-000", "run", event_log)
     with pytest.raises(ConfigurationError, match=problem):
-        run._open(run._sink(), Interruption())
+        run._open(run._staging_sink(), Interruption())
 
 
 class Lines:

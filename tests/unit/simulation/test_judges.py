@@ -13,7 +13,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.worker.batch import Part
 from tests.doubles.engine import Row
 from tests.simulation.consumer import FIRST_VERSION, Change
-from tests.simulation.files import LONG, TEXTS, files_of
+from tests.simulation.files import LONG, TEXTS, check_values
 from tests.simulation.kernel import Kernel, Process
 from tests.simulation.lake import Lake
 from tests.simulation.ledger import Ledger
@@ -388,36 +388,6 @@ def test_a_number_that_falls_after_a_reset_is_refused_as_a_table_does(lake: Lake
     assert (found(lake), lake.refused) == ([], {})
 
 
-@pytest.mark.parametrize("change", [Change.VALUES, Change.PARTITIONING])
-@pytest.mark.parametrize(("is_repeated", "violated"), [(True, []), (False, ["S15"])])
-def test_what_an_earlier_attempt_stored_in_other_folders_has_to_go(
-    lake: Lake, change: Change, is_repeated: bool, violated: list[str]
-) -> None:
-    first = part(TRIM_HORIZON, 4, 1)
-    lake.store(first, rows(1, 2, 3, 4))
-    lake.store(replace(first, is_repeated=is_repeated), rows(1, 2, 3, 4), code=FIRST_VERSION.changed(change))
-    assert found(lake) == violated
-
-
-class Died(BaseException):
-    """The process of a worker ends here."""
-
-
-def die() -> None:
-    raise Died
-
-
-def test_a_replacement_that_is_interrupted_has_to_be_finished(lake: Lake) -> None:
-    code = FIRST_VERSION.changed(Change.PARTITIONING)
-    again = replace(part(TRIM_HORIZON, 4, 1), is_repeated=True)
-    lake.store(again, rows(1, 2, 3, 4))
-    with pytest.raises(Died):
-        lake.store(again, rows(1, 2, 3, 4), code=code, pause=die)
-    assert len(lake.unsettled()) == 1
-    lake.store(again, rows(1, 2, 3, 4), code=code)
-    assert (lake.unsettled(), found(lake)) == ([], [])
-
-
 def test_a_table_takes_more_columns_and_refuses_another_type_until_it_is_mended(lake: Lake) -> None:
     more = FIRST_VERSION.changed(Change.COLUMN_ADDED)
     broken = more.changed(Change.TYPE_CHANGED)
@@ -432,9 +402,9 @@ def test_a_table_takes_more_columns_and_refuses_another_type_until_it_is_mended(
 def test_a_value_that_no_folder_can_be_named_by_is_a_failure_of_the_record() -> None:
     long = [n for n in range(200) if crc32(f"record {n}".encode()) % 16 == TEXTS.index(LONG)]
     code = FIRST_VERSION.changed(Change.VALUES_TOO_LONG)
-    assert files_of(part(TRIM_HORIZON, 4, 1), rows(long[0]))
+    check_values(rows(long[0]))
     with pytest.raises(RecordRefused):
-        files_of(part(TRIM_HORIZON, 4, 1), rows(long[0]), code)
+        check_values(rows(long[0]), code)
 
 
 def test_a_child_that_is_read_before_its_parent_is_noticed(lake: Lake) -> None:

@@ -1,6 +1,7 @@
 """Real tables, and workers that decide batches for them in chains: one of each format."""
 
 import itertools
+import pickle
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -25,16 +26,15 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.sinks.batch_files import StageFiles, batch_files
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.sinks.chain_folder import ChainFolder
-from kcl_dagster.spark.sinks.completeness import completeness_key
+from kcl_dagster.spark.sinks.completeness import application_key, completeness_key
+from kcl_dagster.spark.sinks.delta import DeltaFormat
 from kcl_dagster.spark.sinks.delta_log import DeltaLog, url_of
-from kcl_dagster.spark.sinks.record import application_key
-from kcl_dagster.spark.sinks.staged_delta import DeltaFormat
-from kcl_dagster.spark.sinks.staged_iceberg import IcebergFormat
-from kcl_dagster.spark.sinks.staged_table import TableFormat
+from kcl_dagster.spark.sinks.iceberg import IcebergFormat
+from kcl_dagster.spark.sinks.table_sink import TableFormat
 from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch
-from kcl_dagster.worker.staging import StagedBatch
+from kcl_dagster.worker.staging import FormerParts, PublishedByCommits, StagedBatch
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, ChainedTable, TableCommitter
 from tests.doubles.clock import FakeClock
 from tests.unit.worker.kit import Data, Fuse
@@ -74,23 +74,32 @@ class Lake(ABC):
             entries, self.process().commits, APPLICATION, self.ids, self.clock, complete=lambda: complete
         )
 
-    def staged(self, chain: ChainId, number: int, rows: pa.RecordBatch) -> StagedBatch:
-        """As `StagedTableSink.stage`, of an output that is there already."""
-        rules = self.format.rules() or self.format.first_rules(rows.schema)
-        task = StageFiles(rules.store, rules.layout, chain, number, 1 << 20, table=rules.for_table)
-        files = batch_files([row for manifest in task(iter([rows])) for row in manifest.to_pylist()])
+    def staged(self, chain: ChainId, number: int, *batches: pa.RecordBatch) -> StagedBatch:
+        """As `TableSink.stage`, of an output that is there already."""
+        output = batches[0].schema
+        rules = self.format.rules() or self.format.first_rules(output)
+        if rules.target is not None:
+            rules.target.check(output)
+        sent = StageFiles(rules.store, rules.layout, chain, number, 1 << 20, table=rules.for_table)
+        task: StageFiles = pickle.loads(pickle.dumps(sent))  # to an executor
+        files = batch_files([row for manifest in task(iter(batches)) for row in manifest.to_pylist()])
         if not files:
             return StagedBatch((), {})
-        staged, fulfilled = rules.staged(files, rows.schema)
+        staged, fulfilled = rules.staged(files, output)
         return StagedBatch(staged, {}, fulfilled)
 
-    def decide(self, rows: pa.RecordBatch) -> PublishingEntry:
+    def decide(self, *batches: pa.RecordBatch) -> PublishingEntry:
         number = self.chain.last + 1
         ranges = [StoredRange(LEASE, ClaimId("c"), TRIM_HORIZON, Checkpoint(str(number)), 1, 8)]
-        staged = self.staged(self.chain.id, number, rows)
+        staged = self.staged(self.chain.id, number, *batches)
         entry = self.chain.decide(staged.files, ranges, staged.rules)
         assert entry is not None
         return entry
+
+    def write(self, *batches: pa.RecordBatch) -> None:
+        """Decide a batch, and commit it."""
+        self.decide(*batches)
+        self.committer().finish(self.wanted)
 
     @property
     def wanted(self) -> dict[ChainId, int]:
@@ -233,11 +242,19 @@ class LakeOfWorkers:
     commit_seconds: float = COMMIT_SECONDS
 
     def __post_init__(self) -> None:
-        self.chained_table = cast("ChainedTable", Fused(self.lake.process().commits, self.fuse))
+        table = cast("ChainedTable", Fused(self.lake.process().commits, self.fuse))
+        self.commits = PublishedByCommits(table, self.commit_seconds)
 
     @property
     def entries(self) -> Entries:
         return Entries(cast("FileStore", Fused(self.lake.store, self.fuse)))
+
+    @property
+    def former_parts(self) -> FormerParts:
+        return self.lake.process().former_parts
+
+    def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
+        self.lake.process().keep_complete(application, known, wanted)
 
     def stage(self, data: Data, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         rows = pa.record_batch(

@@ -1,5 +1,6 @@
 """What a transform may give to a sink, as Arrow, and a sink's writer that runs without Spark."""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -10,13 +11,16 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from kcl_dagster.chains.publication import staged_path
 from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StageFiles, batch_files
 from kcl_dagster.spark.sinks.layout import NULL_PARTITION
-from kcl_dagster.spark.sinks.writing import WrittenFile, _WriteFiles, _written_file
 from kcl_dagster.worker.batch import Batch, Part
 
+CHAIN = ChainId("app-1234~w1-1")
 LEASES = (LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001"))
 
 FLOATS = [math.nan, 0.0, -0.0, math.inf, -math.inf, 0.1, 1e-7, 1e20, -5.0]
@@ -100,13 +104,18 @@ def as_read(value: Any) -> Any:
     return value
 
 
+_batches = itertools.count(1)
+
+
 def run_writer(
-    store: Any, layout: Any, batches: Sequence[pa.RecordBatch], name: str = "1", **more: Any
-) -> list[WrittenFile]:
-    """Write the files of an output in this process. `name` ends the names of its files."""
-    names = {lease: f"{lease}.{name}.parquet" for lease in LEASES}
-    task = _WriteFiles(store, names, layout, more.get("target"), unseal=None)
-    return [_written_file(row) for manifest in task(iter(batches)) for row in manifest.to_pylist()]
+    store: Any, layout: Any, batches: Sequence[pa.RecordBatch], table: ForTable | None = None
+) -> list[BatchFile]:
+    """Write the files of an output in this process. They have their final names then, also if no table has them."""
+    task = StageFiles(store, layout, CHAIN, next(_batches), 1 << 20, table=table)
+    files = batch_files([row for manifest in task(iter(batches)) for row in manifest.to_pylist()])
+    if table is None:
+        assert store.move({staged_path(CHAIN, file.path): file.path for file in files}) == []
+    return files
 
 
 def part(lease: LeaseKey, number: int) -> Part:

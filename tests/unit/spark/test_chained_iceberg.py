@@ -20,12 +20,9 @@ from pyiceberg.types import LongType
 from kcl_dagster.errors import ConfigurationError, SinkError, Unsafe
 from kcl_dagster.spark.sinks import snapshot_expiry
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
-from kcl_dagster.spark.sinks.iceberg import IcebergSink
 from kcl_dagster.spark.sinks.iceberg_commits import commit_key
-from kcl_dagster.spark.sinks.staged_iceberg import StagedIcebergSink
 from kcl_dagster.spark.storage import S3Options
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.worker.staging import TableBesideChains
 from kcl_dagster.worker.table_committer import RETRY_SECONDS, TableCommitter
 from tests.unit.spark.chained_lakes import APPLICATION, IDENTIFIER, IcebergLake, rows_of
 from tests.unit.spark.rest_catalog import RestCatalog, rest_catalog
@@ -474,14 +471,3 @@ def test_chains_are_where_glue_will_have_the_table(tmp_path: Path) -> None:
             lake.committer().finish(lake.wanted)
         assert lake.numbers() == [0, 1, 2]
         assert lake.store.root == lake.table().location()
-
-
-def test_workers_with_and_without_chains_look_for_them_at_one_place(tmp_path: Path) -> None:
-    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": str(tmp_path)}
-    for path in (None, str(tmp_path / "apart")):
-        without = IcebergSink(IDENTIFIER, catalog, chains_path=path)
-        chained = StagedIcebergSink(IDENTIFIER, catalog, chains_path=path)
-        assert isinstance(without, TableBesideChains)
-        assert isinstance(chained, TableBesideChains)
-        assert without.entries.files.root == chained.entries.files.root
-        assert without.chained_table.committed(APPLICATION) == 0

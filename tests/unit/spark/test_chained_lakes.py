@@ -1,6 +1,7 @@
 """Commits of what chains have decided to real tables: once, whoever commits, whatever happens in between."""
 
 import itertools
+import json
 import shutil
 import threading
 from collections import Counter
@@ -21,7 +22,6 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.sinks import delta_commits
 from kcl_dagster.spark.sinks.batch_files import StageFiles, batch_files
-from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
 from kcl_dagster.spark.sinks.delta_compaction import compact_delta
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
@@ -55,7 +55,7 @@ def test_entries_of_many_batches_come_with_one_commit(lake: Lake) -> None:
     assert lake.version() == before + 1  # type: ignore[operator]
     assert lake.last_number() == 1
     assert Counter(row["kind"] for row in lake.rows()) == {"a": 20, "b": 20}
-    assert "2026-11-23T12:00:00" in lake.complete_through()
+    assert json.loads(lake.complete_through()) == {"epoch": 3, "through": "2026-11-23T12:00:00+00:00"}
     lake.decide(rows_of(range(40, 41)))
     lake.committer().finish(lake.wanted)
     assert lake.numbers() == list(range(41))
@@ -247,7 +247,7 @@ def test_other_writers_of_the_table_may_commit_in_between(delta: DeltaLake) -> N
     delta.decide(rows_of(range(3)))
     committer = delta.committer()
     assert committer.table.committed(APPLICATION) == 0
-    DeltaSink(delta.store.root).keep_complete("another", WrittenThrough(NOON), NOON)
+    delta.process().keep_complete("another", WrittenThrough(NOON), NOON)
     committer.finish(delta.wanted)
     assert delta.numbers() == [0, 1, 2]
 

@@ -18,13 +18,10 @@ from kcl_dagster.spark.sinks.completeness import (
     is_in_table,
     write_file,
 )
-from kcl_dagster.spark.sinks.folder_layouts import UNKNOWN, _marks, mark
-from kcl_dagster.spark.sinks.folder_owner import owner_of
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.sinks.parquet_compaction import compact
 from kcl_dagster.spark.storage import LocalStore, Store, is_hidden
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.worker.batch import KeepingCompleteness
 from tests.doubles.clock import FakeClock
 from tests.unit.spark.buckets import Bucket
 from tests.unit.spark.moments import readers
@@ -38,7 +35,6 @@ def said(store: Store, application: str = "app") -> dict[str, object]:
 
 def test_the_file_says_through_when_and_in_which_epoch(tmp_path: Path) -> None:
     sink = ParquetSink(str(tmp_path))
-    assert isinstance(sink, KeepingCompleteness)
     sink.keep_complete("app", WrittenThrough(NOON, 3), 0)
     assert said(sink.stores_into) == {
         "application": "app",
@@ -86,9 +82,6 @@ def test_it_is_no_data(tmp_path: Path) -> None:
     assert write_file(store, "app", WrittenThrough(NOON))
     assert is_hidden(file_of("app"))
     assert not list(store.files())
-    mark(store, has_folders=False)
-    assert UNKNOWN not in _marks(store)  # as there would be if there were data already
-    assert owner_of(store) is None
     for number in (1, 2, 3):
         pq.write_table(pa.table({"n": [number]}), tmp_path / f"shard.{number}-0.{number}.parquet")
     assert ds.dataset(str(tmp_path)).to_table().sort_by("n").column("n").to_pylist() == [1, 2, 3]

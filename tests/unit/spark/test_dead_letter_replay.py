@@ -24,11 +24,11 @@ from kcl_dagster.errors import (
     Unsafe,
 )
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.spark.dead_letter_replay import ToProcessors, ToSink, _parts, replay
-from kcl_dagster.spark.sinks.writing import file_stem
+from kcl_dagster.spark.dead_letter_replay import ToProcessors, ToSink, replay
 from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.worker.batch import Batch, Part, PoisonRecord
 from kcl_dagster.worker.dead_letter import DeadLetter, dead_letter
@@ -39,10 +39,11 @@ from kcl_dagster.worker.processor import (
     RecordProcessorBase,
     ShutdownRequestedInput,
 )
+from kcl_dagster.worker.staging import StagedBatch
 from tests.doubles.clock import FakeClock
 from tests.unit.chains.memory import MemoryFiles
 from tests.unit.spark.buckets import Bucket
-from tests.unit.worker.chains import MemoryStagingSink, WorkersFiles
+from tests.unit.worker.chains import NO_FORMER_PARTS, MemoryStagingSink, WorkersFiles
 from tests.unit.worker.kit import Data
 
 APP = "clicks"
@@ -114,12 +115,9 @@ class Table:
             raise SinkError("no room")
         found = [one.sequence_number for one in letters]
         assert self.stored.get(number, found) == found, "a number came again with other letters"
-        self.stored[number] = found
         if self.poison & set(found):
             raise self.refusal(f"cannot parse {sorted(self.poison & set(found))}")
-
-    def give_up(self, letters: Sequence[DeadLetter], number: int) -> None:
-        self.stored.pop(number, None)
+        self.stored[number] = found
 
     def everything(self) -> list[str]:
         return sorted(number for numbers in self.stored.values() for number in numbers)
@@ -134,18 +132,6 @@ def test_a_journal_that_names_files_outside_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unsafe, match=r"precious\.json"):
         replay(store, APP, Table())
     assert precious.exists()
-
-
-def test_applications_that_share_a_folder_replay_into_files_of_their_own(tmp_path: Path) -> None:
-    """Both read the stream, and both set the same record aside."""
-    stems = []
-    for application in (APP, "audit"):
-        taken = Table()
-        mine = msgspec.structs.replace(letter(101), application=application)
-        assert replay(box(tmp_path, mine), application, taken).stored == 1
-        (number,) = taken.stored
-        stems += [file_stem(part) for part, _ in _parts([mine], number)]
-    assert len(set(stems)) == 2
 
 
 def test_numbers_go_on_growing_when_the_folder_was_emptied(tmp_path: Path) -> None:
@@ -267,6 +253,9 @@ class Answerless:
         self.parts += batch.parts
         raise ProcessLost("after the commit")
 
+    def open(self) -> bool:
+        return False
+
     def holds(self, part: Part) -> bool:
         return part in self.parts
 
@@ -344,11 +333,18 @@ class Numbers:
         return [(row[7], int(row[3]), row[0].decode()) for row in rows]
 
 
+class StagingRecords(MemoryStagingSink):
+    def stage(self, data: Any, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
+        return super().stage(data.frame, batch, chain, number)
+
+
 def to_chain(files: MemoryFiles, ids: Iterator[int]) -> ToSink:
     shared = WorkersFiles(content=files.content, times=files.times)
     spark: Any = Numbers()
     runtime = Runtime(clock=FakeClock(), new_id=lambda: str(next(ids)))
-    sink: Any = PartsChain(MemoryStagingSink(shared, ids.__next__), f"{APP}/letters", "letters", runtime)
+    sink: Any = PartsChain(
+        StagingRecords(shared, ids.__next__, NO_FORMER_PARTS), f"{APP}/letters", "letters", runtime
+    )
     return ToSink(spark, sink)
 
 

@@ -15,7 +15,7 @@ from deltalake.transaction import AddAction
 
 from kcl_dagster.errors import Unsafe
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.spark.sinks import delta
+from kcl_dagster.spark.sinks import delta_compaction
 from kcl_dagster.spark.sinks.delta_compaction import compact_delta
 from kcl_dagster.spark.sinks.parquet_compaction import LOCKS, Compaction
 from kcl_dagster.spark.storage import LocalStore, S3Options
@@ -70,10 +70,10 @@ def test_a_compaction_that_opened_the_table_before_another_one_merged_it_stores_
 ) -> None:
     path = str(tmp_path)
     made(path)
-    before = delta.open_table(path, S3Options())
+    before = delta_compaction.open_table(path, S3Options())
     compact_delta(path)
     made(path, 1)
-    monkeypatch.setattr(delta, "open_table", lambda *_: before)
+    monkeypatch.setattr(delta_compaction, "open_table", lambda *_: before)
     compact_delta(path)
     assert values(path) == [0, 0, 1, 2, 3]
 

@@ -1,11 +1,8 @@
 """What lies in a Delta table: every row once, by the table's own rules, with statistics that readers use."""
 
 import json
-import random
 import shutil
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,14 +14,14 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 
 from kcl_dagster.errors import RecordRefused, SinkError
-from kcl_dagster.runtime import Runtime
-from kcl_dagster.spark.sinks.delta import DeltaSink
+from kcl_dagster.spark.sinks.delta_log import DeltaLog
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules
 from kcl_dagster.spark.sinks.delta_statistics import delta_statistics
 from kcl_dagster.spark.sinks.layout import NULL_PARTITION, TableFolders
 from kcl_dagster.spark.sinks.target import fits
+from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from tests.doubles.clock import FakeClock
+from tests.unit.spark.chained_lakes import APPLICATION, DeltaLake
 from tests.unit.spark.moments import readers
 from tests.unit.spark.outputs import (
     LEASES,
@@ -32,11 +29,8 @@ from tests.unit.spark.outputs import (
     as_read,
     numbers,
     outputs,
-    part,
     partition_columns,
     rows_of,
-    run_writer,
-    whole,
 )
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -44,26 +38,9 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 KINDS = [kind for kind in VALUES if not (pa.types.is_temporal(kind) or pa.types.is_decimal(kind))]
 
 
-def sink(path: Path, partition_by: Sequence[str] = ()) -> DeltaSink:
-    return DeltaSink(
-        str(path), partition_by=partition_by, runtime=Runtime(clock=FakeClock(), random=random.Random(1))
-    )
-
-
-def store(sink: DeltaSink, *batches: pa.RecordBatch, number: int = 1) -> None:
-    """As `DeltaSink.write`, of an output that is there already."""
-    table = sink._log.open()
-    rules = None if table is None else DeltaRules.of(table, "a table")
-    if rules is not None:
-        rules.target.check(batches[0].schema)
-    layout = sink._layout if rules is None else rules.layout
-    target = None if rules is None else rules.target
-    files = run_writer(sink.stores_into, layout, batches, f"{number}", target=target)
-    sink._commit(whole(number), files)
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    return DeltaTable(str(path)).to_pyarrow_table().sort_by("n").to_pylist()  # type: ignore[no-any-return]  # untyped
+def lake(folder: Path, *columns: str) -> DeltaLake:
+    """A table that is not there yet, and is partitioned by the columns when it is made here."""
+    return DeltaLake(folder, columns)
 
 
 def output(columns: dict[str, Any], schema: dict[str, pa.DataType] | None = None) -> pa.RecordBatch:
@@ -82,11 +59,11 @@ def test_rows_in_are_rows_out_of_a_table(
     tmp_path_factory: pytest.TempPathFactory, output: tuple[pa.Schema, list[pa.RecordBatch]]
 ) -> None:
     schema, batches = output
-    path = tmp_path_factory.mktemp("table")
-    store(sink(path, partition_columns(schema)), *batches)
+    there = lake(tmp_path_factory.mktemp("lake"), *partition_columns(schema))
+    there.write(*batches)
     if not numbers(batches):
         return
-    found = {row["n"]: row for row in rows(path)}
+    found = {row["n"]: row for row in there.rows()}
     assert Counter(found.keys()) == numbers(batches)
     for row in rows_of(batches):
         for name in partition_columns(schema):
@@ -95,57 +72,67 @@ def test_rows_in_are_rows_out_of_a_table(
 
 @pytest.mark.audit("A1")
 def test_the_word_for_null_is_a_value_of_a_table(tmp_path: Path) -> None:
-    store(sink(tmp_path, ["kind"]), output({"kind": [None, "", NULL_PARTITION, "a"]}))
-    assert [row["kind"] for row in rows(tmp_path)] == [None, None, NULL_PARTITION, "a"]
+    there = lake(tmp_path, "kind")
+    there.write(output({"kind": [None, "", NULL_PARTITION, "a"]}))
+    assert [row["kind"] for row in there.rows()] == [None, None, NULL_PARTITION, "a"]
 
 
 @pytest.mark.audit("A7")
-@pytest.mark.parametrize("partition_by", [[], ["n"]])
-def test_a_table_is_partitioned_as_it_is_whatever_the_sink_says(tmp_path: Path, partition_by: list[str]) -> None:
+@pytest.mark.parametrize("partition_by", [(), ("n",)])
+def test_a_table_is_partitioned_as_it_is_whatever_the_sink_says(
+    tmp_path: Path, partition_by: tuple[str, ...]
+) -> None:
+    there = lake(tmp_path, *partition_by)
     DeltaTable.create(
-        str(tmp_path),
+        there.store.root,
         pa.schema([("n", pa.int64()), ("lease_key", pa.string()), ("kind", pa.string())]),
         partition_by=["kind"],
     )
-    store(sink(tmp_path, partition_by), output({"kind": ["a", "b", None]}))
-    assert [row["kind"] for row in rows(tmp_path)] == ["a", "b", None]
-    assert DeltaTable(str(tmp_path)).metadata().partition_columns == ["kind"]
+    there.write(output({"kind": ["a", "b", None]}))
+    assert [row["kind"] for row in there.rows()] == ["a", "b", None]
+    assert there.table().metadata().partition_columns == ["kind"]
 
 
 @pytest.mark.audit("A7")
 def test_a_table_without_partitions_gets_whole_rows(tmp_path: Path) -> None:
-    store(sink(tmp_path), output({"kind": ["a"]}))
-    store(sink(tmp_path, ["kind"]), output({"kind": ["b"]}), number=2)
-    assert sorted(row["kind"] for row in rows(tmp_path)) == ["a", "b"]
+    there = lake(tmp_path)
+    there.write(output({"kind": ["a"]}))
+    there.columns = ("kind",)
+    there.format = there.process()
+    there.write(output({"kind": ["b"]}))
+    assert sorted(row["kind"] for row in there.rows()) == ["a", "b"]
 
 
 @pytest.mark.audit("A7")
 def test_files_made_for_another_partitioning_are_not_added(tmp_path: Path) -> None:
-    late = sink(tmp_path, ["kind"])
-    files = run_writer(late.stores_into, late._layout, [output({"kind": ["a"]})], "late")
-    store(sink(tmp_path), output({"kind": ["b"]}), number=2)
+    there, batch = lake(tmp_path, "kind"), output({"kind": ["a"]})
+    there.decide(batch)
+    shutil.rmtree(Path(there.store.root, "_delta_log"))
+    there.make(batch.schema)
     with pytest.raises(SinkError, match="is partitioned by"):
-        late._commit(whole(3), files)
-    assert [row["kind"] for row in rows(tmp_path)] == ["b"]
+        there.committer().finish(there.wanted)
+    assert there.rows() == []
 
 
 @pytest.mark.audit("A7")
 @pytest.mark.parametrize("partitioned", [False, True])
 def test_null_in_a_column_that_allows_none_is_the_failure_of_its_record(tmp_path: Path, partitioned: bool) -> None:
     fields = [("n", pa.int64()), ("lease_key", pa.string()), pa.field("kind", pa.string(), nullable=False)]
-    DeltaTable.create(str(tmp_path), pa.schema(fields), partition_by=["kind"] if partitioned else None)
+    there = lake(tmp_path)
+    DeltaTable.create(there.store.root, pa.schema(fields), partition_by=["kind"] if partitioned else None)
     with pytest.raises(RecordRefused, match=r"null in \['kind'\]"):
-        store(sink(tmp_path), output({"kind": ["a", None]}))
-    store(sink(tmp_path), output({"kind": ["a", "b"]}), number=2)
-    assert [row["kind"] for row in rows(tmp_path)] == ["a", "b"]
+        there.write(output({"kind": ["a", None]}))
+    there.write(output({"kind": ["a", "b"]}))
+    assert [row["kind"] for row in there.rows()] == ["a", "b"]
 
 
 @pytest.mark.audit("A7")
 def test_an_output_without_a_required_column_is_refused(tmp_path: Path) -> None:
     fields = [("n", pa.int64()), ("lease_key", pa.string()), pa.field("kind", pa.string(), nullable=False)]
-    DeltaTable.create(str(tmp_path), pa.schema(fields))
+    there = lake(tmp_path)
+    there.make(pa.schema(fields))
     with pytest.raises(SinkError, match=r"lacks \['kind'\]"):
-        store(sink(tmp_path), output({} | {"n": [1]}))
+        there.decide(output({"n": [1]}))
 
 
 @pytest.mark.audit("A7")
@@ -200,9 +187,10 @@ def test_narrower_types_are_widened_when_they_are_written(tmp_path: Path) -> Non
         "s": pa.struct([pa.field("a", pa.int16(), nullable=False)]),
     }
     values: dict[str, list[Any]] = {"i": [7], "f": [0.5], "l": [[1, 2]], "s": [{"a": 3}]}
-    store(sink(tmp_path), output(values, wide))
-    store(sink(tmp_path), output(values, narrow), number=2)
-    assert [{name: row[name] for name in values} for row in rows(tmp_path)] == [
+    there = lake(tmp_path)
+    for kinds in (wide, narrow):
+        there.write(output(values, kinds))
+    assert [{name: row[name] for name in values} for row in there.rows()] == [
         {name: value[0] for name, value in values.items()}
     ] * 2
 
@@ -210,9 +198,10 @@ def test_narrower_types_are_widened_when_they_are_written(tmp_path: Path) -> Non
 @pytest.mark.audit("E4")
 def test_a_table_that_is_made_promises_nothing_about_nulls(tmp_path: Path) -> None:
     schema = pa.schema([("n", pa.int64()), ("lease_key", pa.string()), pa.field("one", pa.int32(), nullable=False)])
-    store(sink(tmp_path), pa.RecordBatch.from_pylist([{"n": 0, "lease_key": LEASES[0], "one": 1}], schema=schema))
-    store(sink(tmp_path), output({"one": [None]}, {"one": pa.int32()}), number=2)
-    assert Counter(row["one"] for row in rows(tmp_path)) == Counter([1, None])
+    there = lake(tmp_path)
+    there.write(pa.RecordBatch.from_pylist([{"n": 0, "lease_key": LEASES[0], "one": 1}], schema=schema))
+    there.write(output({"one": [None]}, {"one": pa.int32()}))
+    assert Counter(row["one"] for row in there.rows()) == Counter([1, None])
 
 
 @pytest.mark.audit("E4")
@@ -247,10 +236,11 @@ def test_only_what_loses_nothing_is_widened(output: pa.DataType, table: pa.DataT
 @pytest.mark.audit("E4")
 def test_files_are_skipped_by_time(tmp_path: Path) -> None:
     hours = [[NOON + timedelta(hours=hour, microseconds=1)] for hour in range(4)]
-    for number, times in enumerate(hours, 1):
-        store(sink(tmp_path), output({"at": times}, {"at": pa.timestamp("us", "UTC")}), number=number)
+    there = lake(tmp_path)
+    for times in hours:
+        there.write(output({"at": times}, {"at": pa.timestamp("us", "UTC")}))
     files = (
-        DeltaTable(str(tmp_path))
+        there.table()
         .to_pyarrow_dataset()
         .get_fragments(
             filter=pa.compute.field("at")
@@ -258,11 +248,11 @@ def test_files_are_skipped_by_time(tmp_path: Path) -> None:
         )
     )
     assert len(list(files)) == 1
-    actions = pa.table(DeltaTable(str(tmp_path)).get_add_actions(flatten=True)).to_pylist()
+    actions = pa.table(there.table().get_add_actions(flatten=True)).to_pylist()
     assert {action["num_records"] for action in actions} == {1}
     assert {action["null_count.at"] for action in actions} == {0}
     assert all(action["min.at"] <= action["max.at"] for action in actions)
-    read = DeltaTable(str(tmp_path)).to_pyarrow_table(filters=[("at", ">", NOON + timedelta(hours=2, minutes=30))])
+    read = there.table().to_pyarrow_table(filters=[("at", ">", NOON + timedelta(hours=2, minutes=30))])
     assert read["at"].to_pylist() == hours[3]
 
 
@@ -337,30 +327,37 @@ def test_dates_and_times_that_python_does_not_know_have_no_bounds() -> None:
 
 
 def test_a_table_holds_dates_and_times_that_python_does_not_know(tmp_path: Path) -> None:
-    there = sink(tmp_path)
-    for number in (1, 2):
-        batch = output({"x": [1, 2]}).append_column("at", FAR_TIME).append_column("day", FAR_DAY)
-        store(there, batch, number=number)
-    read = DeltaTable(str(tmp_path)).to_pyarrow_table()
+    there = lake(tmp_path)
+    for _ in range(2):
+        there.write(output({"x": [1, 2]}).append_column("at", FAR_TIME).append_column("day", FAR_DAY))
+    read = there.table().to_pyarrow_table()
     assert read["at"].cast(pa.int64()).to_pylist() == [1767225600000 * 10**6, None] * 2
 
 
 @pytest.mark.parametrize("made_anew", [0, 1, 2, 3])
 def test_a_table_that_is_removed_under_a_sink_is_opened_anew(tmp_path: Path, made_anew: int) -> None:
     """`made_anew`: how many batches the new table has; none if there is no new table yet."""
-    there = sink(tmp_path)
-    for number in (1, 2):
-        store(there, output({"x": [number]}), number=number)
-    shutil.rmtree(tmp_path)
-    other = sink(tmp_path)
-    for number in range(1, made_anew + 1):
-        store(other, output({"x": [10 * number]}), number=number)
-    again = part(LEASES[0], 3)
-    with pytest.raises(SinkError):
-        there.holds(again)
-    assert there.holds(again) == (made_anew == 3), "the table that is there now"
-    store(there, output({"x": [4]}), number=4)
-    assert sorted(row["x"] for row in rows(tmp_path)) == [4, 10, 20, 30][: made_anew + 1]
+    former, other = lake(tmp_path / "former"), lake(tmp_path / "other")
+    for value in (1, 2):
+        former.write(output({"x": [value]}))
+    for value in range(1, made_anew + 1):
+        other.write(output({"x": [10 * value]}))
+    log = DeltaLog(LocalStore(former.store.root), {})
+    with log.errors():
+        before = log.refreshed()
+    assert before is not None
+    shutil.rmtree(former.store.root)
+    if made_anew:
+        shutil.copytree(other.store.root, former.store.root)
+    with pytest.raises(SinkError), log.errors():
+        log.refreshed()
+    with log.errors():
+        now = log.refreshed()
+    if made_anew == 0:
+        assert now is None
+    else:
+        assert now is not None
+        assert sorted(now.to_pyarrow_table()["x"].to_pylist()) == [10, 20, 30][:made_anew]
 
 
 def test_no_more_columns_have_statistics_than_the_table_wants() -> None:
@@ -370,36 +367,19 @@ def test_no_more_columns_have_statistics_than_the_table_wants() -> None:
 
 
 def test_folders_of_a_table_say_nothing_that_a_reader_needs(tmp_path: Path) -> None:
-    store(sink(tmp_path, ["kind"]), output({"kind": ["x" * 5000, "a/b"]}))
-    assert [row["kind"] for row in rows(tmp_path)] == ["x" * 5000, "a/b"]
+    there = lake(tmp_path, "kind")
+    there.write(output({"kind": ["x" * 5000, "a/b"]}))
+    assert [row["kind"] for row in there.rows()] == ["x" * 5000, "a/b"]
     assert TableFolders(("kind",)).folder(["a/b"]).startswith("kind=!")
 
 
-def test_a_commit_says_through_when_the_application_was_complete(tmp_path: Path) -> None:
-    """For engines that never ask Dagster: in the history of the table."""
-    delta = sink(tmp_path)
-    store(delta, output({"x": [1]}))
-    files = run_writer(delta.stores_into, delta._layout, [output({"x": [2]})], "2")
-    complete = WrittenThrough(int(NOON.timestamp()), epoch=3)
-    delta._commit(replace(whole(2), complete=complete), files)
-    newest, *older = DeltaTable(str(tmp_path)).history()
-    key = f"kcl-dagster/{whole(2).application}/complete-through"
-    assert json.loads(newest[key]) == {"epoch": 3, "through": "2026-01-31T12:00:00+00:00"}
-    assert not any(key in commit for commit in older)
-
-
 def test_an_idle_table_gets_one_commit_without_data_in_each_window(tmp_path: Path) -> None:
-    path, hour, noon = tmp_path / "table", 3600, int(NOON.timestamp())
-    delta, key = sink(path), f"kcl-dagster/{whole(1).application}/complete-through"
-    application = whole(1).application
-
-    def versions() -> int:
-        return DeltaTable(str(path)).version()
-
-    delta.keep_complete(application, WrittenThrough(noon), noon)
-    assert not path.exists()  # the first batch makes the table
-    store(delta, output({"x": [1, 2]}))
-    made = versions()
+    there, hour, noon = lake(tmp_path), 3600, int(NOON.timestamp())
+    delta, key = there.process(), f"kcl-dagster/{APPLICATION}/complete-through"
+    delta.keep_complete(APPLICATION, WrittenThrough(noon), noon)
+    assert not Path(there.store.root).exists()  # the first batch makes the table
+    there.write(output({"x": [1, 2]}))
+    made = there.table().version()
     for through, wanted, commits in (
         (noon + 5, noon, 1),
         (noon + 65, noon, 1),
@@ -407,41 +387,29 @@ def test_an_idle_table_gets_one_commit_without_data_in_each_window(tmp_path: Pat
         (noon + hour + 65, noon + hour, 2),
         (noon + hour + 125, noon + hour, 2),
     ):
-        delta.keep_complete(application, WrittenThrough(through), wanted)
-        assert versions() - made == commits
-    newest, *_ = DeltaTable(str(path)).history()
+        delta.keep_complete(APPLICATION, WrittenThrough(through), wanted)
+        assert there.table().version() - made == commits
+    newest, *_ = there.table().history()
     assert json.loads(newest[key])["through"] == "2026-01-31T13:01:05+00:00"
     assert "operationParameters" in newest
-    assert [row["x"] for row in rows(path)] == [1, 2]
+    assert [row["x"] for row in there.rows()] == [1, 2]
     # Batches go on as if there had been none, and make others superfluous. So does another worker's commit.
-    batch = replace(whole(2), complete=WrittenThrough(noon + 2 * hour))
-    delta._commit(batch, run_writer(delta.stores_into, delta._layout, [output({"x": [3, 4]})], "2"))
-    made = versions()
-    for other in (delta, sink(path)):
-        other.keep_complete(application, WrittenThrough(noon + 2 * hour + 60), noon + 2 * hour)
-    assert versions() == made
-    delta.keep_complete(application, WrittenThrough(noon, epoch=1), noon)
-    assert versions() == made + 1
-    assert sorted(row["x"] for row in rows(path)) == [1, 2, 3, 4]
-    assert delta._compare(whole(1).parts).is_stored
-    assert delta._compare(whole(2).parts).is_stored
-
-
-def test_a_batch_is_committed_although_a_commit_without_data_came_in_between(tmp_path: Path) -> None:
-    delta, noon = sink(tmp_path), int(NOON.timestamp())
-    store(delta, output({"x": [1]}))
-    files = run_writer(delta.stores_into, delta._layout, [output({"x": [2]})], "2")
-    parts = delta._compare(whole(2).parts).missing
-    sink(tmp_path).keep_complete("app", WrittenThrough(noon), noon)
-    delta._append(parts, files, {})
-    assert sorted(row["x"] for row in rows(tmp_path)) == [1, 2]
+    there.decide(output({"x": [3, 4]}))
+    there.committer(WrittenThrough(noon + 2 * hour)).finish(there.wanted)
+    made = there.table().version()
+    for other in (delta, there.process()):
+        other.keep_complete(APPLICATION, WrittenThrough(noon + 2 * hour + 60), noon + 2 * hour)
+    assert there.table().version() == made
+    delta.keep_complete(APPLICATION, WrittenThrough(noon, epoch=1), noon)
+    assert there.table().version() == made + 1
+    assert sorted(row["x"] for row in there.rows()) == [1, 2, 3, 4]
 
 
 def test_the_reader_of_the_page_finds_the_moment_of_an_idle_table(tmp_path: Path) -> None:
-    delta, noon = sink(tmp_path), int(NOON.timestamp())
-    store(delta, output({"x": [1]}))
+    there, noon = lake(tmp_path), int(NOON.timestamp())
+    there.write(output({"x": [1]}))
     read = readers()["delta_complete_through"]
-    assert read(DeltaTable(str(tmp_path)), "app") is None
+    assert read(there.table(), APPLICATION) is None
     for known in (WrittenThrough(noon + 60), WrittenThrough(noon, epoch=1)):
-        delta.keep_complete("app", known, noon)
-    assert read(DeltaTable(str(tmp_path)), "app") == "2026-01-31T12:00:00+00:00"
+        there.format.keep_complete(APPLICATION, known, noon)
+    assert read(there.table(), APPLICATION) == "2026-01-31T12:00:00+00:00"

@@ -34,8 +34,6 @@ from kcl_dagster.spark.failures import (
     fetch_failures,
     write_failures,
 )
-from kcl_dagster.spark.sinks.layout import UNPARTITIONED
-from kcl_dagster.spark.sinks.writing import _WriteFiles
 from kcl_dagster.spark.throwables import Throwable
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 
@@ -81,17 +79,6 @@ def test_a_writer_that_failed_is_the_sink() -> None:
     with pytest.raises(SinkError) as caught, write_failures("lake"):
         raise PySparkException(text)
     assert str(caught.value) == "sink lake: x.parquet could not be written: disk full"
-
-
-@pytest.mark.audit("B1")
-def test_a_row_of_no_shard_of_the_batch_is_the_codes_failure() -> None:
-    store: Any = None
-    with pytest.raises(TransformError) as raised, Marks().errors():
-        _WriteFiles(store, {}, UNPARTITIONED, None, None)._path("elsewhere", [])
-    with pytest.raises(TransformError) as caught, write_failures("lake"):
-        raise PySparkException(f"PythonException:\nTraceback...\nTransformError: {raised.value}\n at")
-    assert str(caught.value).startswith("the transform's output has a row with lease_key")
-    assert class_of(caught.value) is ErrorClass.CODE
 
 
 def test_a_jvm_that_is_gone_is_not_the_fault_of_a_record() -> None:

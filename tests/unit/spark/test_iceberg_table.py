@@ -1,9 +1,9 @@
 """What lies in an Iceberg table: every row once, in the partitions of the table's own spec."""
 
 import pickle
-import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,15 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import IdentityTransform
 
 from kcl_dagster.errors import ConfigurationError, RecordRefused, SinkError
-from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.partitioning import PartitionTerm
+from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
-from kcl_dagster.spark.sinks.iceberg_files import target_of
 from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
 from kcl_dagster.spark.sinks.layout import NULL_PARTITION
 from kcl_dagster.spark.sinks.table_files import TableFiles, files_of
 from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store
-from tests.doubles.clock import FakeClock
+from kcl_dagster.spark.transform import unchanged
+from tests.unit.spark.chained_lakes import IDENTIFIER, IcebergLake
 from tests.unit.spark.outputs import (
     LEASES,
     VALUES,
@@ -33,35 +33,33 @@ from tests.unit.spark.outputs import (
     outputs,
     partition_columns,
     rows_of,
-    run_writer,
-    whole,
 )
 from tests.unit.spark.rest_catalog import RestCatalog, rest_catalog
 
 MIDNIGHT = datetime(2026, 2, 1, tzinfo=UTC)
 TIME = pa.timestamp("us", tz="UTC")
-IDENTIFIER = "lake.clicks"
 # pyarrow, with which pyiceberg reads, knows no other years; Iceberg itself has no int8.
 KINDS = [kind for kind in VALUES if not pa.types.is_temporal(kind) and kind != pa.int8()]
 
 
-def sink(folder: Path, partition_by: Sequence[str] = (), **more: Any) -> IcebergSink:
-    where = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": str(folder)}
-    runtime = Runtime(clock=FakeClock(), random=random.Random(1))
-    return IcebergSink(IDENTIFIER, more.pop("catalog", where), partition_by=partition_by, runtime=runtime, **more)
+@dataclass
+class CatalogLake(IcebergLake):
+    """In any catalog; the chains are beside it."""
+
+    catalog: Mapping[str, str] = field(default_factory=dict)
+    s3: S3Options | None = None
+
+    @property
+    def chains_path(self) -> str | None:
+        return str(self.folder / "chains")
+
+    def catalog_table(self) -> CatalogTable:
+        return CatalogTable(IDENTIFIER, self.catalog, partition_by=self.columns, s3=self.s3)
 
 
-def store(sink: IcebergSink, *batches: pa.RecordBatch, number: int = 1) -> None:
-    """As `IcebergSink.write`, of an output that is there already."""
-    table = sink._table.load() or sink._table.create(batches[0].schema)
-    partitions = IcebergPartitions.of("the table", table.spec(), table.schema())
-    root = f"{table.location()}/data"
-    files = sink._table.store(table, root)
-    target = target_of(table, "the table")
-    target.check(batches[0].schema)
-    travelled = pickle.loads(pickle.dumps((files, partitions, target)))  # to an executor
-    written = run_writer(travelled[0], travelled[1], batches, f"{number}", target=travelled[2])
-    sink._commit(whole(number), written, root, partitions)
+def lake(folder: Path, partition_by: Sequence[str] = ()) -> IcebergLake:
+    """A table that is not there yet."""
+    return IcebergLake(folder, partition_by)
 
 
 def output(columns: dict[str, pa.Array]) -> pa.RecordBatch:
@@ -70,13 +68,8 @@ def output(columns: dict[str, pa.Array]) -> pa.RecordBatch:
     return pa.record_batch({"n": pa.array(range(size), pa.int64()), "lease_key": lease, **columns})
 
 
-def rows(sink: IcebergSink) -> list[dict[str, Any]]:
-    return sink._table.catalog.load_table(IDENTIFIER).scan().to_arrow().sort_by("n").to_pylist()  # type: ignore[no-any-return]  # untyped
-
-
-def partitions(sink: IcebergSink) -> list[dict[str, Any]]:
-    found = sink._table.catalog.load_table(IDENTIFIER).inspect.partitions().to_pylist()
-    return [row["partition"] for row in found]
+def partitions(lake: IcebergLake) -> list[dict[str, Any]]:
+    return [row["partition"] for row in lake.table().inspect.partitions().to_pylist()]
 
 
 @pytest.mark.audit("A1", "A2")
@@ -86,9 +79,9 @@ def test_rows_in_are_rows_out_of_a_table(
     tmp_path_factory: pytest.TempPathFactory, output: tuple[pa.Schema, list[pa.RecordBatch]]
 ) -> None:
     schema, batches = output
-    there = sink(tmp_path_factory.mktemp("lake"), partition_columns(schema))
-    store(there, *batches)
-    found = {row["n"]: row for row in rows(there)}
+    there = lake(tmp_path_factory.mktemp("lake"), partition_columns(schema))
+    there.write(*batches)
+    found = {row["n"]: row for row in there.rows()}
     assert Counter(found.keys()) == numbers(batches)
     for row in rows_of(batches):
         for name in partition_columns(schema):
@@ -97,21 +90,21 @@ def test_rows_in_are_rows_out_of_a_table(
 
 @pytest.mark.audit("A1")
 def test_null_empty_and_the_word_for_null_are_three_partitions(tmp_path: Path) -> None:
-    there = sink(tmp_path, ["kind"])
-    store(there, output({"kind": pa.array([None, "", NULL_PARTITION, "a", None])}))
-    assert [row["kind"] for row in rows(there)] == [None, "", NULL_PARTITION, "a", None]
+    there = lake(tmp_path, ["kind"])
+    there.write(output({"kind": pa.array([None, "", NULL_PARTITION, "a", None])}))
+    assert [row["kind"] for row in there.rows()] == [None, "", NULL_PARTITION, "a", None]
     assert len(partitions(there)) == 4
 
 
 @pytest.mark.audit("E3")
 def test_a_batch_across_midnight_is_stored_in_two_days(tmp_path: Path) -> None:
-    there = sink(tmp_path, ["day(at)"])
+    there = lake(tmp_path, ["day(at)"])
     times = [MIDNIGHT - timedelta(microseconds=1), MIDNIGHT, None, MIDNIGHT + timedelta(hours=5)]
-    store(there, output({"at": pa.array(times, TIME)}))
-    assert [row["at"] for row in rows(there)] == times
+    there.write(output({"at": pa.array(times, TIME)}))
+    assert [row["at"] for row in there.rows()] == times
     found = {partition["at_day"] for partition in partitions(there)}
     assert found == {MIDNIGHT.date() - timedelta(days=1), MIDNIGHT.date(), None}
-    read = there._table.catalog.load_table(IDENTIFIER).scan(row_filter=f"at >= '{MIDNIGHT.isoformat()}'")
+    read = there.table().scan(row_filter=f"at >= '{MIDNIGHT.isoformat()}'")
     assert len(list(read.plan_files())) == 1
     assert sorted(read.to_arrow()["n"].to_pylist()) == [1, 3]
 
@@ -131,14 +124,14 @@ def test_a_batch_across_midnight_is_stored_in_two_days(tmp_path: Path) -> None:
 def test_tables_are_made_with_the_spec_that_was_asked_for(
     tmp_path: Path, term: str, expected: list[tuple[str, str]]
 ) -> None:
-    there = sink(tmp_path, [term])
+    there = lake(tmp_path, [term])
     users = [f"user-{number}" for number in range(20)] + ["ab", None]
     times = [MIDNIGHT + timedelta(hours=40 * number) for number in range(22)]
-    store(there, output({"at": pa.array(times, TIME), "user": pa.array(users)}))
-    table = there._table.catalog.load_table(IDENTIFIER)
+    there.write(output({"at": pa.array(times, TIME), "user": pa.array(users)}))
+    table = there.table()
     assert [(field.name, str(field.transform)) for field in table.spec().fields] == expected
     assert table.schema().column_names == ["n", "lease_key", "at", "user"]
-    assert [row["user"] for row in rows(there)] == users
+    assert [row["user"] for row in there.rows()] == users
     if "user" in term:
         found = table.scan(row_filter="user = 'user-7'")
         assert found.to_arrow()["n"].to_pylist() == [7]
@@ -148,50 +141,36 @@ def test_tables_are_made_with_the_spec_that_was_asked_for(
 
 @pytest.mark.audit("E3")
 def test_a_table_that_another_engine_partitioned_is_written_by_its_own_spec(tmp_path: Path) -> None:
-    there = sink(tmp_path)
-    store(there, output({"at": pa.array([MIDNIGHT], TIME), "user": pa.array(["a"])}))
-    with there._table.catalog.load_table(IDENTIFIER).update_spec() as spec:
+    there = lake(tmp_path)
+    there.write(output({"at": pa.array([MIDNIGHT], TIME), "user": pa.array(["a"])}))
+    with there.table().update_spec() as spec:
         spec.add_field("user", IdentityTransform(), "who")
-    store(there, output({"at": pa.array([MIDNIGHT] * 2, TIME), "user": pa.array(["a", "b"])}), number=2)
-    assert [row["user"] for row in rows(there)] == ["a", "a", "b"]
+    there.write(output({"at": pa.array([MIDNIGHT] * 2, TIME), "user": pa.array(["a", "b"])}))
+    assert [row["user"] for row in there.rows()] == ["a", "a", "b"]
     assert {partition["who"] for partition in partitions(there)} == {None, "a", "b"}
 
 
 @pytest.mark.audit("E3")
-def test_a_batch_for_a_spec_that_was_changed_meanwhile_is_not_added(tmp_path: Path) -> None:
-    there = sink(tmp_path)
-    store(there, output({"user": pa.array(["a"])}))
-    table = there._table.load()
-    assert table is not None
-    before = IcebergPartitions.of("t", table.spec(), table.schema())
-    with table.update_spec() as spec:
-        spec.add_field("user", IdentityTransform(), "who")
-    with pytest.raises(SinkError, match="partitioned in another way"):
-        there._commit(whole(2), [], f"{table.location()}/data", before)
-
-
-@pytest.mark.audit("E3")
 def test_a_table_with_the_text_columns_of_an_earlier_version_keeps_them(tmp_path: Path) -> None:
-    there = sink(tmp_path, ["day(at)"])
-    there._table.catalog.create_namespace("lake")
+    there = lake(tmp_path, ["day(at)"])
     made = pa.schema([("n", pa.int64()), ("lease_key", pa.string()), ("at", TIME), ("at_day", pa.string())])
-    there._table.catalog.create_table(IDENTIFIER, made)
-    table = there._table.load()
-    assert table is not None
-    assert there._table.transform_for(table, there._transform) is not there._transform
-    store(there, output({"at": pa.array([MIDNIGHT], TIME), "at_day": pa.array(["2026-02-01"])}))
-    assert [row["at_day"] for row in rows(there)] == ["2026-02-01"]
+    there.make(made)
+    rules = there.format.rules()
+    assert rules is not None
+    assert rules.applied(unchanged) is not unchanged
+    there.write(output({"at": pa.array([MIDNIGHT], TIME), "at_day": pa.array(["2026-02-01"])}))
+    assert [row["at_day"] for row in there.rows()] == ["2026-02-01"]
 
 
 def test_narrower_types_and_required_columns_are_looked_after(tmp_path: Path) -> None:
-    there = sink(tmp_path)
-    store(there, output({"count": pa.array([1], pa.int64())}))
-    store(there, output({"count": pa.array([2], pa.int32())}), number=2)
-    assert sorted(row["count"] for row in rows(there)) == [1, 2]
-    with there._table.catalog.load_table(IDENTIFIER).update_schema(allow_incompatible_changes=True) as schema:
+    there = lake(tmp_path)
+    there.write(output({"count": pa.array([1], pa.int64())}))
+    there.write(output({"count": pa.array([2], pa.int32())}))
+    assert sorted(row["count"] for row in there.rows()) == [1, 2]
+    with there.table().update_schema(allow_incompatible_changes=True) as schema:
         schema.update_column("count", required=True)
     with pytest.raises(RecordRefused, match="count"):
-        store(there, output({"count": pa.array([None], pa.int64())}), number=3)
+        there.write(output({"count": pa.array([None], pa.int64())}))
 
 
 @pytest.mark.parametrize("entry", ["century(at)", "bucket(user)", "bucket(x, user)", "a b", " a", ""])
@@ -205,9 +184,9 @@ FAR_TIME = pa.array([1767225600000 * 10**6, None], TIME)
 
 
 def test_a_table_holds_times_that_python_does_not_know(tmp_path: Path) -> None:
-    there = sink(tmp_path)
-    store(there, output({"at": FAR_TIME, "i": pa.array([1, 2])}))
-    table = there._table.catalog.load_table(IDENTIFIER)
+    there = lake(tmp_path)
+    there.write(output({"at": FAR_TIME, "i": pa.array([1, 2])}))
+    table = there.table()
     assert table.scan().to_arrow()["at"].cast(pa.int64()).to_pylist() == [1767225600000 * 10**6, None]
     [metrics] = table.inspect.files()["readable_metrics"].to_pylist()
     assert (metrics["i"]["lower_bound"], metrics["i"]["upper_bound"]) == (1, 2)
@@ -218,9 +197,9 @@ def test_a_table_holds_times_that_python_does_not_know(tmp_path: Path) -> None:
 def test_a_time_that_python_does_not_know_is_the_failure_of_its_record_in_a_partition(
     tmp_path: Path, transform: str
 ) -> None:
-    there = sink(tmp_path, [transform])
+    there = lake(tmp_path, [transform])
     with pytest.raises(RecordRefused, match=r"partition column at has a value of type timestamp"):
-        store(there, output({"at": FAR_TIME}))
+        there.write(output({"at": FAR_TIME}))
 
 
 def test_what_was_parsed_is_not_sent_to_executors() -> None:
@@ -242,14 +221,12 @@ def rest(tmp_path: Path) -> Iterator[RestCatalog]:
 
 @pytest.mark.audit("E2")
 def test_a_rest_catalog_needs_no_staged_tables(rest: RestCatalog, tmp_path: Path) -> None:
-    there = sink(tmp_path, ["day(at)"], catalog={"type": "rest", "uri": rest.uri})
-    store(there, output({"at": pa.array([MIDNIGHT - timedelta(seconds=1), MIDNIGHT], TIME)}))
-    store(
-        sink(tmp_path, ["day(at)"], catalog={"type": "rest", "uri": rest.uri}),
-        output({"at": pa.array([MIDNIGHT], TIME)}),
-        number=2,
-    )
-    assert [row["n"] for row in rows(there)] == [0, 0, 1]
+    catalog = {"type": "rest", "uri": rest.uri}
+    there = CatalogLake(tmp_path, ["day(at)"], catalog=catalog)
+    there.write(output({"at": pa.array([MIDNIGHT - timedelta(seconds=1), MIDNIGHT], TIME)}))
+    other = CatalogLake(tmp_path, ["day(at)"], worker="w2", catalog=catalog)
+    other.write(output({"at": pa.array([MIDNIGHT], TIME)}))
+    assert [row["n"] for row in there.rows()] == [0, 0, 1]
     assert len(partitions(there)) == 2
 
 
@@ -269,9 +246,9 @@ def test_files_are_written_with_the_credentials_that_come_with_the_table(
 
     monkeypatch.setattr(io, "load_file_io", load_file_io)
     with rest_catalog(tmp_path, s3_access_key_id="vended", s3_session_token="for this table") as rest:
-        there = sink(tmp_path, catalog={"type": "rest", "uri": rest.uri})
-        store(there, output({"kind": pa.array(["a"])}))
-        assert [row["kind"] for row in rows(there)] == ["a"]
+        there = CatalogLake(tmp_path, (), catalog={"type": "rest", "uri": rest.uri})
+        there.write(output({"kind": pa.array(["a"])}))
+        assert [row["kind"] for row in there.rows()] == ["a"]
     assert set(used) == {"vended"}
 
 
@@ -309,10 +286,11 @@ def test_glue_is_where_the_resource_says(tmp_path: Path, monkeypatch: pytest.Mon
     with mock_aws():
         monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
         s3 = S3Options("eu-west-1", access_key="test", secret_key="test")
-        there = sink(tmp_path, ["day(at)"], catalog={"type": "glue", "warehouse": str(tmp_path)}, s3=s3)
-        store(there, output({"at": pa.array([MIDNIGHT - timedelta(seconds=1), MIDNIGHT], TIME)}))
-        assert [row["n"] for row in rows(there)] == [0, 1]
-        assert there._table.catalog.glue.meta.region_name == "eu-west-1"  # type: ignore[attr-defined]  # of this catalog
+        there = CatalogLake(tmp_path, ["day(at)"], catalog={"type": "glue", "warehouse": str(tmp_path)}, s3=s3)
+        there.write(output({"at": pa.array([MIDNIGHT - timedelta(seconds=1), MIDNIGHT], TIME)}))
+        assert [row["n"] for row in there.rows()] == [0, 1]
+        catalog: Any = there.catalog_table().catalog
+        assert catalog.glue.meta.region_name == "eu-west-1"
 
 
 def test_a_catalog_that_cannot_be_used_is_named_without_its_password() -> None:

@@ -1,8 +1,7 @@
 """Partition values: every row that comes in is stored, with the value that it had."""
 
-import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +16,9 @@ from hypothesis import strategies as st
 
 from kcl_dagster.errors import ConfigurationError, RecordRefused, SinkError
 from kcl_dagster.spark.failures import write_failures
-from kcl_dagster.spark.sinks import writing
+from kcl_dagster.spark.sinks import batch_files, staging_job
+from kcl_dagster.spark.sinks.batch_files import ForTable
+from kcl_dagster.spark.sinks.delta_statistics import DeltaStatistics
 from kcl_dagster.spark.sinks.layout import NULL_PARTITION, Folders, TableFolders, hive_folder, table_folder, texts
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.sinks.split import split
@@ -164,6 +165,10 @@ class InMemory:
         assert path not in self.content
         self.content[path] = pq.read_table(pa.BufferReader(content))["n"].to_pylist()
 
+    def move(self, names: Mapping[str, str]) -> list[str]:
+        self.content |= {to: self.content.pop(path) for path, to in names.items()}
+        return []
+
 
 @pytest.mark.audit("B3")
 @pytest.mark.parametrize(
@@ -184,8 +189,9 @@ def test_a_value_too_long_for_a_folder_is_the_failure_of_its_record(store: Any, 
 @pytest.mark.audit("B3")
 def test_a_value_may_be_of_any_length_in_a_table(tmp_path: Path) -> None:
     values = ["x" * 5000, "x" * 4999, "ü/:%", "~", NULL_PARTITION, None]
-    files = run_writer(LocalStore(str(tmp_path)), TableFolders(("kind",)), [kinds(values, pa.string())])
-    assert [file.partition["kind"] for file in files] == values
+    table = ForTable(None, DeltaStatistics())
+    files = run_writer(LocalStore(str(tmp_path)), TableFolders(("kind",)), [kinds(values, pa.string())], table)
+    assert [file.partition for file in files] == [{"kind": value} for value in values]
     assert stored(tmp_path) == Counter(range(6))
     assert all(len(folder.name) < 50 for folder in tmp_path.iterdir())
 
@@ -224,31 +230,24 @@ def test_columns_that_readers_pass_over_are_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_is_stored_where_a_row_would_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kcl_dagster.spark.sinks import writing
-
     def loses_one(rows: pa.RecordBatch, keys: Any) -> Any:
         return split(rows.slice(1), [key.slice(1) for key in keys])
 
-    monkeypatch.setattr(writing, "split", loses_one)
-    with pytest.raises(SinkError, match="2 rows came in and 1 would be stored"):
+    monkeypatch.setattr(batch_files, "split", loses_one)
+    with pytest.raises(SinkError, match="was given 2 rows, and its files hold 1"):
         run_writer(LocalStore(str(tmp_path)), Folders(("kind",)), [kinds(["a", "b"], pa.string())])
-    assert not list(tmp_path.iterdir())
-    shutil.rmtree(tmp_path)
+    assert list(LocalStore(str(tmp_path)).files()) == []
 
 
 def test_a_batch_of_very_many_partition_values_is_warned_of_once_an_hour(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeClock()
-    monkeypatch.setattr(writing, "_warned", writing._Warned(clock))
-    files = [
-        writing.WrittenFile(LEASES[0], f"kind={number}/x.parquet", 1, 9, {"kind": f"{number}"}, pa.schema([]))
-        for number in range(writing.MANY_FILES + 1)
-    ]
-    writing.warn_of_many_files("s3://lake", files[1:])
+    monkeypatch.setattr(staging_job, "_warned", staging_job._Warned(clock))
+    staging_job.warn_of_large_batch("s3://lake", staging_job.MANY_FILES)
     assert not caplog.messages
     for _ in range(3):
-        writing.warn_of_many_files("s3://lake", files)
+        staging_job.warn_of_large_batch("s3://lake", staging_job.MANY_FILES + 1)
         clock.advance(1800)
     assert len(caplog.messages) == 2
-    assert "wrote 101 files into s3://lake for one shard" in caplog.messages[0]
+    assert "wrote 101 files into s3://lake, one for each task and partition value" in caplog.messages[0]

@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 
 from kcl_dagster.spark.sharing import SharingProbe, _WriteProbes, check_sharing, what_is_wrong
+from kcl_dagster.spark.sinks.contract import SparkSink
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.parquet import ParquetSink
-from kcl_dagster.spark.storage import LocalStore, StoringSink
+from kcl_dagster.spark.storage import LocalStore, S3Options, Store, open_store
 
 HERE, THERE = SharingProbe("one", "_drafts/a.probe"), SharingProbe("two", "_drafts/b.probe")
 
@@ -50,14 +51,12 @@ def test_a_probe_is_a_file_or_a_reason(tmp_path: Path) -> None:
     assert all("file" in row["problem"] for row in batch.to_pylist())
 
 
-@pytest.mark.parametrize("sink", [None, object(), ParquetSink("s3://bucket/lake")])
-def test_nobody_is_asked_about_what_is_everybodys(sink: object) -> None:
+@pytest.mark.parametrize("store", [None, open_store("s3://bucket/lake", S3Options())])
+def test_nobody_is_asked_about_what_is_everybodys(store: Store | None) -> None:
     spark: Any = None  # nothing is asked of it
-    check_sharing(spark, sink, "start")
+    check_sharing(spark, store, "start")
 
 
 @pytest.mark.parametrize("kind", [ParquetSink, DeltaSink])
-def test_sinks_that_are_trusted_with_files_tell_where(kind: Callable[[str], object], tmp_path: Path) -> None:
-    sink = kind(str(tmp_path))
-    assert isinstance(sink, StoringSink)
-    assert sink.stores_into == LocalStore(str(tmp_path))
+def test_sinks_that_are_trusted_with_files_tell_where(kind: Callable[[str], SparkSink], tmp_path: Path) -> None:
+    assert kind(str(tmp_path)).stores_into == LocalStore(str(tmp_path))

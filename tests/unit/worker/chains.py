@@ -10,14 +10,17 @@ from typing import Any
 from kcl_dagster.chains.entry import PublishingEntry, StagedFile
 from kcl_dagster.chains.publication import file_name, staged_path
 from kcl_dagster.chains.store import Entries
+from kcl_dagster.errors import SinkError
+from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.worker.batch import Batch
-from kcl_dagster.worker.staging import StagedBatch
+from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.worker.batch import Batch, Part
+from kcl_dagster.worker.staging import PublishedByCommits, StagedBatch
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS
 from tests.unit.chains.memory import MemoryFiles
 from tests.unit.chains.memory_table import MemoryTable, TableState
-from tests.unit.worker.kit import Data, Fuse, MemorySink, Payload, Run, World
+from tests.unit.worker.kit import Data, Fuse, MemoryStore, Payload, Run, World
 
 A, B = LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001")
 
@@ -33,18 +36,60 @@ class WorkersFiles(MemoryFiles):
 
 
 @dataclass
+class MemoryFormerParts:
+    """Parts that workers of a former version have stored. A folder cannot tell which."""
+
+    store: MemoryStore
+    fuse: Fuse
+    can_tell: bool
+
+    def stored_to(self, part: Part) -> Checkpoint | None:
+        self.fuse.point()
+        return self._stored_to(part) if self.can_tell else None
+
+    def withdraw(self, part: Part) -> None:
+        self.fuse.point()
+        if self._stored_to(part) is not None:
+            if self.can_tell:
+                raise SinkError("it was stored meanwhile")
+            del self.store.parts[part.shard_id, str(part.after)]
+        self.store.numbers[part.shard_id, str(part.after)] = part.number
+        self.fuse.point()
+
+    def _stored_to(self, part: Part) -> Checkpoint | None:
+        place = (part.shard_id, str(part.after))
+        first = part.number if part.instead_of is None else part.instead_of
+        if place not in self.store.parts or not first <= self.store.numbers[place] <= part.number:
+            return None
+        sequence, _, sub_sequence = self.store.identities[place][-1].partition(":")[2].partition("/")
+        return Checkpoint(sequence, int(sub_sequence or 0))
+
+
+NO_FORMER_PARTS = MemoryFormerParts(MemoryStore(), Fuse(), can_tell=True)
+
+
+@dataclass
 class MemoryStagingSink:
     """Writes the rows of a batch into two files, and says in each row which attempt wrote it: no output is like
     another one."""
 
     files: WorkersFiles
     attempts: Callable[[], int]
+    former_parts: MemoryFormerParts
     refuses: Callable[[Data], None] | None = None
     hooks: list[Callable[[Batch], None]] = field(default_factory=list)
+    kept: list[WrittenThrough] = field(default_factory=list)
 
     @property
     def entries(self) -> Entries:
         return Entries(self.files)
+
+    @property
+    def commits(self) -> None:
+        """A folder."""
+
+    def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
+        self.kept.append(known)
 
     def stage(self, data: Data, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         for hook in list(self.hooks):
@@ -61,17 +106,6 @@ class MemoryStagingSink:
         return StagedBatch(tuple(staged), {})
 
 
-@dataclass
-class SinkBesideChains(MemorySink):
-    """The sink of a worker that decides its batches in the leases, where others may have left chains."""
-
-    files: WorkersFiles = field(default_factory=WorkersFiles)
-
-    @property
-    def entries(self) -> Entries:
-        return Entries(self.files)
-
-
 class ChainWorld(World):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -81,17 +115,10 @@ class ChainWorld(World):
 
     def chain_worker(self, name: str, **extra: Any) -> Run:
         files = WorkersFiles(content=self.shared.content, times=self.shared.times, clock=self.clock.now)
-        sink = self.sinks[name] = MemoryStagingSink(files, self._attempts.__next__)
+        former = MemoryFormerParts(self.store, files.fuse, can_tell=False)
+        sink = self.sinks[name] = MemoryStagingSink(files, self._attempts.__next__, former)
         run = self.worker(name, chains=sink, **extra)
-        files.fuse = run.fuse
-        return run
-
-    def former_worker(self, name: str, **extra: Any) -> Run:
-        """A worker that decides its batches in the leases."""
-        files = WorkersFiles(content=self.shared.content, times=self.shared.times, clock=self.clock.now)
-        sink = SinkBesideChains(self.store, files=files)
-        run = self.worker(name, sink=sink, **extra)
-        files.fuse = sink.fuse = run.fuse
+        files.fuse = former.fuse = run.fuse
         return run
 
     def check_both(self) -> None:
@@ -127,11 +154,15 @@ class MemoryTableSink:
     files: WorkersFiles
     state: TableState
     attempts: Callable[[], int]
+    former_parts: MemoryFormerParts
     refuses: Callable[[Data], None] | None = None
     commit_seconds: float = COMMIT_SECONDS
 
     def __post_init__(self) -> None:
-        self.chained_table = MemoryTable(self.state, self.files)
+        self.commits = PublishedByCommits(MemoryTable(self.state, self.files), self.commit_seconds)
+
+    def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
+        """Not looked at."""
 
     @property
     def entries(self) -> Entries:
@@ -150,19 +181,6 @@ class MemoryTableSink:
         return StagedBatch(tuple(staged), {})
 
 
-@dataclass
-class SinkOfTable(SinkBesideChains):
-    """The sink of a worker that decides its batches in the leases, of a table beside which others may have left
-    chains."""
-
-    state: TableState = field(default_factory=TableState)
-    commit_seconds: float = COMMIT_SECONDS
-
-    @property
-    def chained_table(self) -> MemoryTable:
-        return MemoryTable(self.state, self.files)
-
-
 class TableWorld(ChainWorld):
     """Workers whose batches come into a table, with the commits that one of them makes."""
 
@@ -173,16 +191,10 @@ class TableWorld(ChainWorld):
 
     def chain_worker(self, name: str, **extra: Any) -> Run:
         files = WorkersFiles(content=self.shared.content, times=self.shared.times, clock=self.clock.now)
-        sink = self.tables[name] = MemoryTableSink(files, self.table, self._attempts.__next__)
+        former = MemoryFormerParts(self.store, files.fuse, can_tell=True)
+        sink = self.tables[name] = MemoryTableSink(files, self.table, self._attempts.__next__, former)
         run = self.worker(name, chains=sink, **extra)
-        files.fuse = run.fuse
-        return run
-
-    def former_worker(self, name: str, **extra: Any) -> Run:
-        files = WorkersFiles(content=self.shared.content, times=self.shared.times, clock=self.clock.now)
-        sink = SinkOfTable(self.store, files=files, state=self.table)
-        run = self.worker(name, sink=sink, **extra)
-        files.fuse = sink.fuse = run.fuse
+        files.fuse = former.fuse = run.fuse
         return run
 
     def stored(self) -> list[Payload]:

@@ -14,7 +14,9 @@ from kcl_dagster.chains.store import Entries
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.spark.sinks.former_parts import FolderParts
 from kcl_dagster.spark.storage import LocalStore, Store
+from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.staging import StagedBatch
 from tests.unit.spark.buckets import Bucket
@@ -41,6 +43,17 @@ class StagingFolder:
     @property
     def entries(self) -> Entries:
         return Entries(self.store)
+
+    @property
+    def commits(self) -> None:
+        """A folder."""
+
+    @property
+    def former_parts(self) -> FolderParts:
+        return FolderParts(self.store)
+
+    def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
+        """Not looked at."""
 
     def stage(self, data: Data, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         path = f"day=1/{file_name(chain, number, 0, 0)}"

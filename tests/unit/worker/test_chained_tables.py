@@ -16,8 +16,8 @@ from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.bound import Bound
+from kcl_dagster.worker.chain_protocol import ChainProtocol
 from kcl_dagster.worker.events import EventKind
-from kcl_dagster.worker.pinned_first import PinnedFirst
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, RETRY_SECONDS
 from tests.unit.worker.chains import A, B, TableWorld, loses_its_lease_at, put, working
 from tests.unit.worker.kit import Data, Killed, Run
@@ -114,30 +114,6 @@ def test_a_worker_that_pauses_anywhere_stores_nothing_after_its_successor() -> N
         if is_over:
             assert point > 40
             return
-
-
-def test_the_settings_may_be_changed_with_every_worker_that_ends() -> None:
-    for seed in range(40):
-        world = TableWorld(shards=2)
-        for shard in (A, B):
-            put(world, shard)
-        for turn in range(6):
-            kind = world.chain_worker if (seed + turn) % 2 else world.former_worker
-            run = kind(f"w{turn}")
-            world.assign(run)
-            run.fuse.burns_at = 3 + (7 * seed + 11 * turn) % 80
-            try:
-                run.until_idle()
-                world.clock.advance(20)
-                run.worker.step_renewal()
-            except Killed:
-                pass
-            world.stream.put(B, f"turn {turn}")
-        last = world.former_worker("last")
-        world.assign(last)
-        last.until_idle()
-        world.check_both()
-        assert all(world.lease(shard).claim is None for shard in (A, B))
 
 
 def test_a_handoff_waits_for_the_commit_and_leaves_nothing_to_settle(world: TableWorld) -> None:
@@ -237,8 +213,8 @@ def test_an_entry_in_a_chain_that_was_deleted_before_keeps_no_other_chain_from_b
     assert world.entries().create(other, 1, ClosingEntry("closing", "w9"))
     world.clock.advance(2 * MIN_AGE_SECONDS)
     protocol = run.worker.protocol
-    assert isinstance(protocol, PinnedFirst)
-    claims = protocol.chains.claims
+    assert isinstance(protocol, ChainProtocol)
+    claims = protocol.claims
     named = {claim.chain for shard in (A,) if (claim := world.lease(shard).claim) is not None}
     assert set(claims.delete_former(named, world.clock.now() - MIN_AGE_SECONDS)) == {paused, other}
     publishes(run)

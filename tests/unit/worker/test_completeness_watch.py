@@ -4,8 +4,6 @@ from kcl_dagster.errors import ServiceError
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.completeness_watch import READ_SECONDS, CompletenessWatch
 from tests.doubles.clock import FakeClock
-from tests.unit.worker.kit import World
-from tests.unit.worker.test_leaderless import A
 
 
 def test_the_row_is_read_now_and_then_and_what_was_read_stays() -> None:
@@ -29,15 +27,3 @@ def test_the_row_is_read_now_and_then_and_what_was_read_stays() -> None:
         clock.advance(READ_SECONDS)
     assert seen == [None, WrittenThrough(100), WrittenThrough(50, 1, 50), WrittenThrough(50, 1, 50)]
     assert asked == 4
-
-
-def test_a_batch_says_through_when_the_application_was_complete_before_it() -> None:
-    world = World()
-    run = world.worker("w", load_completeness=lambda: WrittenThrough(1234))
-    run.worker.start()
-    world.assign(run)
-    for text in "ab":
-        world.stream.put(A, text)
-        run.until_idle()
-        run.worker.step_housekeeping()
-    assert [batch.complete for batch in run.sink.batches] == [None, WrittenThrough(1234)]

@@ -13,7 +13,7 @@ from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.completeness_writer import WRITE_SECONDS, CompletenessWriter, is_writer
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from tests.doubles.clock import FakeClock
-from tests.unit.worker.kit import MemorySink, World
+from tests.unit.worker.chains import ChainWorld
 from tests.unit.worker.test_leaderless import A, B
 
 
@@ -31,7 +31,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         self.writer = CompletenessWriter(
-            self,
+            self.keep_complete,
             "app",
             lambda: self.known,
             lambda: self.is_chosen,
@@ -134,19 +134,10 @@ def test_the_owner_of_the_open_lease_at_hash_key_zero_writes() -> None:
     assert not is_writer([replace(lease, stream=multi)], "r")
 
 
-@dataclass
-class KeepingSink(MemorySink):
-    kept: list[WrittenThrough] = field(default_factory=list)
-
-    def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        self.kept.append(known)
-
-
 def test_of_two_workers_one_stores_the_moment() -> None:
-    world = World(shards=2)
-    sinks = [KeepingSink(world.store), KeepingSink(world.store)]
+    world = ChainWorld(shards=2)
     loaded: dict[str, Any] = {"load_completeness": lambda: WrittenThrough(1234)}
-    runs = [world.worker(name, sink=sink, **loaded) for name, sink in zip("vw", sinks, strict=True)]
+    runs = [world.chain_worker(name, **loaded) for name in "vw"]
     for run, shard in zip(runs, (B, A), strict=True):
         writer = run.worker._completeness_writer
         assert writer is not None
@@ -155,4 +146,4 @@ def test_of_two_workers_one_stores_the_moment() -> None:
         world.assign(run, shard)
         run.until_idle()
         run.worker.step_housekeeping()
-    assert [sink.kept for sink in sinks] == [[], [WrittenThrough(1234)]]
+    assert [world.sinks[name].kept for name in "vw"] == [[], [WrittenThrough(1234)]]

@@ -18,7 +18,7 @@ from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.failure import Failures
 from kcl_dagster.worker.report import Outcome
 from tests.doubles.clock import FakeClock
-from tests.unit.worker.failing import A, B, C, fails_on, stored, work, world_with
+from tests.unit.worker.failing import A, B, C, away_after, fails_on, stored, work, world_with
 from tests.unit.worker.kit import Data, World
 
 
@@ -446,3 +446,42 @@ def test_a_suspect_that_neither_fails_nor_succeeds_holds_no_other_one_up() -> No
         tried += failures.next_group(keys)
         clock.advance(1)
     assert tried == [A, B, C, A, B, C]
+
+
+def test_a_piece_says_what_it_is_a_piece_of_whoever_writes_it() -> None:
+    world, run = world_with({"action": "bisect", "attempts": 1})
+    world.assign(run)
+    world.stream.put(A, *"abcdefgh")
+    run.sink.refuses = fails_on("a", "h")
+    numbers: list[int] = []
+    run.sink.hooks.append(lambda batch: numbers.append(batch.parts[0].number))
+    for _ in range(4):
+        run.round()
+    assert run.kinds().count(EventKind.BATCH_NARROWED) >= 2
+    second = world.worker("w2")
+    world.assign(second)
+    second.round()
+    (piece,) = second.sink.batches[0].parts
+    assert (piece.instead_of, piece.number) == (numbers[0], world.lease(A).batch)
+    work(world, second, 20)
+    assert all(part.instead_of is None for batch in second.sink.batches[1:] for part in batch.parts)
+
+
+@pytest.mark.audit("A4")
+def test_a_piece_whose_pin_got_no_answer_is_not_stored_under_the_number_of_the_whole() -> None:
+    """The pin of the first half is written, its answer is lost, and DynamoDB is away until the worker gives up."""
+    world, run = world_with({"action": "skip", "attempts": 1})
+    world.assign(run)
+    world.stream.put(A, *"abc!")
+    run.sink.refuses = fails_on("!")
+    with away_after(run, r'"instead_of":\d'):
+        run.round()
+    pinned = world.lease(A)
+    assert pinned.pending_checkpoint is not None
+
+    run.sink.refuses = None  # the next attempt would store whatever it is given
+    run.worker.step_batch()
+
+    assert all(part.number >= pinned.batch for batch in run.sink.batches for part in batch.parts)
+    work(world, run)
+    world.check_exactly_once()

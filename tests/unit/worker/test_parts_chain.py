@@ -20,7 +20,7 @@ from kcl_dagster.worker.parts_chain import PartsChain
 from tests.doubles.clock import FakeClock
 from tests.unit.chains.memory import Killed, MemoryFiles, Moment
 from tests.unit.chains.memory_table import TableState
-from tests.unit.worker.chains import MemoryStagingSink, MemoryTableSink, WorkersFiles
+from tests.unit.worker.chains import NO_FORMER_PARTS, MemoryStagingSink, MemoryTableSink, WorkersFiles
 from tests.unit.worker.kit import Data
 
 OWNER, WINDOW = "clicks/replay", "2026-11-23-10:00"
@@ -48,9 +48,9 @@ class Lake:
         files = OneProcess(content=self.files.content, times=self.files.times, clock=self.clock.now, at=at or {})
         sink: MemoryStagingSink | MemoryTableSink
         if self.kind == "folder":
-            sink = MemoryStagingSink(files, self._ids, hooks=[self.staged.append])
+            sink = MemoryStagingSink(files, self._ids, NO_FORMER_PARTS, hooks=[self.staged.append])
         else:
-            sink = MemoryTableSink(files, self.table, self._ids)
+            sink = MemoryTableSink(files, self.table, self._ids, NO_FORMER_PARTS)
         return PartsChain(sink, OWNER, name, Runtime(clock=self.clock, new_id=lambda: str(self._ids())))
 
     def stored(self) -> Counter[tuple[str, int]]:

@@ -12,7 +12,7 @@ import pytest
 from kcl_dagster.errors import ProcessingTimeout, SinkError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.interruption import Interruption
-from kcl_dagster.spark.sinks.record import table_errors
+from kcl_dagster.spark.sinks.table_errors import table_errors
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.processing_watch import Attempt, ProcessingWatch, uninterrupted

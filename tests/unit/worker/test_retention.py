@@ -1,7 +1,6 @@
 """Data loss is never silent: neither before nor after the fact."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +11,12 @@ from kcl_dagster.errors import SinkError, StreamRecreated, Throttled
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.worker.batch import Budget, Part, Progress, Range
+from kcl_dagster.worker.batch import Budget, Progress, Range
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.report import Outcome
 from kcl_dagster.worker.retention import Loss, RetentionWatch, loss_in
 from tests.doubles.clock import FakeClock
-from tests.unit.worker.kit import Killed, MemoryEngine, MemoryFetched, MemorySink, Run, World
+from tests.unit.worker.kit import MemoryEngine, MemoryFetched, Run, World
 
 A = "shardId-000000000000"
 DAY = 86_400.0
@@ -440,68 +439,6 @@ def test_a_batch_that_can_not_be_repeated_may_be_gone_on_behind() -> None:
     assert run.kinds().count(EventKind.DATA_LOST) == 1
     assert (world.lease(A).checkpoint, world.lease(A).pending_checkpoint) == (Checkpoint("104"), None)
     assert world.store.everything() == [(A, 103, "d"), (A, 104, "e")]
-
-
-class Table(MemorySink):
-    """Can look up what it has stored."""
-
-    def holds(self, part: Part) -> bool:
-        place = (part.shard_id, str(part.after))
-        return f"{part.number}:{part.through}" in self.store.identities.get(place, [])
-
-
-@pytest.mark.parametrize("policy", ["stop", "continue"])
-def test_a_batch_that_is_stored_and_can_not_be_repeated_is_no_loss(policy: str) -> None:
-    world = World(batch={"on_data_loss": policy})
-    world.stream.put(A, *"abc")
-    first = world.worker("w1", sink=Table(world.store))
-    world.assign(first)
-    client = first.client
-    client.before.append(lambda _method, _request: _fail_after_the_write(world))
-    with suppress(Killed):
-        first.round()
-    assert len(world.store.everything()) == 3
-    assert world.lease(A).pending_checkpoint is not None
-    world.stream.put(A, *"de")
-    world.stream.shards[A].trimmed_through = 100
-    second = world.worker("w2", sink=Table(world.store))
-    world.assign(second)
-    second.until_idle()
-    assert EventKind.DATA_LOST not in second.kinds()
-    assert "".join(data for _, _, data in sorted(world.store.everything())) == "abcde"
-
-
-def _fail_after_the_write(world: World) -> None:
-    if world.store.writes:
-        raise Killed
-
-
-@pytest.mark.parametrize(("trimmed", "stored"), [(100, "bcde"), (101, "cde"), (102, "de"), (103, "e")])
-def test_of_a_begun_batch_that_is_not_stored_what_is_left_is_read(trimmed: int, stored: str) -> None:
-    world = World(batch={"on_data_loss": "continue"})
-    world.stream.put(A, *"abc")
-    first = world.worker("w1", sink=Table(world.store))
-    world.assign(first)
-
-    def die(_: object) -> None:
-        raise SinkError("the process is gone")
-
-    first.worker._around.sink.hooks.append(die)  # type: ignore[attr-defined]
-    first.round()
-    begun = world.lease(A)
-    assert begun.pending_checkpoint is not None
-    world.stream.put(A, *"de")
-    world.stream.shards[A].trimmed_through = trimmed
-    second = world.worker("w2", sink=Table(world.store))
-    world.assign(second)
-    second.until_idle()
-    assert "".join(data for _, _, data in sorted(world.store.everything())) == stored
-    events = [event for event in second.events if event.kind is EventKind.DATA_LOST]
-    assert events[0].facts["since"] == "TRIM_HORIZON"
-    assert int(events[-1].facts["until"]) == trimmed + 1
-    late = Part("clicks", begun.key, STREAM, A, TRIM_HORIZON, begun.pending_checkpoint, begun.batch, 3, 3)
-    with pytest.raises(SinkError, match="was replaced"):
-        world.store.put(late, [(A, 100, "a"), (A, 101, "b"), (A, 102, "c")])
 
 
 def refused(world: World) -> Run:

@@ -18,7 +18,7 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.sinks.batch_files import BatchFile, StageFiles, batch_files
 from kcl_dagster.spark.sinks.layout import Folders
-from kcl_dagster.spark.sinks.staged_parquet import StagedParquetSink
+from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.sinks.staging_job import counts_of
 from kcl_dagster.spark.storage import LocalStore, Store
 from kcl_dagster.worker.batch import FileCounts, MinuteRows, PartCounts
@@ -202,6 +202,6 @@ def test_a_store_that_replaces_what_must_be_new_is_refused(store: LocalStore, aw
 
 def test_the_rules_of_the_former_sink_hold(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="readers pass over"):
-        StagedParquetSink(str(tmp_path), partition_by=["_kind"])
+        ParquetSink(str(tmp_path), partition_by=["_kind"])
     with pytest.raises(ConfigurationError, match="list of columns"):
-        StagedParquetSink(str(tmp_path), partition_by="kind")
+        ParquetSink(str(tmp_path), partition_by="kind")

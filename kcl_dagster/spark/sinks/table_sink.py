@@ -21,17 +21,16 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.failures import write_failures
-from kcl_dagster.spark.origins import made, origin_of
+from kcl_dagster.spark.records import Records
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StagingStore
 from kcl_dagster.spark.sinks.layout import Layout
-from kcl_dagster.spark.sinks.staged_parquet import TARGET_BYTES
-from kcl_dagster.spark.sinks.staging_job import StagingJob
+from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
+from kcl_dagster.spark.sinks.staging_job import StagingJob, schema_of
 from kcl_dagster.spark.sinks.target import Target, nullable
-from kcl_dagster.spark.sinks.writing import schema_of
 from kcl_dagster.spark.transform import Transform, checked
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch
-from kcl_dagster.worker.staging import StagedBatch
+from kcl_dagster.worker.staging import FormerParts, PublishedByCommits, StagedBatch
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, ChainedTable
 
 ADDING_ATTEMPTS: Final = 3  # another worker may add the same columns
@@ -75,6 +74,9 @@ class TableFormat(Protocol):
     @property
     def commits(self) -> ChainedTable: ...
 
+    @property
+    def former_parts(self) -> FormerParts: ...
+
     def errors(self) -> AbstractContextManager[None]:
         """For what is done with the table: maps what the format's library raises to SinkError."""
 
@@ -89,10 +91,10 @@ class TableFormat(Protocol):
         Where that cannot be, the table remains as it is, or SinkError is raised."""
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """See `worker.batch.KeepingCompleteness`."""
+        """See `worker.staging.StagingSink`."""
 
 
-class StagedTableSink:
+class TableSink:
     """Stages batches for a table. `commit_seconds`: between two commits. `evolve`: what becomes of columns that the
     table does not have. A column is added in a commit of its own before the batch is staged, so that every batch
     which is decided fits the table. Readers see the column some seconds before its values."""
@@ -113,7 +115,7 @@ class StagedTableSink:
         self._target_bytes = target_bytes
         self._runtime = runtime or system()
         self._is_checked = False
-        self.commit_seconds = commit_seconds
+        self._commit_seconds = commit_seconds
 
     @property
     def entries(self) -> Entries:
@@ -121,23 +123,30 @@ class StagedTableSink:
         return Entries(self._table.chains)
 
     @property
-    def chained_table(self) -> ChainedTable:
-        """See `worker.staging.TableBesideChains`."""
-        return self._table.commits
+    def commits(self) -> PublishedByCommits:
+        """See `worker.staging.StagingSink`."""
+        return PublishedByCommits(self._table.commits, self._commit_seconds)
+
+    @property
+    def former_parts(self) -> FormerParts:
+        """See `worker.staging.StagingSink`."""
+        return self._table.former_parts
+
+    def staging(self) -> None:
+        """See `spark.engine.StagingOfFetches`. What a table demands of its rows is looked up for each batch."""
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """See `worker.batch.KeepingCompleteness`."""
+        """See `worker.staging.StagingSink`."""
         self._table.keep_complete(application, known, wanted)
 
-    def stage(self, data: DataFrame, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
+    def stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """See `worker.staging.StagingSink.stage`."""
         with self._table.errors():
             self._check_store()
             rules = self._table.rules()
         transform = self._transform if rules is None else rules.applied(self._transform)
         with write_failures(self._table.name):
-            origin, data = origin_of(data), made(data)
-            output = checked(transform(data))
+            output = checked(transform(data.frame))
             schema = schema_of(output)
             if rules is None:
                 with self._table.errors():
@@ -147,12 +156,12 @@ class StagedTableSink:
                 schema = schema_of(output)
             elif self._evolve == "add":
                 rules = self._evolved(schema, rules)
-            is_as_read = output is data
+            is_as_read = output is data.frame
             job = StagingJob(
                 self._table.name, rules.store, rules.layout, self._target_bytes, rules.for_table, schema
             )
             files, counts = job.run(
-                output, origin if is_as_read else None, batch, chain, number, is_as_read=is_as_read
+                output, data.held if is_as_read else None, batch, chain, number, is_as_read=is_as_read
             )
         if not files:
             return StagedBatch((), counts)

@@ -1,0 +1,24 @@
+"""What the engine, the worker and the leader know of a sink of this package."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from kcl_dagster.spark.records import Records
+from kcl_dagster.spark.staged_ranges import FetchStaging
+from kcl_dagster.spark.storage import Store
+from kcl_dagster.worker.staging import StagingSink
+
+
+class SparkSink(StagingSink[Records], Protocol):
+    """Stages batches whose rows are in Spark."""
+
+    @property
+    def stores_into(self) -> Store | None:
+        """Where executors write the files. None: where a catalog says."""
+
+    def staging(self) -> FetchStaging | None:
+        """See `spark.engine.StagingOfFetches`."""
+
+    def version(self) -> Mapping[str, Any]:
+        """The newest version of the table, as fields of `KclWindowMetadataSet`. Empty where there is no table. One
+        or two requests; any thread may call it."""

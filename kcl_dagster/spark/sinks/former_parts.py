@@ -1,0 +1,258 @@
+"""What versions of this package that decided batches in leases have stored, for leases that they left pinned.
+
+They stored a file for each lease and partition value of a batch. In a folder, its name says which part it is of,
+and an attempt that failed may have stored some files of a part and not the others. A table got all files of a batch
+with one commit, which also recorded the last part of each shard, so that no part was added twice. Workers of a
+former version may still live. The record of a part that is withdrawn keeps them from adding it later. Where there
+is no table yet, there is no such record.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Self
+
+from kcl_dagster.chains.store import found_content
+from kcl_dagster.errors import SinkError
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.spark.sinks.catalog_table import Addition, CatalogTable
+from kcl_dagster.spark.sinks.completeness import RECENT_COMMITS, application_key
+from kcl_dagster.spark.sinks.delta_log import LOG_RETRIES, DeltaLog
+from kcl_dagster.spark.sinks.delta_rules import DeltaRules
+from kcl_dagster.spark.sinks.letter_case import plain_name
+from kcl_dagster.spark.storage import Store
+from kcl_dagster.worker.batch import Part
+from kcl_dagster.worker.processing_watch import uninterrupted
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyiceberg.table import Table
+
+# Version 0.1 counted the batches of a lease from 1 and named files without the application.
+_NUMBERS_OF_VERSION_0_1: Final = range(10**12)
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
+# Says which application has the names of version 0.1 in a folder. Batches of others were refused there.
+OWNER_FILE: Final = "_kcl_dagster_application"
+
+
+# Folders
+
+
+def file_stem(part: Part) -> str:
+    """Names a part's file: by application and lease, because applications may share a folder; by where the part
+    begins; and by its number, because a part that was cut in two begins where its first half does, and a lease that
+    was made again begins where the former one did."""
+    stem = _stem_of_version_0_1(part)
+    return stem if part.number in _NUMBERS_OF_VERSION_0_1 else f"{_short_name(part.application)}.{stem}"
+
+
+def _stem_of_version_0_1(part: Part) -> str:
+    lease = part.lease.replace(":", ".")  # object stores and Hadoop give colons a meaning
+    return f"{lease}.{part.after.sequence}-{part.after.sub_sequence}.{part.number}"
+
+
+def _short_name(application: str) -> str:
+    """Distinct for distinct names. An application's name may be as long as a file's name may be."""
+    if _PLAIN_NAME.fullmatch(application):
+        return application
+    digest = hashlib.sha256(application.encode()).hexdigest()[:8]
+    return f"{re.sub('[^A-Za-z0-9_-]', '_', application[:31])}~{digest}"
+
+
+def _file_names(part: Part, owner: str | None) -> Iterator[str]:
+    """All names that files of the part, and of the parts that it replaces, may have. `owner`: the application that
+    has the names of version 0.1. It may have a part of the same lease, place and number, which begin at 1."""
+    is_owner = owner in (None, part.application.partition("/")[0])  # of the replays of an application, too
+    for number in range(_first_number(part), part.number + 1):
+        one = replace(part, number=number)
+        if is_owner or number not in _NUMBERS_OF_VERSION_0_1:
+            yield f"{file_stem(one)}.parquet"
+            yield f"{_stem_of_version_0_1(one)}.parquet"
+
+
+def _first_number(part: Part) -> int:
+    """Of the part, and of those that it replaces."""
+    return part.number if part.instead_of is None else part.instead_of
+
+
+@dataclass(frozen=True, slots=True)
+class FolderParts:
+    """See `worker.staging.FormerParts`. Which files a part should have is not known, so none counts as stored."""
+
+    store: Store
+
+    def stored_to(self, part: Part) -> Checkpoint | None:  # noqa: ARG002
+        return None
+
+    def withdraw(self, part: Part) -> None:
+        """Looks through the whole folder, which may take a minute: former versions may have written into any
+        folder for partition values."""
+        try:
+            with uninterrupted():
+                names = set(_file_names(part, self._owner()))
+                left = [file.path for file in self.store.files() if plain_name(file.path) in names]
+                if left:
+                    self.store.delete(left)
+        except OSError as error:
+            raise SinkError(
+                f"parquet at {self.store.root}: files of batch {part.number} of {part.lease} could not be removed: "
+                f"{error}"
+            ) from error
+
+    def _owner(self) -> str | None:
+        """The application that has the names of version 0.1; None if none has."""
+        content = found_content(self.store, OWNER_FILE)
+        return None if content is None else content.decode(errors="replace")
+
+
+# Tables
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """The last part of a shard, as the metadata of a table has it. Those of a part that was withdrawn are empty."""
+
+    number: int
+    after: str
+    through: str
+
+    @classmethod
+    def of(cls, part: Part) -> Self:
+        return cls(part.number, str(part.after), str(part.through))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        number, after, through = json.loads(text)
+        return cls(number, after, through)
+
+    def __str__(self) -> str:
+        return json.dumps([self.number, self.after, self.through])
+
+    @property
+    def is_withdrawn(self) -> bool:
+        return not self.through
+
+
+def owner_key(part: Part) -> str:
+    """Names the writer of a shard's parts inside a table: several applications may share one."""
+    return f"{application_key(part.application)}/{part.stream}/{part.shard_id}"
+
+
+def stored_to(
+    part: Part, newest: int | None, records: Callable[[], Iterable[str]], table: str
+) -> Checkpoint | None:
+    """See `worker.staging.FormerParts`. `newest`: the number of the last part of the shard in the table; `records`:
+    what the table says of its parts, the last one first."""
+    first = _first_number(part)
+    if newest is None or newest < first:
+        return None
+    for one in map(StoredPart.parse, records()):
+        if not first <= one.number <= part.number:
+            continue
+        if one.is_withdrawn and one.number == newest:
+            return None
+        if one.after == str(part.after) and not one.is_withdrawn:
+            return _checkpoint(one.through)
+    raise SinkError(
+        f"{table} has batch {newest} of {part.lease} already, and the lease is pinned to batch {part.number} "
+        f"({part.after} to {part.through}), which is not in what is left of the table's history. The row of the "
+        "lease was probably put back by hand: reset the lease; records that are read again are stored again"
+    )
+
+
+def withdrawn(part: Part) -> str:
+    """The record of a part that is withdrawn."""
+    return str(StoredPart(part.number, "", ""))
+
+
+def _checkpoint(text: str) -> Checkpoint:
+    sequence, _, sub_sequence = text.partition("/")
+    return Checkpoint(sequence, int(sub_sequence or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaParts:
+    """See `worker.staging.FormerParts`. Each shard is an application of the table's transaction log."""
+
+    log: DeltaLog
+
+    def stored_to(self, part: Part) -> Checkpoint | None:
+        with self.log.errors():
+            table = self.log.refreshed()
+            if table is None:
+                return None
+            key = owner_key(part)
+            return stored_to(
+                part, table.transaction_version(key), lambda: _delta_records(table, key), self.log.name
+            )
+
+    def withdraw(self, part: Part) -> None:
+        from deltalake import CommitProperties, Transaction
+
+        key = owner_key(part)
+        with self.log.errors():
+            _refuse_stored(part, self.stored_to(part), self.log.name)
+            table = self.log.open()
+            newest = None if table is None else table.transaction_version(key)
+            if table is None or (newest is not None and newest >= part.number):
+                return
+            columns = DeltaRules.of(table, self.log.name).partition_columns
+            properties = CommitProperties(
+                custom_metadata={key: withdrawn(part)},
+                app_transactions=[Transaction(key, part.number)],
+                max_commit_retries=LOG_RETRIES,
+            )
+            # Refused if another writer of this shard came in between: the next attempt looks again.
+            table.create_write_transaction(
+                [], "append", table.schema(), partition_by=list(columns) or None, commit_properties=properties
+            )
+            self.log.committed(table)
+
+
+def _delta_records(table: "DeltaTable", key: str) -> Iterator[str]:
+    """The last commits have most of them. All commits take minutes to read, if there are those of a month."""
+    for limit in (RECENT_COMMITS, None):
+        yield from (commit[key] for commit in table.history(limit) if key in commit)
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergParts:
+    """See `worker.staging.FormerParts`. Properties of the table have the last part of each shard."""
+
+    table: CatalogTable
+    runtime: Runtime
+
+    def stored_to(self, part: Part) -> Checkpoint | None:
+        with self.table.errors():
+            table = self.table.load()
+            return None if table is None else self._stored_to(part, table)
+
+    def withdraw(self, part: Part) -> None:
+        key = owner_key(part)
+
+        def missing(table: "Table") -> Addition | None:
+            _refuse_stored(part, self._stored_to(part, table), self.table.name)
+            newest = table.properties.get(key)
+            if newest is not None and StoredPart.parse(newest).number >= part.number:
+                return None
+            return Addition([], {key: withdrawn(part)}, {key: withdrawn(part)})
+
+        with self.table.errors():
+            self.table.append(self.runtime, missing)
+
+    def _stored_to(self, part: Part, table: "Table") -> Checkpoint | None:
+        key = owner_key(part)
+        newest = table.properties.get(key)
+        if newest is None:
+            return None
+        summaries = [one.summary.get(key) for one in reversed(table.snapshots()) if one.summary is not None]
+        records = [newest, *(text for text in summaries if text is not None)]
+        return stored_to(part, StoredPart.parse(newest).number, lambda: records, self.table.name)
+
+
+def _refuse_stored(part: Part, end: Checkpoint | None, table: str) -> None:
+    if end is not None:
+        raise SinkError(f"{table}: the batch of {part.lease} that is withdrawn was stored meanwhile, to {end}")

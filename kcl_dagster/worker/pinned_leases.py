@@ -1,0 +1,117 @@
+"""Leases that a former version pinned to a batch, for workers that decide their batches in chains.
+
+Such a batch may have been stored, without a chain. It is read again exactly, which shows that its records are still
+in the stream. If it is stored, the lease goes on behind it. If not, what attempts at it have left is removed, the
+pin goes, and its records are read again as any others.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Generic
+
+from kcl_dagster.errors import KclError, Unsafe
+from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.lease import Lease
+from kcl_dagster.worker.batch import D, Fetched, PartCounts, Progress, Range
+from kcl_dagster.worker.error_text import full
+from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.held_lease import Holding
+from kcl_dagster.worker.holdings import Holdings
+from kcl_dagster.worker.pending import Pin, binds, pin_of
+from kcl_dagster.worker.ranges import Planner
+from kcl_dagster.worker.reading import Reading, Round, stored_through
+from kcl_dagster.worker.report import BatchReport, Outcome
+from kcl_dagster.worker.staging import FormerParts
+from kcl_dagster.worker.stored_counts import WindowRules
+
+
+def is_bound(lease: Lease) -> bool:
+    """Whether a former version has begun a batch of the lease, and did not end it."""
+    return binds(pin_of(lease))
+
+
+@dataclass(slots=True)
+class PinnedLeases(Generic[D]):
+    """Called on the worker's main thread. `reading`: its `holds` is that of `parts`."""
+
+    reading: Reading[Fetched[D]]
+    holdings: Holdings
+    parts: FormerParts
+    planner: Planner
+    rules: WindowRules | None = None
+    """By which windows stored rows are counted; None: they are not."""
+
+    def run_once(self, abandon: Callable[[], bool]) -> BatchReport | None:
+        """Look at the pinned leases, if there are any. Raises nothing that AWS or the sink can cause."""
+        if not any(is_bound(holding.lease) for holding in self.holdings.holdings()):
+            return None
+        this = Round()
+        self.reading.plan(this, self._range, is_bound)
+        if not this.ranges:
+            return None
+        self.holdings.begin(this.ranges)
+        try:
+            self._run(this, abandon)
+        finally:
+            self.holdings.end(this.ranges)
+        return this.finished(self.reading.failures)
+
+    def _range(self, holding: Holding) -> Range:
+        """Raises Unsafe for a lease that a worker of a former version took without a look at its chain."""
+        lease = holding.lease
+        if lease.claim is not None and lease.claim.id is not None:
+            raise Unsafe(
+                f"{lease.key} names a chain and is pinned to batch {lease.batch}, which a worker of a former "
+                "version has begun without settling the chain: some of its records may be stored twice. Reset it"
+            )
+        return self.planner.plan(lease)
+
+    def _run(self, this: Round, abandon: Callable[[], bool]) -> None:
+        fetched = self.reading.fetch(this)
+        if fetched is None:
+            return
+        try:
+            for progress in self.reading.sound(this, fetched):
+                if abandon():
+                    this.report(progress.range.lease, Outcome.ABANDONED, progress)
+                else:
+                    self._settle(this, progress)
+        finally:
+            fetched.release()
+
+    def _settle(self, this: Round, progress: Progress) -> None:
+        key, holding = progress.range.lease, this.holdings[progress.range.lease]
+        try:
+            part = self.reading.part(progress)
+            stored_to = part.through if key in this.unread else self.parts.stored_to(part)
+            if stored_to is None:
+                self._withdraw(holding, progress)
+            else:
+                self._go_on_behind(this, holding, progress, stored_to)
+        except KclError as error:
+            self.reading.failed(this, [key], error)
+            self.reading.tell(EventKind.BATCH_FAILED, f"batch of a former version: {full(error)}", key)
+            this.report(key, Outcome.FAILED, progress, error)
+        else:
+            self.reading.failures.succeeded(key, stored_to or progress.range.after)
+            this.report(key, Outcome.WITHDRAWN if stored_to is None else Outcome.COMMITTED, progress)
+
+    def _go_on_behind(self, this: Round, holding: Holding, progress: Progress, stored_to: Checkpoint) -> None:
+        counts = None
+        if self.rules is not None and holding.key not in this.stored_before and stored_to == progress.through:
+            counts = self.rules.counts(holding.lease, progress, PartCounts(None))
+        self.holdings.checkpoint(
+            holding.key, holding.token, stored_to, stored_through=stored_through(progress), counts=counts
+        )
+
+    def _withdraw(self, holding: Holding, progress: Progress) -> None:
+        """The lease gets another number first. If it belongs to another worker by now, this is refused, and what
+        that one has stored is not removed. If this worker ends in between, the next owner removes it all again."""
+        begun, through = progress.range, holding.lease.pending_checkpoint
+        assert through is not None
+        first = begun.number if begun.instead_of is None else begun.instead_of
+        pin = Pin(begun.number + 1, progress.first or begun.first, first)
+        self.holdings.prepare(holding.key, holding.token, through, pin.to_state(), pin.number)
+        part = self.reading.part(replace(progress, range=replace(begun, number=pin.number, instead_of=first)))
+        self.parts.withdraw(part)
+        self.holdings.checkpoint(holding.key, holding.token, holding.lease.checkpoint or TRIM_HORIZON)
