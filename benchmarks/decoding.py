@@ -19,7 +19,7 @@ import fastavro
 from pyspark.sql import DataFrame
 
 from benchmarks.machine import cpu_between, cpu_times
-from kcl_dagster.spark.decoding import avro, with_decoded, with_json
+from kcl_dagster.spark.payload_decoding import avro, with_decoded, with_json
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
 
 RECORDS: Final = 100_000

@@ -36,7 +36,7 @@ from benchmarks.worker import Figure
 from kcl_dagster.application import BatchSettings
 from kcl_dagster.spark.arrow_decoding import decode_json
 from kcl_dagster.spark.arrow_transform import ArrowTransform
-from kcl_dagster.spark.decoding import with_json
+from kcl_dagster.spark.payload_decoding import with_json
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.staged_ranges import FetchStaging

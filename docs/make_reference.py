@@ -15,11 +15,11 @@ import yaml
 from pydantic import BaseModel
 
 import kcl_dagster as kcl
-from kcl_dagster import cli, errors
+from kcl_dagster import cli, decoding, errors
 from kcl_dagster.operations.all_operations import OPERATIONS
 from kcl_dagster.operations.operation import Operation
 from kcl_dagster.operations.rights import RIGHTS, Component, Deployment, policy
-from kcl_dagster.orchestration import checks, translator
+from kcl_dagster.orchestration import asset_checks, translator
 from kcl_dagster.orchestration.admin_job import filled_in
 from kcl_dagster.orchestration.component import (
     BatchModel,
@@ -30,7 +30,7 @@ from kcl_dagster.orchestration.component import (
     TelemetryModel,
 )
 from kcl_dagster.orchestration.docstrings import field_docstrings
-from kcl_dagster.spark import decoding, schema
+from kcl_dagster.spark import schema
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs/reference"
@@ -146,7 +146,7 @@ def _api() -> str:
         for name in names:
             parts += _described(name, getattr(kcl, name), "###")
     parts.append("## What a payload says")
-    parts.append("Imported from `kcl_dagster.spark.decoding`.")
+    parts.append("Imported from `kcl_dagster.decoding`.")
     for name in DECODERS:
         parts += _described(name, getattr(decoding, name), "###")
     return _joined(parts)
@@ -497,13 +497,13 @@ def _checks() -> str:
             check.description,
             check.remedy,
         )
-        for check in checks.CHECKS
+        for check in asset_checks.CHECKS
     ]
     parts.append(_table(("check", "of", "severity", "patience", "passes when", "when it fails"), rows))
     return _joined(parts)
 
 
-def _severity(check: checks.KclCheck) -> str:
+def _severity(check: asset_checks.KclCheck) -> str:
     always = check.severity.value.lower()
     return f"{always}, error from {check.error_from}" if check.error_from else always
 

@@ -39,14 +39,16 @@ if TYPE_CHECKING:
     from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor as build_kcl_leader_sensor
     from kcl_dagster.orchestration.replay_asset import build_kcl_replay_asset as build_kcl_replay_asset
     from kcl_dagster.orchestration.resources import KclResource as KclResource
-    from kcl_dagster.orchestration.sinks import SinkChoice as SinkChoice
-    from kcl_dagster.orchestration.sinks import delta as delta
-    from kcl_dagster.orchestration.sinks import foreach_batch as foreach_batch
-    from kcl_dagster.orchestration.sinks import iceberg as iceberg
-    from kcl_dagster.orchestration.sinks import parquet as parquet
+    from kcl_dagster.orchestration.sink_choices import SinkChoice as SinkChoice
+    from kcl_dagster.orchestration.sink_choices import delta as delta
+    from kcl_dagster.orchestration.sink_choices import foreach_batch as foreach_batch
+    from kcl_dagster.orchestration.sink_choices import iceberg as iceberg
+    from kcl_dagster.orchestration.sink_choices import parquet as parquet
     from kcl_dagster.orchestration.spark_resource import KclSparkResource as KclSparkResource
     from kcl_dagster.orchestration.translator import KclAsset as KclAsset
     from kcl_dagster.orchestration.translator import KclTranslator as KclTranslator
+    from kcl_dagster.worker.batch import Batch as Batch
+    from kcl_dagster.worker.dead_letter import DeadLetter as DeadLetter
 
 __version__ = "0.1.0"
 
@@ -74,9 +76,11 @@ _HOMES = {
     "kcl_dagster.orchestration.leader_sensor": ("build_kcl_leader_sensor",),
     "kcl_dagster.orchestration.replay_asset": ("build_kcl_replay_asset",),
     "kcl_dagster.orchestration.resources": ("KclResource",),
-    "kcl_dagster.orchestration.sinks": ("SinkChoice", "delta", "foreach_batch", "iceberg", "parquet"),
+    "kcl_dagster.orchestration.sink_choices": ("SinkChoice", "delta", "foreach_batch", "iceberg", "parquet"),
     "kcl_dagster.orchestration.spark_resource": ("KclSparkResource",),
     "kcl_dagster.orchestration.translator": ("KclAsset", "KclTranslator"),
+    "kcl_dagster.worker.batch": ("Batch",),
+    "kcl_dagster.worker.dead_letter": ("DeadLetter",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -102,6 +106,7 @@ __all__ = [  # noqa: RUF022 - grouped by topic
     "iceberg",
     "foreach_batch",
     "SinkChoice",
+    "Batch",
     # What an application is
     "Application",
     "StreamSettings",
@@ -117,6 +122,7 @@ __all__ = [  # noqa: RUF022 - grouped by topic
     # What can go wrong
     "KclError",
     "Unavailable",
+    "DeadLetter",
 ]  # fmt: skip
 
 

@@ -35,7 +35,7 @@ from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.export_folder import ExportFolder
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.run_storage import APPLICATION_TAG, run_view
-from kcl_dagster.orchestration.sinks import SinkChoice
+from kcl_dagster.orchestration.sink_choices import SinkChoice
 from kcl_dagster.orchestration.stores import storing_of, written_stores
 from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.runtime import Runtime, system

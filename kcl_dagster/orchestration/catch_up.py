@@ -33,7 +33,7 @@ from pydantic import Field
 from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.worker_row import BOUNDED_SLOT
-from kcl_dagster.orchestration import checks, watchdog
+from kcl_dagster.orchestration import asset_checks, watchdog
 from kcl_dagster.orchestration.check_definitions import look
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.declared_windows import declare
@@ -175,9 +175,9 @@ def evaluate_windows(
         return
     if seen.leader is not None:
         return
-    for check, problem in checks.evaluate(seen, consumer):
-        if check is checks.WINDOWS:
-            write(checks.evaluation(check, problem, consumer, translator, seen))
+    for check, problem in asset_checks.evaluate(seen, consumer):
+        if check is asset_checks.WINDOWS:
+            write(asset_checks.evaluation(check, problem, consumer, translator, seen))
 
 
 def moment_of(text: str | None) -> float | None:

@@ -12,7 +12,7 @@ from kcl_dagster.leader.memory import starts_given_up
 from kcl_dagster.leader.unread import UnreadWatch
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.operations.status import OBSERVER
-from kcl_dagster.orchestration import checks
+from kcl_dagster.orchestration import asset_checks
 from kcl_dagster.orchestration.application_state import Observation
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.resources import KclResource
@@ -39,18 +39,18 @@ def build_kcl_checks(
     they look at the tables, which tells less: not how long a counter has stood, nor what the leader is doing."""
 
     @multi_asset_check(
-        specs=checks.specs(consumer, translator),
+        specs=asset_checks.specs(consumer, translator),
         name=f"{identifier(consumer.application.name)}_checks",
         required_resource_keys={kcl_key},
         can_subset=True,
     )
     def evaluate(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
         wanted = {key.name for key in context.selected_asset_check_keys}
-        patient = checks.LEADS.name in wanted
+        patient = asset_checks.LEADS.name in wanted
         seen = look(consumer.application, getattr(context.resources, kcl_key), patient=patient)
         evaluations = [
-            checks.evaluation(check, problem, consumer, translator, seen)
-            for check, problem in checks.evaluate(seen, consumer)
+            asset_checks.evaluation(check, problem, consumer, translator, seen)
+            for check, problem in asset_checks.evaluate(seen, consumer)
             if check.name in wanted
         ]
         for told in evaluations:

@@ -27,14 +27,14 @@ from kcl_dagster.application import (
 )
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.model.evolution import Evolve
-from kcl_dagster.orchestration import sinks
+from kcl_dagster.orchestration import sink_choices
 from kcl_dagster.orchestration.compact_operation import AUTO
 from kcl_dagster.orchestration.consumer import Consumer, kcl_consumer
 from kcl_dagster.orchestration.definitions import build_kcl_definitions
 from kcl_dagster.orchestration.docstrings import field_docstrings
 from kcl_dagster.orchestration.resources import SECRETS, KclResource
 from kcl_dagster.orchestration.scaffolding import KclApplicationScaffolder
-from kcl_dagster.orchestration.sinks import SinkChoice, Transform
+from kcl_dagster.orchestration.sink_choices import SinkChoice, Transform
 from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.worker.kclpy import install_stand_in
 
@@ -108,9 +108,9 @@ class SinkModel(Described):
 
 
 SINKS: dict[str, Callable[..., SinkChoice]] = {
-    "parquet": sinks.parquet,
-    "delta": sinks.delta,
-    "iceberg": sinks.iceberg,
+    "parquet": sink_choices.parquet,
+    "delta": sink_choices.delta,
+    "iceberg": sink_choices.iceberg,
 }
 """The functions that `sink.kind` names."""
 

@@ -27,7 +27,7 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.model.stored import rules_of
 from kcl_dagster.orchestration.code_version import code_version
 from kcl_dagster.orchestration.pace import paced
-from kcl_dagster.orchestration.sinks import SinkChoice, Transform, processors
+from kcl_dagster.orchestration.sink_choices import SinkChoice, Transform, processors
 from kcl_dagster.orchestration.time_windows import DEFAULT_PARTITIONS, PartitionWindows, refuse
 
 CONTEXT = "context"

@@ -8,7 +8,7 @@ from pydantic import Field
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.run_storage import APPLICATION_TAG
-from kcl_dagster.orchestration.sinks import open_for_parts
+from kcl_dagster.orchestration.sink_choices import open_for_parts
 from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.runtime import system
 

@@ -36,7 +36,7 @@ from kcl_dagster.orchestration.declaring import (
 from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, ROW_COUNT, KclWindowMetadataSet
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.run_storage import ranges_in_progress
-from kcl_dagster.orchestration.sinks import place_of
+from kcl_dagster.orchestration.sink_choices import place_of
 from kcl_dagster.orchestration.table_versions import newest_version
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
 from kcl_dagster.runtime import Clock, system

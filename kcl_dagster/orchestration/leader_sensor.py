@@ -31,7 +31,7 @@ from kcl_dagster.leader.tick import Leader
 from kcl_dagster.leader.tick_report import Launch, StreamSight, TickReport
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.orchestration import application_state, checks
+from kcl_dagster.orchestration import application_state, asset_checks
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.declared_windows import DeclaredWindows
 from kcl_dagster.orchestration.lock_process import lock_process
@@ -251,7 +251,7 @@ def _leader_state(
 
 def _evaluated(consumer: Consumer, translator: KclTranslator, instance: DagsterInstance) -> list[str]:
     """Which checks have an answer in Dagster's storage."""
-    keys = [spec.key for spec in checks.specs(consumer, translator)]
+    keys = [spec.key for spec in asset_checks.specs(consumer, translator)]
     latest = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
     return [key.name for key in latest]
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from kcl_dagster.application import Application, BatchSettings
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.orchestration.sinks import SinkChoice
+from kcl_dagster.orchestration.sink_choices import SinkChoice
 
 SHORTEST_SECONDS: Final = 1.0
 LONGEST_SECONDS: Final = 3600.0

@@ -39,7 +39,7 @@ from kcl_dagster.operations.replay import (
 from kcl_dagster.orchestration.answer_metadata import table
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.resources import KclResource
-from kcl_dagster.orchestration.sinks import SinkChoice, open_for_parts
+from kcl_dagster.orchestration.sink_choices import SinkChoice, open_for_parts
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.streams.listing import describe, list_shards

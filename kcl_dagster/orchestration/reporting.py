@@ -15,7 +15,7 @@ from typing import Any
 from dagster import AssetCheckEvaluation, AssetMaterialization, AssetObservation
 
 from kcl_dagster.leader.tick_report import StreamSight
-from kcl_dagster.orchestration import checks, statement
+from kcl_dagster.orchestration import asset_checks, statement
 from kcl_dagster.orchestration.application_state import Decision, Observation
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.metadata import KclMetadataSet
@@ -98,7 +98,7 @@ class Reporter:
         """
         failed = [
             check.name
-            for check in checks.CHECKS
+            for check in asset_checks.CHECKS
             if check.role is Role.RECORDS and self._checked.get(check.name, (None, 0.0))[0] is not None
         ]
         if not failed or now - self._looked < SUPERSEDED_PACE_SECONDS:
@@ -175,7 +175,7 @@ class Reporter:
             yield AssetObservation(self._stream_key(stream), metadata=dict(statement.of_stream(stream, seen)))
 
     def _checks(self, seen: Observation, now: float) -> Iterator[AssetCheckEvaluation]:
-        for check, found in checks.evaluate(seen, self.consumer):
+        for check, found in asset_checks.evaluate(seen, self.consumer):
             if found is None:
                 self._wrong_since.pop(check.name, None)
             if check.acknowledged and found is None and check.name in self._answered:
@@ -189,7 +189,7 @@ class Reporter:
             if now - at >= _check_pace(told, step) or remark != self._remarks.get(check.name):
                 self._checked[check.name] = (step, now)
                 self._remarks[check.name] = remark
-                yield checks.evaluation(check, problem, self.consumer, self.translator, seen)
+                yield asset_checks.evaluation(check, problem, self.consumer, self.translator, seen)
 
     def _stream_key(self, stream: StreamSight) -> Any:
         return self.translator.get_asset_key(KclAsset(Role.STREAM, self.consumer, stream.name))

@@ -21,11 +21,11 @@ from dagster import (
 )
 
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.orchestration import checks
+from kcl_dagster.orchestration import asset_checks
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.episodes import Episodes
 from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclRecordsMetadataSet
-from kcl_dagster.orchestration.sinks import place_of
+from kcl_dagster.orchestration.sink_choices import place_of
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
 from kcl_dagster.runtime import system
 from kcl_dagster.worker.delivery import LAST_SECONDS, DeliveryQueue, DeliveryThread, Offer, at_once, counted
@@ -271,7 +271,7 @@ def event_log_of(
         slot,
         write,
         context.log,
-        lambda kind, what: checks.alarm(kind, what, consumer, translator),
+        lambda kind, what: asset_checks.alarm(kind, what, consumer, translator),
         place=place_of(consumer.sink),
         open_window=lambda: consumer.windows.key_at(system().clock.now()),
     )

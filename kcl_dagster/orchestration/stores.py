@@ -7,7 +7,7 @@ from functools import partial
 from kcl_dagster.application import Application
 from kcl_dagster.operations.cost import StoredIn, Storing
 from kcl_dagster.operations.doctor.rights_probes import CHAINS
-from kcl_dagster.orchestration.sinks import OpenStore, SinkChoice
+from kcl_dagster.orchestration.sink_choices import OpenStore, SinkChoice
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 
 

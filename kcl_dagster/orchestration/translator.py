@@ -24,7 +24,7 @@ from dagster_shared.utils.warnings import BetaWarning
 from kcl_dagster.application import Application
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclApplicationMetadataSet
-from kcl_dagster.orchestration.sinks import place_of
+from kcl_dagster.orchestration.sink_choices import place_of
 from kcl_dagster.spark.schema import RECORDS, sql_fields
 
 

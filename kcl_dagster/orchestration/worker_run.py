@@ -13,7 +13,7 @@ from kcl_dagster.model.worker_row import worker_id
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.run_event_log import RunEventLog
-from kcl_dagster.orchestration.sinks import Transform, open_staging
+from kcl_dagster.orchestration.sink_choices import Transform, open_staging
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine, local_slots, no_staging
 from kcl_dagster.spark.executors import check_executors, check_stream

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import types as kinds
 
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.spark.decoding import Decode, Malformed, as_arrow, decoding_of
+from kcl_dagster.spark.payload_decoding import Decode, Malformed, as_arrow, decoding_of
 
 KEPT_DECODERS: Final = 16
 
@@ -48,7 +48,7 @@ def decode_column(
     records: pa.Table, make_decoder: Callable[[], Decode], kind: pa.DataType, *, malformed: Malformed = "null"
 ) -> pa.Array:
     """Decode `data` with what `make_decoder` makes: `avro(...)`, `registered_avro(...)`, `protobuf(...)` of
-    `kcl_dagster.spark.decoding`, or a function of yours. `kind` is the type of a value, such as a struct. A
+    `kcl_dagster.spark.payload_decoding`, or a function of yours. `kind` is the type of a value, such as a struct. A
     decoder is made once in each process, for as long as `make_decoder` is the same object."""
     is_strict = malformed == "fail"
     decoding = _kept(make_decoder, is_strict)

@@ -25,11 +25,11 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock, SystemClock
-from kcl_dagster.spark.records import Records
+from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.schema import RECORD_DDL
 from kcl_dagster.spark.storage import Store
 from kcl_dagster.worker.batch import Batch, Part
-from kcl_dagster.worker.dead_letter import DeadLetter, from_json
+from kcl_dagster.worker.dead_letter import DeadLetter
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 from kcl_dagster.worker.error_text import full
 from kcl_dagster.worker.instance import Instance
@@ -289,7 +289,7 @@ def _may_be_caused_by_a_record(error: Exception) -> bool:
 
 def _letter(text: bytes) -> DeadLetter:
     """Raises ValueError on anything that no worker wrote: recipients could not even say what it is."""
-    letter = from_json(text)
+    letter = DeadLetter.from_json(text)
     try:
         _place(letter)
         b64decode(letter.data, validate=True)

@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame
 from kcl_dagster.errors import BatchError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.outcome import FetchOutcome
-from kcl_dagster.spark.records import Records
 from kcl_dagster.spark.sealing import Sealed
 from kcl_dagster.spark.staged_ranges import StagedRecords
 from kcl_dagster.worker.batch import PoisonRecord, Progress, Range

@@ -234,7 +234,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The batch that a sink writes. `worker` is for logs and lineage, and not part of the identity."""
+    """The batch that a sink writes. `worker` is for logs and lineage, and not part of the identity.
+
+    Example:
+        .. code-block:: python
+
+            def store(rows: DataFrame, batch: kcl.Batch) -> None:
+                for part in batch.parts:
+                    rows.where(rows.lease_key == part.lease).write.parquet(f"/lake/{part.lease}.{part.number}")
+    """
 
     application: str
     worker: WorkerId

@@ -6,7 +6,7 @@ One JSON file per record, named after its place in the stream, so that writing i
 
 from base64 import b64encode
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
 
@@ -21,6 +21,11 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """Everything that is needed to process the record again, and to understand why it is here.
 
     `data` is base64. `sequence_number` and `sub_sequence_number` find the record in the stream while it is kept.
+
+    Example:
+        .. code-block:: python
+
+            letter = kcl.DeadLetter.from_json(Path(file).read_bytes())
     """
 
     version: int
@@ -49,6 +54,15 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Read a letter back. Raises ValueError on anything else."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            msg = f"not a dead letter: {error}"
+            raise ValueError(msg) from error
 
 
 def dead_letter(
@@ -100,12 +114,3 @@ class FiledDeadLetters:
         except Exception as error:
             # Of whatever class: the worker's other shards do not depend on this letter.
             raise SinkError(f"dead letter {letter.name} could not be stored: {text_of(error)}") from error
-
-
-def from_json(text: bytes) -> DeadLetter:
-    """Read a letter back, for a replay. Raises ValueError on anything else."""
-    try:
-        return msgspec.json.decode(text, type=DeadLetter)
-    except msgspec.DecodeError as error:
-        msg = f"not a dead letter: {error}"
-        raise ValueError(msg) from error

@@ -24,7 +24,7 @@ from kcl_dagster.orchestration import watchdog
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.worker_run import WorkerRun
-from kcl_dagster.spark.records import Records
+from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
 from kcl_dagster.spark.sinks.contract import SparkSink
 from kcl_dagster.testing import EmulatorResource

@@ -10,7 +10,7 @@ import pytest
 import kcl_dagster as kcl
 from docs import make_reference
 from docs.make_reference import COMPONENT_PARTS, PAGES, SETTINGS, attribute_docs, field_rows, pages, topics
-from kcl_dagster.orchestration import checks
+from kcl_dagster.orchestration import asset_checks
 
 NAMES = [name for names in topics().values() for name in names]
 # What nobody calls or configures: there is nothing to show.
@@ -73,7 +73,7 @@ def test_every_verb_says_what_it_does() -> None:
 def test_the_page_on_alerts_names_every_check_once_and_the_urgent_ones_in_its_code() -> None:
     text = (PAGES.parent / "how-to/alerts.md").read_text()
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
-    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(check.name for check in checks.CHECKS)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(check.name for check in asset_checks.CHECKS)
     urgent = text.partition("| look at it tomorrow")[0]
     named = set(re.findall(r"^\| `(\w+)`", urgent, re.MULTILINE))
     assert named == set(re.findall(r'^    "(\w+)",$', text, re.MULTILINE))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame
 
 from kcl_dagster.runtime import system
-from kcl_dagster.spark.records import Records
+from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.sinks.contract import SparkSink
 from kcl_dagster.worker.batch import Batch, Part
 from kcl_dagster.worker.parts_chain import PartsChain

@@ -20,7 +20,7 @@ FLOORS: list[set[str]] = [
     {"spark"},
     {"operations", "telemetry"},
     {"orchestration"},
-    {"testing"},
+    {"testing", "checks", "decoding", "processors"},
     {"cli"},
 ]
 BESIDE = {"emulator"}  # stands alone: imports nothing of ours but errors

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812
 import kcl_dagster as kcl
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.sinks import SinkChoice
+from kcl_dagster.orchestration.sink_choices import SinkChoice
 from kcl_dagster.testing.consuming import EmbeddedAws, consume
 from tests.upgrade.saved_state import (
     APPLICATION,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from kcl_dagster.spark.records import Records
+from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.staged_ranges import FetchStaging
 from kcl_dagster.spark.storage import Store
 from kcl_dagster.worker.staging import StagingSink

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from pyspark.sql import DataFrame
 
+from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.failures import write_failures
-from kcl_dagster.spark.records import Records
 from kcl_dagster.spark.transform import Transform, guarded, unchanged
 from kcl_dagster.worker.batch import Batch
 

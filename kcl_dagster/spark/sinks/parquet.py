@@ -22,9 +22,9 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.arrow_columns import Types, united
 from kcl_dagster.spark.arrow_transform import ApplyFunction, ArrowTransform
+from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.partitioning import partition_columns
-from kcl_dagster.spark.records import Records
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sealing import Sealed
 from kcl_dagster.spark.sinks.batch_files import MANIFEST_DDL, BatchFile, RequireColumns, StageFiles, batch_files

@@ -20,8 +20,8 @@ from kcl_dagster.errors import SinkError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.failures import write_failures
-from kcl_dagster.spark.records import Records
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StagingStore
 from kcl_dagster.spark.sinks.layout import Layout
 from kcl_dagster.spark.sinks.parquet import TARGET_BYTES

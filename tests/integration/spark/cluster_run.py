@@ -38,9 +38,9 @@ from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
+from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
-from kcl_dagster.spark.records import Records
 from kcl_dagster.spark.session import SparkSettings, start_session
 from kcl_dagster.spark.sharing import check_sharing
 from kcl_dagster.spark.sinks.parquet import ParquetSink

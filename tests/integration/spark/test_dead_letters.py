@@ -8,8 +8,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.runtime import system
+from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.dead_letter_replay import ToSink, replay
-from kcl_dagster.spark.records import Records
 from kcl_dagster.worker.parts_chain import PartsChain
 from tests.integration.spark.test_sinks import Place, part, place, write
 from tests.unit.spark.test_dead_letter_replay import APP, Killed, box, letter, names

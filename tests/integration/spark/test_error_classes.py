@@ -17,9 +17,9 @@ from kcl_dagster.errors import (
     RecordRefused,
     SinkError,
 )
+from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.failures import CONTENT_CHANGED, SINK_FAILED
 from kcl_dagster.spark.interruption import TAG, Interruption, tag_jobs
-from kcl_dagster.spark.records import Records
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
 from kcl_dagster.spark.sinks.iceberg import IcebergSink

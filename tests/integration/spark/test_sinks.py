@@ -21,7 +21,7 @@ from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.spark.records import Records
+from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.schema import COLUMNS, RECORD_DDL, RECORDS
 from kcl_dagster.spark.sinks.contract import SparkSink
 from kcl_dagster.spark.sinks.delta import DeltaSink

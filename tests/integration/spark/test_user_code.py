@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.errors import ConfigurationError, PackageMissing
-from kcl_dagster.spark import decoding
-from kcl_dagster.spark.decoding import as_arrow, avro, protobuf, registered_avro, with_decoded, with_json
-from kcl_dagster.spark.records import Records
+from kcl_dagster.spark import payload_decoding
+from kcl_dagster.spark.batch_records import Records
+from kcl_dagster.spark.payload_decoding import as_arrow, avro, protobuf, registered_avro, with_decoded, with_json
 from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
 from kcl_dagster.worker.batch import Batch
 from tests.integration.spark import test_sinks
@@ -222,7 +222,7 @@ def test_the_glue_registry_is_understood_and_its_compressed_values_are_bounded(
     body = b"\x06ann\x02/"
     for compression, value in ((0, body), (5, zlib.compress(body))):
         assert decode(bytes([3, compression]) + id_.bytes + value) == {"user": "ann", "page": "/"}
-    monkeypatch.setattr(decoding, "MOST_DECOMPRESSED_BYTES", 1000)
+    monkeypatch.setattr(payload_decoding, "MOST_DECOMPRESSED_BYTES", 1000)
     with pytest.raises(ValueError, match="more than 1000 bytes"):
         decode(bytes([3, 5]) + id_.bytes + zlib.compress(bytes(10_000)))
     with pytest.raises(ValueError, match="frames it"):
@@ -294,7 +294,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(decoding, "import_module", missing)
+    monkeypatch.setattr(payload_decoding, "import_module", missing)
     with pytest.raises(PackageMissing, match="pip install fastavro"):
         avro({"type": "long"})()
     with pytest.raises(PackageMissing, match="pip install protobuf"):

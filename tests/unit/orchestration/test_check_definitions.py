@@ -8,7 +8,7 @@ import pytest
 
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import WorkerRow
-from kcl_dagster.orchestration import checks
+from kcl_dagster.orchestration import asset_checks as checks
 from kcl_dagster.orchestration.check_definitions import look
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.tables.table_layout import detect_layout

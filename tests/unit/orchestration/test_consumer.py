@@ -17,7 +17,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.orchestration.component import KclApplicationComponent, SinkModel
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.run_event_log import RunEventLog
-from kcl_dagster.orchestration.sinks import SinkChoice, place_of
+from kcl_dagster.orchestration.sink_choices import SinkChoice, place_of
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
 from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
 

@@ -23,7 +23,7 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.orchestration import checks, pruning
+from kcl_dagster.orchestration import asset_checks, pruning
 from kcl_dagster.orchestration import leader_sensor as sensor
 from kcl_dagster.orchestration.admin_job import config_of
 from kcl_dagster.orchestration.consumer import Consumer
@@ -96,7 +96,7 @@ def test_a_loss_that_nobody_has_acknowledged_outlives_the_run_that_told_of_it(
 ) -> None:
     """Dagster keeps evaluations of checks apart from the events of runs."""
     run = instance.create_run_for_job(_never_executed, tags={APPLICATION_TAG: "app"})
-    told = checks.alarm(
+    told = asset_checks.alarm(
         EventKind.DATA_LOST, "shardId-7: records 10 to 20 have left the stream", consumer, TRANSLATOR
     )
     assert told is not None
@@ -111,14 +111,14 @@ def test_a_loss_that_nobody_has_acknowledged_outlives_the_run_that_told_of_it(
     [(key, kept)] = instance.event_log_storage.get_latest_asset_check_execution_by_key(
         [told.asset_check_key]
     ).items()
-    assert key.name == checks.LOSS.name
+    assert key.name == asset_checks.LOSS.name
     assert kept.status is AssetCheckExecutionRecordStatus.FAILED
     assert kept.event is not None
     evaluation = kept.event.asset_check_evaluation
     assert evaluation is not None
     assert not evaluation.passed
     assert "records 10 to 20" in str(evaluation.description)
-    assert sensor._evaluated(consumer, TRANSLATOR, instance) == [checks.LOSS.name], "a new leader knows of it"
+    assert sensor._evaluated(consumer, TRANSLATOR, instance) == [asset_checks.LOSS.name], "a new leader knows of it"
 
 
 @pytest.mark.audit("D13")

@@ -20,7 +20,7 @@ from kcl_dagster.leader.tick_report import StreamSight
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import WorkerRow
-from kcl_dagster.orchestration import checks
+from kcl_dagster.orchestration import asset_checks
 from kcl_dagster.orchestration.application_state import Decision, Observation
 from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclDecisionsMetadataSet, KclLagMetadataSet
 from kcl_dagster.orchestration.reporting import Event, Reporter
@@ -77,7 +77,7 @@ def test_lag_is_told_every_minute_and_the_rest_every_hour(reporter: Reporter) ->
     # The lively minutes after the start apart.
     assert 1440 <= per_day["lag"] <= 1455
     assert 24 <= per_day["leases"] == per_day["workers"] <= 36
-    assert sum(isinstance(e, AssetCheckEvaluation) for e in told) <= 6 * len(checks.CHECKS)
+    assert sum(isinstance(e, AssetCheckEvaluation) for e in told) <= 6 * len(asset_checks.CHECKS)
 
 
 def test_a_change_is_told_at_once_and_once_more_when_its_numbers_mean_something(reporter: Reporter) -> None:
@@ -172,7 +172,7 @@ class Pages:
             "worker-000",
             self.written.append,
             self,
-            lambda kind, what: checks.alarm(kind, what, things, KclTranslator()),
+            lambda kind, what: asset_checks.alarm(kind, what, things, KclTranslator()),
             lambda: self.now,
             open_window=lambda: "2026-11-22-17:00",
         )

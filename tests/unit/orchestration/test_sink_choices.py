@@ -13,7 +13,7 @@ import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.doctor.rights_probes import CHAINS
 from kcl_dagster.orchestration.component import SINKS, SinkModel
-from kcl_dagster.orchestration.sinks import open_staging
+from kcl_dagster.orchestration.sink_choices import open_staging
 from kcl_dagster.orchestration.stores import written_stores
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.storage import LocalStore

@@ -17,7 +17,7 @@ from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.orchestration import table_versions
 from kcl_dagster.orchestration.declared_windows import DeclaredWindows
-from kcl_dagster.orchestration.sinks import SinkChoice
+from kcl_dagster.orchestration.sink_choices import SinkChoice
 from kcl_dagster.orchestration.table_versions import newest_version
 from tests.unit.orchestration.test_declared_windows import CHECKPOINT, complete, consumer_of, lease, rows
 

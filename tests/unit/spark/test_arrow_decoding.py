@@ -13,7 +13,7 @@ import pytest
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.arrow_decoding import decode_column, decode_json
-from kcl_dagster.spark.decoding import avro
+from kcl_dagster.spark.payload_decoding import avro
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("price", pa.float64())])
 

@@ -23,7 +23,6 @@ from kcl_dagster.errors import (
     SinkError,
     TransformError,
 )
-from kcl_dagster.spark.decoding import _DecodeBatches, _Decoding
 from kcl_dagster.spark.failures import (
     CONTENT_CHANGED,
     RECORD_REFUSED,
@@ -34,6 +33,7 @@ from kcl_dagster.spark.failures import (
     fetch_failures,
     write_failures,
 )
+from kcl_dagster.spark.payload_decoding import _DecodeBatches, _Decoding
 from kcl_dagster.spark.throwables import Throwable
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 

@@ -21,7 +21,7 @@ from kcl_dagster.tables.attributes import LEASE_KEY
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.workers import WorkerTable
-from kcl_dagster.testing.processors import LocalProcessorHost
+from kcl_dagster.testing.local_processors import LocalProcessorHost
 from kcl_dagster.worker.batch import Batch, Budget, MinuteRecords, Part, PoisonRecord, Progress, Range
 from kcl_dagster.worker.concurrency import ForEach, one_by_one
 from kcl_dagster.worker.dead_letter import DeadLetter

@@ -7,7 +7,7 @@ import pytest
 from kcl_dagster.application import Application
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import Lease, LeaseKey
-from kcl_dagster.testing.processors import LocalProcessorHost
+from kcl_dagster.testing.local_processors import LocalProcessorHost
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity

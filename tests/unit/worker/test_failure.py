@@ -13,7 +13,7 @@ from kcl_dagster.errors import (
     SinkError,
 )
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.worker.dead_letter import DeadLetter, FiledDeadLetters, NoDeadLetters, from_json
+from kcl_dagster.worker.dead_letter import DeadLetter, FiledDeadLetters, NoDeadLetters
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.failure import Failures
 from kcl_dagster.worker.report import Outcome
@@ -110,7 +110,7 @@ def test_a_failing_record_is_found_and_dead_lettered() -> None:
     assert (letter.sequence_number, letter.shard_id, letter.stream) == (sequence, A, "orders")
     assert (letter.error_type, letter.attempts) == ("ValueError", 2)
     assert letter.name == f"clicks/orders/{A}/{sequence}-0.json"
-    assert from_json(letter.to_json()) == letter
+    assert DeadLetter.from_json(letter.to_json()) == letter
     assert run.kinds().count(EventKind.RECORD_DEAD_LETTERED) == 1
     assert world.lease(A).checkpoint is not None
     assert world.lease(A).pending_checkpoint is None
@@ -348,7 +348,7 @@ def test_an_error_whose_text_cannot_be_encoded_is_a_failure_like_others(error: E
     run.sink.refuses = refuse
     work(world, run, 100)
     assert stored(world) == "ab"
-    [letter] = map(from_json, files.values())
+    [letter] = map(DeadLetter.from_json, files.values())
     assert told in letter.error
     for event in run.events:
         event.message.encode()
@@ -387,7 +387,7 @@ def test_letters_need_a_place() -> None:
     with pytest.raises(SinkError, match="no place"):
         NoDeadLetters().write(letter)
     with pytest.raises(ValueError, match="not a dead letter"):
-        from_json(b"{}")
+        DeadLetter.from_json(b"{}")
 
 
 @given(
@@ -399,8 +399,8 @@ def test_letters_need_a_place() -> None:
 )
 def test_any_file_is_a_letter_or_refused(text: bytes) -> None:
     with contextlib.suppress(ValueError):
-        letter = from_json(text)
-        assert from_json(letter.to_json()) == letter
+        letter = DeadLetter.from_json(text)
+        assert DeadLetter.from_json(letter.to_json()) == letter
 
 
 def test_a_failing_fetch_is_tried_again_with_pauses() -> None:

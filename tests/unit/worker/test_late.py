@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kcl_dagster.errors import JavaMissing
-from kcl_dagster.testing.processors import LocalProcessorHost
+from kcl_dagster.testing.local_processors import LocalProcessorHost
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.late import Late, LateEngine, LateProcessorHosts
 from kcl_dagster.worker.loop import Worker

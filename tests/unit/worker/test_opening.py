@@ -17,7 +17,7 @@ from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.starts import StartPosition, StartTable
 from kcl_dagster.tables.table_layout import create_tables, detect_layout
 from kcl_dagster.tables.workers import WorkerTable
-from kcl_dagster.testing.processors import LocalProcessorHost
+from kcl_dagster.testing.local_processors import LocalProcessorHost
 from kcl_dagster.worker.batch import Batch, Budget
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.loop import Worker

@@ -14,7 +14,8 @@ from kcl_dagster.application import FleetSettings
 from kcl_dagster.leader.application_completeness import Completeness, HeldBy, Hindrance
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.operations.all_operations import OPERATIONS
-from kcl_dagster.orchestration import checks, statement
+from kcl_dagster.orchestration import asset_checks as checks
+from kcl_dagster.orchestration import statement
 from kcl_dagster.orchestration.admin_job import admin_job_of
 from kcl_dagster.orchestration.application_state import Decision, Observation
 from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
@@ -148,7 +149,10 @@ def test_each_check_fails_for_its_reason_says_what_to_do_and_passes_again(name: 
 
 
 def test_every_check_has_a_case() -> None:
-    told_by_workers = {checks.SET_ASIDE.name, checks.BROKEN.name}  # see test_reporting: the event log of a worker
+    told_by_workers = {
+        checks.SET_ASIDE.name,
+        checks.BROKEN.name,
+    }  # see test_reporting: the event log of a worker
     stopped_by_code = {check.name for check in checks.CHECKS if check.role is Role.RECORDS}  # its tests are below
     assert {case[1] for case in CASES.values()} | told_by_workers | stopped_by_code == {
         check.name for check in checks.CHECKS

@@ -1,0 +1,21 @@
+"""Payloads as columns, for the functions of consumers: DataFrames and Arrow tables."""
+
+from kcl_dagster.spark.arrow_decoding import decode_json
+from kcl_dagster.spark.payload_decoding import (
+    UnknownSchema,
+    avro,
+    protobuf,
+    registered_avro,
+    with_decoded,
+    with_json,
+)
+
+__all__ = [
+    "UnknownSchema",
+    "avro",
+    "decode_json",
+    "protobuf",
+    "registered_avro",
+    "with_decoded",
+    "with_json",
+]

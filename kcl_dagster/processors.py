@@ -1,0 +1,5 @@
+"""Record processors that are written for the KCL's own package for Python."""
+
+from kcl_dagster.worker.kclpy import install_stand_in
+
+__all__ = ["install_stand_in"]
