@@ -54,7 +54,11 @@ class CompactOperation(Operation):
     )
     beside_others: bool = Field(
         default=False,
-        description="Delta only: also if another engine compacts the table; two at once have the rows twice",
+        description="Delta only: although something else has compacted the table; two at once have the rows twice",
+    )
+    vacuum: bool = Field(
+        default=False,
+        description="Delta only: delete files that were removed longer ago than the table wants to keep them",
     )
 
     def run(self, context: OperationContext) -> Answer:
@@ -75,6 +79,7 @@ class CompactOperation(Operation):
                 storage_options=options,
                 by=by,
                 beside_others=self.beside_others,
+                vacuum=self.vacuum,
             )
         failed = f"{len(done.failed)} could not be merged, all else was: {'; '.join(done.failed[:NAMED_AT_MOST])}"
         return Answer(

@@ -16,6 +16,9 @@ BATCH_OF_FOLDER: Final = 3 / 5
 BATCH_OF_TABLE: Final = 1 / 6
 COMMIT_OF_TABLE: Final = 2 / 3
 HANDOFF: Final = 5 / 4  # of a batch: it is stored before the lease is handed over
+LONGEST_HANDOFF_SECONDS: Final = (
+    90.0  # a worker that is told to stop takes as long at most, and is killed after 120 s
+)
 IDLE: Final = 1 / 20  # the pause when there is nothing to read, for as long as it is not a second
 
 
@@ -56,7 +59,7 @@ def paced(application: Application, sink: SinkChoice, visible_within: float) -> 
     batch = batch.model_copy(update={k: v for k, v in follows.items() if k not in batch.model_fields_set})
     timings = application.timings
     if "handoff_timeout" not in timings.model_fields_set:
-        longest = max(timings.handoff_timeout, batch.max_seconds * HANDOFF)
+        longest = max(timings.handoff_timeout, min(batch.max_seconds * HANDOFF, LONGEST_HANDOFF_SECONDS))
         timings = timings.model_copy(update={"handoff_timeout": longest})
     if sink.with_commit_seconds is not None and pace.commit_seconds is not None:
         sink = sink.with_commit_seconds(pace.commit_seconds)

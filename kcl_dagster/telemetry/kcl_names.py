@@ -19,7 +19,7 @@ LEADER: Final = "LeaderDecider"
 _WELL: Final = frozenset({Outcome.COMMITTED, Outcome.DELIVERED, Outcome.FINISHED, Outcome.IDLE})
 _STORED: Final = _WELL - {Outcome.IDLE}
 # The worker was told to stop, or the lease is another's: neither a success nor a failure of this shard.
-_NEITHER: Final = frozenset({Outcome.ABANDONED, Outcome.DROPPED})
+_NEITHER: Final = frozenset({Outcome.ABANDONED, Outcome.DROPPED, Outcome.WITHDRAWN})
 
 
 def of_batch(report: BatchReport) -> Iterator[Datum]:

@@ -39,8 +39,7 @@ def judge_instance(application: Application, settings: Mapping[str, Any]) -> Ite
     else:
         yield warn(
             "one compaction at a time",
-            "nothing has compactions of one application wait for each other; where you compact, the second ends by "
-            "itself",
+            "nothing has compactions of one application wait for each other, so the second ends by itself",
             f"limit it: tag_concurrency_limits: [{{key: {COMPACTION_TAG}, "
             "value: {applyLimitPerUniqueValue: true}, limit: 1}]",
         )

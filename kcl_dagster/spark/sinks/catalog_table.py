@@ -207,7 +207,7 @@ class CatalogTable:
             return {} if snapshot is None else {"snapshot": str(snapshot.snapshot_id)}
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """See `worker.batch.KeepingCompleteness`. If the table has got no snapshot with the entry, makes it a
+        """See `worker.staging.StagingSink`. If the table has got no snapshot with the entry, makes it a
         property of the table. An empty snapshot would have to be expired, and would refuse batches that are being
         committed, in every catalog."""
         if known.through is None or (known.epoch, wanted) <= self._kept:

@@ -8,17 +8,21 @@ Parquet folder do.
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import pyarrow as pa
 
-from kcl_dagster.errors import SinkError, Unsafe
+from kcl_dagster.chains.store import found_content
+from kcl_dagster.errors import ConfigurationError, SinkError, Unsafe
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.sinks.delta_log import delta_options, url_of
-from kcl_dagster.spark.sinks.parquet_compaction import LOCKS, TARGET_BYTES, Compaction
+from kcl_dagster.spark.sinks.parquet_compaction import JOURNAL, LOCKS, TARGET_BYTES, Compaction
 from kcl_dagster.spark.sinks.table_errors import table_errors
-from kcl_dagster.spark.storage import S3Options, open_store
+from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.store_lock import StoreLock, renewed_in_background, store_lock
 
 if TYPE_CHECKING:
@@ -27,7 +31,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OPTIMIZE: Final = "OPTIMIZE"
-COMMITS_LOOKED_AT: Final = 1000
+OURS: Final = "kcl-dagster/compaction"  # in the metadata of our commits
+LOOKED: Final = f"{JOURNAL}/other-engines.json"
+COMMIT_EVERY: Final = timedelta(minutes=5)  # a compaction that is killed has lost no more
+KEPT: Final = "delta.deletedFileRetentionDuration"
+_INTERVAL: Final = re.compile(r"interval \d+ (second|minute|hour|day|week)s?")  # delta-rs understands these
 # delta-rs does not find a file whose path has one, in either spelling.
 _NOT_FOUND: Final = ("~", "%7E", "%7e")
 # delta-rs's names for the settings of a connection, without their `aws_`.
@@ -56,17 +64,19 @@ def compact_delta(
     runtime: Runtime | None = None,
     by: str = "a compaction",
     beside_others: bool = False,
+    vacuum: bool = False,
 ) -> Compaction:
-    """Merge the small files of the Delta table at `path`, and delete those that were merged, or removed by others,
-    longer ago than the table wants to keep them (a week, unless it says `delta.deletedFileRetentionDuration`). May
-    run beside the consumer. Raises StoreLocked beside another compaction, which knows this one as `by`.
+    """Merge the small files of the Delta table at `path`. May run beside the consumer. Raises StoreLocked beside
+    another compaction, which knows this one as `by`.
 
-    `storage_options` are delta-rs's, instead of what it is told of `s3`.
+    `storage_options` are delta-rs's, instead of what it is told of `s3`. The merged files' sources stay in the
+    folder until they are vacuumed. `vacuum`: delete those that were removed from the table longer ago than it wants
+    to keep them, unless this compaction has merged some.
 
-    Leaves alone, with a warning: tables that another engine has compacted in their last commits, unless
-    `beside_others`, because two compactions at once have the rows twice; tables that are partitioned by a decimal
-    or binary column, whose values delta-rs does not write as it reads them; and partitions with `~` in the path of
-    a file, which it does not find.
+    Leaves alone, with a warning: tables that anything else has compacted, because two compactions at once have the
+    rows twice, until it was called with `beside_others`; tables that are partitioned by a decimal or binary column,
+    whose values delta-rs does not write as it reads them; and partitions with `~` in the path of a file, which it
+    does not find.
     """
 
     name, runtime = f"delta at {path}", runtime or system()
@@ -74,25 +84,46 @@ def compact_delta(
         table = open_table(path, s3 or S3Options(), storage_options)
     if table is None:
         return Compaction(0, 0, 0)
-    with store_lock(open_store(path, _reached(s3 or S3Options(), storage_options)), LOCKS, runtime, by) as lock:
-        other = None if beside_others else _other_engine(table, name)
+    store = open_store(path, _reached(s3 or S3Options(), storage_options))
+    with store_lock(store, LOCKS, runtime, by) as lock:
+        with table_errors(name), renewed_in_background(lock):
+            other = _other_engine(table, store, beside_others=beside_others)
         if other is not None:
             reason = f"{name} is left alone: {other} has compacted it, and two at once would have the rows twice"
             log.warning(reason)
             return Compaction(0, 0, 0, left_alone=reason)
         done = _compact(table, name, target_bytes, lock)
-        _vacuum(table, name, lock)
+        if vacuum and not done.merged:
+            _vacuum(table, name, lock)
         return done
 
 
-def _other_engine(table: "DeltaTable", name: str) -> str | None:
-    """That has compacted the table, as far as its last commits say."""
-    with table_errors(name):
-        for commit in table.history(COMMITS_LOOKED_AT):
-            engine = str(commit.get("engineInfo") or commit.get("clientVersion") or "another engine")
-            if commit.get("operation") == OPTIMIZE and not engine.startswith("delta-rs"):
-                return engine
-    return None
+class _Looked(msgspec.Struct, frozen=True):
+    """Through which version of the table it was looked for compactions of others, and what was found."""
+
+    version: int
+    other: str | None = None
+
+
+def _other_engine(table: "DeltaTable", store: Store, *, beside_others: bool) -> str | None:
+    """What else has compacted the table. It is remembered, because the log of the table forgets it."""
+    content = found_content(store, LOOKED)
+    looked = _Looked(-1) if content is None else msgspec.json.decode(content, type=_Looked)
+    version = table.version()
+    if beside_others:
+        looked = _Looked(version)
+    elif looked.other is None and looked.version < version:
+        commits = table.history(None if looked.version < 0 else version - looked.version)
+        looked = _Looked(version, next(filter(None, map(_engine_of_compaction, commits)), None))
+    store.put(LOOKED, msgspec.json.encode(looked))
+    return looked.other
+
+
+def _engine_of_compaction(commit: Mapping[str, Any]) -> str | None:
+    """None: the commit is none, or one of ours."""
+    if commit.get("operation") != OPTIMIZE or OURS in commit:
+        return None
+    return str(commit.get("engineInfo") or commit.get("clientVersion") or "another engine")
 
 
 def _vacuum(table: "DeltaTable", name: str, lock: StoreLock) -> None:
@@ -100,6 +131,9 @@ def _vacuum(table: "DeltaTable", name: str, lock: StoreLock) -> None:
     lock.check()
     with table_errors(name), renewed_in_background(lock):
         table.update_incremental()
+        kept = table.metadata().configuration.get(KEPT)
+        if kept is not None and _INTERVAL.fullmatch(kept) is None:
+            raise ConfigurationError(f"{KEPT} is {kept!r}, which delta-rs takes for a week: nothing was deleted")
         if table.vacuum(dry_run=True):
             table.vacuum(dry_run=False)
 
@@ -151,10 +185,17 @@ def _optimized(
     conditions: Sequence[tuple[str, str, Any]] | None = None,
 ) -> Compaction:
     """Raises Unsafe if the lock was lost while delta-rs worked, which nothing can interrupt."""
+    from deltalake import CommitProperties
+
     lock.check()
     before = table.version()
     with table_errors(name), renewed_in_background(lock):
-        done = table.optimize.compact(None if conditions is None else list(conditions), target_size=target_bytes)
+        done = table.optimize.compact(
+            None if conditions is None else list(conditions),
+            target_size=target_bytes,
+            min_commit_interval=COMMIT_EVERY,
+            commit_properties=CommitProperties(custom_metadata={OURS: lock.by}),
+        )
     if int(done["numFilesRemoved"]) and not lock.is_mine():
         raise Unsafe(
             f"{name}: {lock.by} was paused so long that another one may have merged the same files: compare the "

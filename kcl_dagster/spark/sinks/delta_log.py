@@ -138,8 +138,8 @@ class DeltaLog:
             table.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=LOG_RETRIES))
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """See `worker.batch.KeepingCompleteness`. If the table has got no commit with the entry, adds one that has
-        no data. Opens the table anew: batches may use the other one meanwhile."""
+        """See `worker.staging.StagingSink`. If the table has got no commit with the entry, adds one that has no
+        data. Opens the table anew: batches may use the other one meanwhile."""
         if known.through is None or (known.epoch, wanted) <= self._kept:
             return
         from deltalake import CommitProperties, DeltaTable

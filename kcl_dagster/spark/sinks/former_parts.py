@@ -11,13 +11,13 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Self
 
 from kcl_dagster.chains.store import found_content
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
-from kcl_dagster.runtime import Runtime
+from kcl_dagster.runtime import Clock, Runtime, system
 from kcl_dagster.spark.sinks.catalog_table import Addition, CatalogTable
 from kcl_dagster.spark.sinks.completeness import RECENT_COMMITS, application_key
 from kcl_dagster.spark.sinks.delta_log import LOG_RETRIES, DeltaLog
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 _NUMBERS_OF_VERSION_0_1: Final = range(10**12)
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
 # Says which application has the names of version 0.1 in a folder. Batches of others were refused there.
+_PART_FILE: Final = re.compile(r".+\.[A-Z_0-9]+-\d+\.\d+\.parquet")
 OWNER_FILE: Final = "_kcl_dagster_application"
+LISTED_SECONDS: Final = 60.0  # for which a list of a folder is used
 
 
 # Folders
@@ -78,11 +80,16 @@ def _first_number(part: Part) -> int:
     return part.number if part.instead_of is None else part.instead_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FolderParts:
     """See `worker.staging.FormerParts`. Which files a part should have is not known, so none counts as stored."""
 
     store: Store
+    clock: Clock = field(default_factory=lambda: system().clock)
+    _files: dict[str, list[str]] = field(default_factory=dict)
+    """Paths by the name of the file, as they were listed."""
+
+    _listed: float = float("-inf")
 
     def stored_to(self, part: Part) -> Checkpoint | None:  # noqa: ARG002
         return None
@@ -93,7 +100,7 @@ class FolderParts:
         try:
             with uninterrupted():
                 names = set(_file_names(part, self._owner()))
-                left = [file.path for file in self.store.files() if plain_name(file.path) in names]
+                left = [path for name in names for path in self._paths(name)]
                 if left:
                     self.store.delete(left)
         except OSError as error:
@@ -101,6 +108,19 @@ class FolderParts:
                 f"parquet at {self.store.root}: files of batch {part.number} of {part.lease} could not be removed: "
                 f"{error}"
             ) from error
+
+    def _paths(self, name: str) -> list[str]:
+        """Many leases may be pinned, and a list of a large folder takes minutes. The owners of these leases are
+        gone, and their files are as old."""
+        now = self.clock.monotonic()
+        if now - self._listed > LISTED_SECONDS:
+            self._files.clear()
+            for file in self.store.files():
+                name_of_file = plain_name(file.path)
+                if _PART_FILE.fullmatch(name_of_file):
+                    self._files.setdefault(name_of_file, []).append(file.path)
+            self._listed = now
+        return self._files.pop(name, [])
 
     def _owner(self) -> str | None:
         """The application that has the names of version 0.1; None if none has."""

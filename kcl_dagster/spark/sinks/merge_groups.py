@@ -138,7 +138,7 @@ class _Place(NamedTuple):
 
 
 def _part_of(file: StoredFile) -> tuple[_Place, int] | None:
-    """Place and number of the part that a sink's file belongs to (see `writing.file_stem`)."""
+    """Place and number of the part that a sink's file belongs to (see `former_parts.file_stem`)."""
     found = _NAMED_AFTER_A_PART.fullmatch(plain_name(file.path))
     if found is None:
         return None
@@ -147,11 +147,16 @@ def _part_of(file: StoredFile) -> tuple[_Place, int] | None:
 
 
 def _last_parts(files: Sequence[StoredFile]) -> set[_Place]:
-    """Of each lease the part that begins last, and the one with the highest number: another one after a reset, and
-    where a stream or its leases were made anew."""
+    """Of each lease the part that begins last, the one with the highest number, and the one that was written last:
+    others after a reset, and where a stream or its leases were made anew. A lease may be pinned to any of them."""
     furthest: dict[str, _Place] = {}
     newest: dict[str, tuple[int, _Place]] = {}
-    for place, number in filter(None, map(_part_of, files)):
-        furthest[place.lease] = max(place, furthest.get(place.lease, place))
-        newest[place.lease] = max((number, place), newest.get(place.lease, (number, place)))
-    return {*furthest.values(), *(place for _, place in newest.values())}
+    latest: dict[str, tuple[float, _Place]] = {}
+    for file in files:
+        part = _part_of(file)
+        if part is not None:
+            place, number = part
+            furthest[place.lease] = max(place, furthest.get(place.lease, place))
+            newest[place.lease] = max((number, place), newest.get(place.lease, (number, place)))
+            latest[place.lease] = max((file.modified, place), latest.get(place.lease, (file.modified, place)))
+    return {*furthest.values(), *(place for _, place in (*newest.values(), *latest.values()))}

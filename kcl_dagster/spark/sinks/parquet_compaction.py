@@ -47,6 +47,7 @@ JOURNAL: Final = "_compaction"  # readers pass over names that begin with an und
 DRAFTS: Final = "_drafts"  # of version 0.1: files that a fetch has written and no batch has published
 LOCKS: Final = "_compaction_turns"
 GETS_AT_ONCE: Final = 16
+MOST_FILES: Final = 20_000  # of one compaction: the first one of a large folder is not the last one
 ROWS_AT_ONCE: Final = 65_536
 # The next file, or the next group, would fail as this one did.
 _OF_ALL: Final = (Unsafe, CredentialsRefused, EndpointUnreachable, OutcomeUnknown, Throttled)
@@ -112,6 +113,9 @@ def _compact(store: Store, target_bytes: int, before: float, runtime: Runtime, l
         # Without the right to delete, the sources would remain beside the merged file.
         store.delete([f"{MERGED}{runtime.new_id()}.parquet"])
     for group in planned:
+        if merged >= MOST_FILES:
+            log.info("%s: %d files were merged, and the next compaction goes on", store.root, merged)
+            break
         for sources in _mergeable(store, group, lock, failed):
             try:
                 size += _merge(store, sources, runtime.new_id(), lock, failed)

@@ -1,5 +1,6 @@
 """The job that merges what an application's batches leave."""
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from kcl_dagster.orchestration.admin_job import config_of
 from kcl_dagster.orchestration.compact_operation import build_kcl_compaction_schedule
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.runtime import system
-from kcl_dagster.spark.sinks.delta_compaction import compact_delta
+from kcl_dagster.spark.sinks.delta_compaction import KEPT, compact_delta
 from kcl_dagster.spark.sinks.delta_log import delta_options
 from kcl_dagster.spark.sinks.parquet_compaction import LOCKS
 from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store
@@ -30,7 +31,6 @@ from kcl_dagster.testing import EmulatorResource
 from tests.integration.spark.ports import free_port
 
 LONG_AGO = 1_700_000_000
-KEPT_FOR_NO_TIME = {"delta.deletedFileRetentionDuration": "interval 0 seconds"}
 
 
 def consumer(sink: kcl.SinkChoice, application: str = "clicks") -> Consumer:
@@ -150,39 +150,60 @@ def test_a_folder_around_another_one_is_left_out_with_a_warning(caplog: pytest.L
     assert "the small files of clicks are not merged" in caplog.text
 
 
-@pytest.mark.parametrize("beside_others", [False, True])
-def test_a_table_that_another_engine_compacts_is_left_alone(tmp_path: Path, beside_others: bool) -> None:
-    path = str(tmp_path)
-    for number in range(4):
-        deltalake.write_deltalake(path, pa.table({"value": [number]}), mode="append")
-    deltalake.DeltaTable(path).optimize.compact()
+def appended(table: Path, *values: int, configuration: dict[str, str] | None = None) -> None:
+    for value in values:
+        rows = pa.table({"value": [value]})
+        deltalake.write_deltalake(table, rows, mode="append", configuration=configuration)
+
+
+@pytest.mark.parametrize("engine", ["Apache-Spark/4.0.1 Delta-Lake/4.0.0", "delta-rs:py-1.6.6"])
+def test_a_table_that_something_else_has_compacted_is_left_alone_until_it_is_said(
+    tmp_path: Path, engine: str
+) -> None:
+    """A compaction of the user's own with delta-rs takes no turn with ours, as little as Spark does."""
+    appended(tmp_path, *range(4))
+    deltalake.DeltaTable(tmp_path).optimize.compact()
     log = tmp_path / "_delta_log" / f"{4:020}.json"
-    log.write_text(re.sub(r'"delta-rs[^"]*"', '"Apache-Spark/4.0.1 Delta-Lake/4.0.0"', log.read_text()))
-    deltalake.write_deltalake(path, pa.table({"value": [4]}), mode="append")
-    done = compact_delta(path, beside_others=beside_others)
-    assert done.merged == (2 if beside_others else 0)
-    assert (done.left_alone is None) is beside_others
-    if done.left_alone is not None:
-        assert "Apache-Spark/4.0.1 Delta-Lake/4.0.0 has compacted it" in done.left_alone
+    log.write_text(re.sub(r'"delta-rs[^"]*"', f'"{engine}"', log.read_text()))
+    appended(tmp_path, 4)
+    done = compact_delta(str(tmp_path))
+    assert done.merged == 0
+    assert done.left_alone is not None
+    assert f"{engine} has compacted it" in done.left_alone
+    log.unlink()  # as the clean-up of the log does
+    (tmp_path / "_delta_log" / f"{4:020}.json").write_text(
+        json.dumps({"commitInfo": {"operation": "WRITE", "timestamp": 0}})
+    )
+    assert compact_delta(str(tmp_path)).left_alone is not None, "it is remembered"
+    assert compact_delta(str(tmp_path), beside_others=True).left_alone is None
+    appended(tmp_path, 5, 6)
+    assert compact_delta(str(tmp_path)).left_alone is None, "ours is no other one"
+    appended(tmp_path, 7, 8)
+    assert compact_delta(str(tmp_path)).merged >= 2
 
 
 def test_files_that_were_merged_long_ago_are_deleted_and_no_others(tmp_path: Path) -> None:
-    table, staged = tmp_path / "table", tmp_path / "table" / "staged.parquet"
-    for number in range(4):
-        deltalake.write_deltalake(
-            table,
-            pa.table({"value": [number]}),
-            mode="append",
-            configuration=KEPT_FOR_NO_TIME if not number else None,
-        )
-    assert compact_delta(str(table)).merged == 4
+    staged = tmp_path / "staged.parquet"
+    appended(tmp_path, 0, configuration={KEPT: "interval 0 seconds"})
+    appended(tmp_path, 1, 2, 3)
+    assert compact_delta(str(tmp_path), vacuum=True).merged == 4
+    assert len(list(tmp_path.glob("part-*.parquet"))) == 5, "not by the compaction that has merged them"
     staged.write_bytes(b"not in the table yet")
-    for file in table.glob("*.parquet"):
+    for file in tmp_path.glob("*.parquet"):
         os.utime(file, (LONG_AGO, LONG_AGO))
-    assert compact_delta(str(table)).merged == 0
+    assert compact_delta(str(tmp_path)).merged == 0
+    assert len(list(tmp_path.glob("part-*.parquet"))) == 5, "only if it is asked for"
+    assert compact_delta(str(tmp_path), vacuum=True).merged == 0
     assert staged.exists()
-    assert len(list(table.glob("part-*.parquet"))) == 1
-    assert deltalake.DeltaTable(table).to_pyarrow_table().num_rows == 4
+    assert len(list(tmp_path.glob("part-*.parquet"))) == 1
+    assert deltalake.DeltaTable(tmp_path).to_pyarrow_table().num_rows == 4
+
+
+def test_nothing_is_deleted_from_a_table_whose_wish_delta_rs_does_not_understand(tmp_path: Path) -> None:
+    """It takes it for a week."""
+    appended(tmp_path, 0, configuration={KEPT: "INTERVAL 30 DAYS"})
+    with pytest.raises(ConfigurationError, match="INTERVAL 30 DAYS"):
+        compact_delta(str(tmp_path), vacuum=True)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta"])

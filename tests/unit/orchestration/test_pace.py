@@ -56,7 +56,7 @@ def test_what_is_said_itself_wins() -> None:
     assert (records.max_seconds, records.max_records) == (36, 10)
 
 
-@pytest.mark.parametrize(("within", "seconds"), [(10, 30), (120, 90), (3600, 2700)])
+@pytest.mark.parametrize(("within", "seconds"), [(10, 30), (100, 75), (120, 90), (3600, 90)])
 def test_a_handoff_waits_for_the_batch(within: float, seconds: float) -> None:
     assert consumer(FOLDER, visible_within=within).application.timings.handoff_timeout == pytest.approx(seconds)
     mine = kcl.Application(name="clicks-app", streams="clicks", timings={"handoff_timeout": 45})

@@ -39,7 +39,7 @@ def lake(root: Path, files: int = 6, folder: str = "", rows: int = 10, age: floa
     """Small files as the sink leaves them, and the last of their shard beside the folders."""
     root.mkdir(exist_ok=True)
     pq.write_table(pa.table({"value": ["last"]}), root / LAST)
-    os.utime(root / LAST, (age, age))
+    os.utime(root / LAST, (age + files, age + files))
     for number in range(files):
         path = root / folder / f"shard.{number}-0.{number + 1}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,10 +90,10 @@ def test_the_last_part_of_each_shard_may_be_failing_for_days_and_is_left_alone(t
     for name in ("day=1", "day=2"):  # one part, in two folders
         (tmp_path / name).mkdir()
         pq.write_table(pa.table({"value": [f"{name} newer"]}), tmp_path / name / "shard.100-7.101.parquet")
-        os.utime(tmp_path / name / "shard.100-7.101.parquet", (OLD, OLD))
+        os.utime(tmp_path / name / "shard.100-7.101.parquet", (OLD + 9, OLD + 9))
     for number, start in enumerate(("TRIM_HORIZON-0", "5-0", "5-3")):
         pq.write_table(pa.table({"value": [f"other {number}"]}), tmp_path / f"other.shard.{start}.{number}.parquet")
-        os.utime(tmp_path / f"other.shard.{start}.{number}.parquet", (OLD, OLD))
+        os.utime(tmp_path / f"other.shard.{start}.{number}.parquet", (OLD + number, OLD + number))
     before = contents(tmp_path)
     assert run(tmp_path).merged == 3 + 1 + 2
     assert contents(tmp_path) == before
@@ -101,6 +101,22 @@ def test_the_last_part_of_each_shard_may_be_failing_for_days_and_is_left_alone(t
         "day=1/shard.100-7.101.parquet",
         "day=2/shard.100-7.101.parquet",
         "other.shard.5-3.2.parquet",
+    ]
+
+
+def test_the_file_of_a_lease_that_was_written_last_is_left_alone(tmp_path: Path) -> None:
+    """Version 0.1 numbered leases from 1. This one was made anew at an earlier place, and may be pinned to #2."""
+    for age, name in enumerate(
+        ("shard.20-0.2.parquet", "shard.10-0.1.parquet", "shard.5-0.3.parquet", "shard.100-0.7.parquet")
+    ):
+        pq.write_table(pa.table({"value": [name]}), tmp_path / name)
+        os.utime(tmp_path / name, (OLD - age, OLD - age))
+    before = contents(tmp_path)
+    assert run(tmp_path).merged == 2
+    assert contents(tmp_path) == before
+    assert [name for name in names(tmp_path) if "merged" not in name] == [
+        "shard.100-0.7.parquet",
+        "shard.20-0.2.parquet",
     ]
 
 
@@ -152,6 +168,7 @@ def test_files_from_before_and_after_a_change_of_type_are_merged_apart(tmp_path:
         pq.write_table(pa.table({"value": [number], "extra": ["x"]}), path)
         os.utime(path, (OLD + number, OLD + number))
     pq.write_table(pa.table({"value": ["last"]}), tmp_path / "changed.99-0.9.parquet")
+    os.utime(tmp_path / "changed.99-0.9.parquet", (OLD + 9, OLD + 9))
     assert run(tmp_path).merged == 6
     merged = [pq.read_table(path)["value"].to_pylist() for path in tmp_path.glob("merged-*.parquet")]
     assert sorted(merged, key=len) == [[0, 1, 2], [f"{f}.{r}" for f in range(3) for r in range(10)]]

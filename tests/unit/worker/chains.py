@@ -53,7 +53,8 @@ class MemoryFormerParts:
             if self.can_tell:
                 raise SinkError("it was stored meanwhile")
             del self.store.parts[part.shard_id, str(part.after)]
-        self.store.numbers[part.shard_id, str(part.after)] = part.number
+        if self.can_tell:
+            self.store.numbers[part.shard_id, str(part.after)] = part.number
         self.fuse.point()
 
     def _stored_to(self, part: Part) -> Checkpoint | None:
