@@ -25,7 +25,8 @@ class DeadLetter(msgspec.Struct, frozen=True):
     Example:
         .. code-block:: python
 
-            letter = kcl.DeadLetter.from_json(Path(file).read_bytes())
+            def failed_with(content: bytes) -> str:
+                return kcl.DeadLetter.from_json(content).error
     """
 
     version: int
