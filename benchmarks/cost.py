@@ -4,21 +4,25 @@ One worker with the default settings stores shards that are always busy on the e
 where they arrive. They are those of the steady state: the first batches, in which leases are taken, are left out.
 
 Then what commits of tables cost, see `benchmarks.cost_tables`: `--commits 20000` for a week of them, which takes an
-hour. `--only tables` leaves out the rest.
+hour. Then how long storing each record exactly once takes, over storing it in any way, see `benchmarks.ours`, and
+how long a shard stays unread after its worker was killed, see `benchmarks.failover`. `--only` chooses one of these.
 
 Prints a table and one JSON line for each figure, beside those of commit cf50fa6, which decided its batches in
-leases, where they are known. About five minutes.
+leases, where they are known. About ten minutes.
 """
 
 import argparse
 import json
 import logging
+import shutil
+import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import isawaitable
+from statistics import median
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
@@ -27,11 +31,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 import kcl_dagster as kcl
 from benchmarks.cost_tables import CostFigure, table_figures, visibility
+from benchmarks.failover import side_by_side
+from benchmarks.ours import Ours
+from benchmarks.source import LOADS, Source, emulator
+from benchmarks.worker import COMPARED, MEGABYTES, PAIRS, WARM_UP_MEGABYTES, WARM_UPS
 from kcl_dagster.emulator.gateway import Gateway
 from kcl_dagster.emulator.http.http_messages import HttpRequest, Response
 from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.run_view import RunView
-from kcl_dagster.operations.cost import READ_UNIT_BYTES, CostLine, Prices, Storing, estimate
+from kcl_dagster.operations.cost import READ_UNIT_BYTES, CostLine, Prices, estimate
 from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import system
@@ -43,20 +51,27 @@ from kcl_dagster.worker.stop import StopReason, StopSignal
 from tests.doubles.dynamodb.values import item_size
 
 FIRST_BATCHES: Final = 4  # not counted: leases are taken, and claimed
-RECORD_BYTES: Final = 1000
+# A worker's part of 100 shards that get 1 MB/s, and are read by 4 workers.
+SHARDS: Final = 25
+RECORD_BYTES: Final = 5000
 PUT_SECONDS: Final = 0.5  # from one round of records for all shards to the next
+IDLE_SECONDS: Final = 30.0
 HOUR: Final = 3600.0
+GB: Final = 1e9
 LEASE_WRITES: Final = "writes to leases"
 WRITE_UNITS: Final = "halves of write units"
 READ_UNITS: Final = "halves of read units"
 S3_WRITES: Final = ("s3 PutObject", "s3 CopyObject", "s3 ListObjectsV2")  # what S3 charges as writes
 S3_READS: Final = ("s3 GetObject",)
+S3_PER_GB: Final = "S3 PUT, COPY, LIST per GB"
+S3_IDLE: Final = "S3 requests per idle hour"
 BUCKET: Final = "lake"
 PLACE: Final = f"s3://{BUCKET}/records"
 # At most, of batches in chains.
 DOLLARS_COUNTED: Final = "DynamoDB, dollars a month, as counted"
 BARS: Final = {
     "data files per batch": 2.0,
+    S3_IDLE: 0.0,
     "DynamoDB writes of a lease per hour": 400.0,
     f"{DOLLARS_COUNTED}, over what `cost` says": 1.1,
 }
@@ -64,6 +79,12 @@ DOLLARS: Final = 19.0
 # Of commit cf50fa6, whose batches had a file of each shard, which was put and copied, and two writes to each lease.
 FORMER_WRITES: Final = 1440.0
 FORMER_REQUESTS_OF_FILE: Final = 2
+MOST_OF_FORMER_REQUESTS: Final = 1 / 20
+FORMER_OVER_UNSAFE: Final = 1.03
+# Seconds from a kill to the first records of all shards, with leases of ten seconds: the median of three.
+FORMER_TAKEOVER: Final = 15.1
+TAKEOVER_LEASE: Final = 10.0
+TAKEOVERS: Final = 3
 FORMER_BATCHES: Final = 720  # an hour
 FORMER_DOLLARS: Final = 71.0
 
@@ -150,6 +171,11 @@ class SteadyEventLog(RunEventLog):
     began: float | None = None
     ended: float = 0.0
     counted: Counter[str] = field(default_factory=Counter)
+    produced: threading.Event = field(default_factory=threading.Event)
+    """Set when no more records are to be produced."""
+
+    idle_since: float | None = None
+    idle: Counter[str] = field(default_factory=Counter)
 
     def batch(self, report: BatchReport) -> None:
         now = self.monotonic()
@@ -160,11 +186,18 @@ class SteadyEventLog(RunEventLog):
                 self.began, self.batches = now, 0
                 self.requests.clear()
             return
-        self.records += report.records
-        if self.ended:
-            return
-        if now - self.began >= self.seconds:
-            self.ended, self.counted = now, Counter(self.requests)
+        if not self.ended:
+            self.records += report.records
+            if now - self.began >= self.seconds:
+                self.ended, self.counted = now, Counter(self.requests)
+                self.produced.set()
+        elif report.records:
+            self.idle_since = None
+        elif self.idle_since is None:
+            self.idle_since = now
+            self.requests.clear()
+        elif now - self.idle_since >= IDLE_SECONDS:
+            self.idle = Counter(self.requests)
             self.stop.request(StopReason.ASKED, "enough was counted")
 
 
@@ -221,7 +254,7 @@ def run(cloud: EmbeddedAws, spark: SparkSession, shards: int, seconds: float) ->
     leader.tick(RunView(launches=False))
     threads = [
         threading.Thread(target=lead, daemon=True),
-        threading.Thread(target=produce, args=(cloud, stream, shards, over), daemon=True),
+        threading.Thread(target=produce, args=(cloud, stream, shards, event_log.produced), daemon=True),
     ]
     with counted(requests):
         for thread in threads:
@@ -244,6 +277,7 @@ def figures(event_log: SteadyEventLog, shards: int, files: int) -> dict[str, flo
     )
     dollars = used.dollars(Prices())
     s3_writes = sum(event_log.counted[name] for name in S3_WRITES)
+    s3_idle = sum(number for name, number in event_log.idle.items() if name.startswith("s3 "))
     return {
         "batches": event_log.batches,
         "data files per batch": files / event_log.stored_batches,
@@ -253,6 +287,8 @@ def figures(event_log: SteadyEventLog, shards: int, files: int) -> dict[str, flo
         f"{DOLLARS_COUNTED}, over what `cost` says": dollars / dollars_as_estimated(shards, 1),
         "S3 PUT, COPY, LIST per batch": s3_writes / of_batches,
         "S3 PUT, COPY, LIST per hour": s3_writes * per_hour,
+        S3_PER_GB: s3_writes / (event_log.records * RECORD_BYTES / GB),
+        S3_IDLE: s3_idle * HOUR / IDLE_SECONDS,
         "S3 GET per batch": sum(event_log.counted[name] for name in S3_READS) / of_batches,
         "S3 DELETE per batch": event_log.counted["s3 DeleteObjects"] / of_batches,
     }
@@ -260,14 +296,18 @@ def figures(event_log: SteadyEventLog, shards: int, files: int) -> dict[str, flo
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shards", type=int, default=32)
+    parser.add_argument("--shards", type=int, default=SHARDS)
     parser.add_argument("--seconds", type=float, default=120.0, help="for which requests are counted, each time")
     parser.add_argument("--commits", type=int, default=1000, help="of each table, at least 300")
-    parser.add_argument("--only", choices=("storing", "tables"), help="leave out the rest")
+    parts: dict[str, Callable[[], list[CostFigure]]] = {
+        "storing": lambda: storing_figures(options.shards, options.seconds),
+        "tables": lambda: [*table_figures(options.commits), *visibility_in_s3()],
+        "speed": speed_figures,
+        "takeover": takeover_figures,
+    }
+    parser.add_argument("--only", choices=parts, help="leave out the rest")
     options = parser.parse_args(arguments)
-    found = [] if options.only == "tables" else storing_figures(options.shards, options.seconds)
-    if options.only != "storing":
-        found += [*table_figures(options.commits), *visibility_in_s3()]
+    found = [figure for name, part in parts.items() if options.only in (None, name) for figure in part()]
     print(f"{'':<86}{'':>19}{'cf50fa6':>12}")
     for figure in found:
         print(figure.as_row())
@@ -276,13 +316,15 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def former_figures(shards: int) -> dict[str, float]:
+def former_figures(shards: int, batch_bytes: float) -> dict[str, float]:
+    """Of so many shards of one worker, each with records in every batch."""
     return {
         "data files per batch": shards,
         "data files per hour": shards * FORMER_BATCHES,
         "DynamoDB writes of a lease per hour": FORMER_WRITES,
         "S3 PUT, COPY, LIST per batch": shards * FORMER_REQUESTS_OF_FILE,
         "S3 PUT, COPY, LIST per hour": shards * FORMER_REQUESTS_OF_FILE * FORMER_BATCHES,
+        S3_PER_GB: shards * FORMER_REQUESTS_OF_FILE * GB / batch_bytes,
     }
 
 
@@ -296,12 +338,11 @@ def storing_figures(shards: int, seconds: float) -> list[CostFigure]:
             found = figures(event_log, shards, files)
     finally:
         spark.stop()
-    before = former_figures(shards)
-    for name, value in found.items():
-        print(f"{name:<36}{before.get(name, 0):12,.1f}{value:12,.1f}")
+    before = former_figures(shards, event_log.records * RECORD_BYTES / max(1, event_log.batches))
+    bars = BARS | {S3_PER_GB: before[S3_PER_GB] * MOST_OF_FORMER_REQUESTS}
     return [
         *(
-            CostFigure(f"{shards} shards: {name}", value, "", BARS.get(name), before.get(name))
+            CostFigure(f"{shards} shards: {name}", value, "", bars.get(name), before.get(name))
             for name, value in found.items()
         ),
         CostFigure(
@@ -314,10 +355,36 @@ def storing_figures(shards: int, seconds: float) -> list[CostFigure]:
     ]
 
 
+def speed_figures() -> list[CostFigure]:
+    """What exactly once costs in time, in turns with a job that only reads and writes."""
+    spark, folder = start_session(SparkSettings(memory="1g"), "bench-cost"), tempfile.mkdtemp()
+    try:
+        with emulator() as (endpoint, pid):
+            load = LOADS[COMPARED]
+            warm_up = Ours(Source.fill(load, WARM_UP_MEGABYTES, endpoint, "warm-up"), spark, pid, folder)
+            for _ in range(WARM_UPS):
+                warm_up.exactly_once()
+                warm_up.unsafe()
+            ours = Ours(Source.fill(load, MEGABYTES[COMPARED], endpoint, "speed"), spark, pid, folder)
+            pairs = [(ours.unsafe().seconds, ours.exactly_once().seconds) for _ in range(3 * PAIRS)]
+    finally:
+        spark.stop()
+        shutil.rmtree(folder)
+    over = median(safe / unsafe for unsafe, safe in pairs)
+    name = "fetch to stored, time of exactly once over unsafe"
+    return [CostFigure(name, over, "x", FORMER_OVER_UNSAFE, FORMER_OVER_UNSAFE)]
+
+
+def takeover_figures() -> list[CostFigure]:
+    (found,) = side_by_side([["--lease", str(TAKEOVER_LEASE), "--repeats", str(TAKEOVERS), "--only", "by counter"]])
+    name = f"takeover after kill -9, leases of {TAKEOVER_LEASE:g} s"
+    return [CostFigure(name, median(found.seconds), "s", FORMER_TAKEOVER, FORMER_TAKEOVER)]
+
+
 def dollars_as_estimated(shards: int, workers: int) -> float:
     application = kcl.Application(name="orders", streams="orders")
-    cost = estimate(application, shards=shards, workers=workers, storing=Storing(chained=True))
-    return sum(line.dollars(cost.prices) for line in cost.lines if not line.puts)
+    cost = estimate(application, shards=shards, workers=workers)
+    return sum(line.dollars(cost.prices) for line in cost.lines if not (line.puts or line.gets))
 
 
 def lake(cloud: EmbeddedAws) -> Store:

@@ -83,6 +83,7 @@ class CostFigure:
 
     @property
     def ok(self) -> bool:
+        """Whether the bar holds."""
         return self.bar is None or self.value <= self.bar
 
     def as_json(self) -> str:

@@ -155,7 +155,7 @@ class Ours:
             return self._measured(partial(run, open_store(folder)))
 
     def exactly_once(self, transform: Transform = unchanged) -> Cost:
-        """All of the source in few batches: from the second on, a fetch stages what is stored as it was read."""
+        """All of the source in few batches: from the second one on, a fetch stages what is stored as read."""
         budget = self._budget()
         large = BatchSettings(
             max_seconds=FIRST_SECONDS,  # a first batch has no more; on a slow machine a second one waits as long

@@ -2,16 +2,17 @@
 settings. Pure.
 
 Every write of a row up to 1 KB is one write unit; a consistent read is one read unit for each 4 KB, any other half.
-S3 charges a put, a copy and a listing alike, and a deletion not at all.
+S3 charges a put, a copy and a listing alike, a get a twelfth of that, and a deletion nothing.
 """
 
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from kcl_dagster.application import Application
-from kcl_dagster.worker.settings import BOUNDED_SECONDS, DISCOVERY_SECONDS
+from kcl_dagster.worker.settings import BOUNDED_SECONDS, DISCOVERY_SECONDS, TASK_BYTES
 
 SECONDS_PER_MONTH: Final = 30 * 86_400
+SECONDS_PER_HOUR: Final = 3600
 ROW_BYTES: Final = 500  # a lease after some batches, or a worker row
 READ_UNIT_BYTES: Final = 4096
 WRITES_PER_BATCH: Final = 2  # announced, then checkpointed; either counts as a renewal
@@ -28,11 +29,17 @@ READING_SHARE: Final = 0.25  # of a run; in the rest it starts, waits until it m
 RUN_LOOKS: Final = 5  # at the whole table, while it finds out that everything is read
 LEASE_WRITES_PER_RUN: Final = 4  # assigned, acquired, written through when it is stored, released
 
-# A fetch has two tasks, and each closes a file for each partition value.
+# A fetch has at most two tasks, and each closes a file for each partition value.
 TASKS: Final = 2
 # In a folder in chains, a file is put, and copied to its final name.
 PUTS_OF_PUBLISHED: Final = 2
 ENTRY_PUTS: Final = 1  # for each batch in chains
+# A compaction asks for each file twice: for what it holds, and whether it is still as it was.
+GETS_OF_COMPACTED: Final = 2
+COMPACTIONS_PER_HOUR: Final = 1
+# Its lock and the listings, and a journal and a file for each partition value.
+PUTS_OF_COMPACTION: Final = 8
+PUTS_OF_MERGE: Final = 2
 # A commit of a table: its plan, the version of its log, and what is listed to find entries and the last version.
 COMMIT_PUTS: Final = 6
 
@@ -40,6 +47,7 @@ COMMIT_PUTS: Final = 6
 WRITE_PRICE: Final = 0.625
 READ_PRICE: Final = 0.125
 PUT_PRICE: Final = 5.0
+GET_PRICE: Final = 0.4
 # A machine of 1 vCPU and 2 GB, dollars an hour: Fargate in us-east-1.
 HOUR_PRICE: Final = 0.05
 
@@ -56,6 +64,9 @@ class Prices:
     put: float = PUT_PRICE
     """Of a million puts, copies and listings of S3."""
 
+    get: float = GET_PRICE
+    """Of a million gets of S3."""
+
 
 StoredIn = Literal["folder", "table", "other"]
 """What is stored to: a folder of Parquet or a table on S3, or anything that makes no requests to S3."""
@@ -66,56 +77,85 @@ class Storing:
     """How batches are stored."""
 
     target: StoredIn = "folder"
-    chained: bool = False
-    """Whether batches are decided in chains, else in their leases."""
-
     commit_seconds: float = 30.0
-    """Between two commits of a table in chains. All workers share them."""
+    """Between two commits of a table. All workers share them."""
 
     partition_values: int = 1
     """How many a batch has."""
 
-    def files(self, shards: int) -> float:
-        """Of one batch of one worker that has so many shards with records."""
-        return (min(TASKS, shards) if self.chained else shards) * self.partition_values
+    is_compacted: bool = False
+    """Whether an operation of the application merges small files every hour."""
 
-    def puts(self, shards: int) -> float:
-        """Requests of one batch of one worker, without what all workers share."""
-        files, is_table = self.files(shards), self.target == "table"
-        if self.target == "other":
-            return 0.0
-        if not self.chained:
-            return files + (COMMIT_PUTS if is_table else 0)
-        return files * (1 if is_table else PUTS_OF_PUBLISHED) + ENTRY_PUTS
+    announces_batches: bool = False
+    """Whether each batch is written into its leases before and after it, as those of `foreach_batch` are."""
 
-    def __str__(self) -> str:
-        many = "value" if self.partition_values == 1 else "values"
-        place = "not on S3" if self.target == "other" else f"a {self.target} on S3"
-        decided = "chains" if self.chained else "leases"
-        parts = [f"{self.partition_values} partition {many} a batch", f"{place}, decided in {decided}"]
-        if self.commits:
-            parts.append(f"a commit every {self.commit_seconds:g} s")
-        return ", ".join(parts)
+    bytes_per_second: float | None = None
+    """Of all workers. None: so much that each batch is read by all tasks."""
+
+    def files(self, shards: int, batches: float) -> float:
+        """Of one batch of one worker that has so many shards with records. `batches`: how many all workers together
+        store in a second."""
+        is_small = self.bytes_per_second is not None and self.bytes_per_second / batches < TASK_BYTES
+        return (1 if is_small else min(TASKS, shards)) * self.partition_values
+
+    def puts(self, files: float) -> float:
+        """Requests of one batch of so many files, without what all workers share."""
+        match self.target:
+            case "other":
+                return 0.0
+            case "table":
+                return files + ENTRY_PUTS
+            case "folder":
+                return files * PUTS_OF_PUBLISHED + ENTRY_PUTS
 
     @property
     def commits(self) -> float:
         """Requests a second for the commits that all workers share."""
-        return COMMIT_PUTS / self.commit_seconds if self.chained and self.target == "table" else 0.0
+        return COMMIT_PUTS / self.commit_seconds if self.target == "table" else 0.0
+
+    def compaction(self, files: float) -> "CostLine | None":
+        """What merging so many files a second costs. Gets of their sources come first, so larger files do not cost
+        more. Left out: listings of a folder that holds many thousands of files."""
+        if not self.is_compacted or self.target == "other":
+            return None
+        puts = PUTS_OF_COMPACTION + PUTS_OF_MERGE * self.partition_values
+        return CostLine(
+            "storage: hourly compaction",
+            puts=puts * COMPACTIONS_PER_HOUR / SECONDS_PER_HOUR,
+            gets=files * GETS_OF_COMPACTED,
+        )
+
+    def __str__(self) -> str:
+        many = "value" if self.partition_values == 1 else "values"
+        place = "not on S3" if self.target == "other" else f"a {self.target} on S3"
+        parts = [f"{self.partition_values} partition {many} a batch", place]
+        if self.bytes_per_second is not None:
+            parts.append(f"{self.bytes_per_second / 1e6:g} MB a second")
+        if self.announces_batches:
+            parts.append("batches announced in leases")
+        if self.commits:
+            parts.append(f"a commit every {self.commit_seconds:g} s")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class CostLine:
-    """Units a second for one purpose. `puts`: requests to S3."""
+    """Units a second for one purpose. `puts` and `gets`: requests to S3."""
 
     purpose: str
     writes: float = 0.0
     reads: float = 0.0
     puts: float = 0.0
+    gets: float = 0.0
 
     def dollars(self, prices: Prices) -> float:
         """A month."""
-        units = self.writes * prices.write + self.reads * prices.read + self.puts * prices.put
-        return units * SECONDS_PER_MONTH / 1e6
+        units = self.writes * prices.write + self.reads * prices.read
+        return units * SECONDS_PER_MONTH / 1e6 + self.s3_dollars(prices)
+
+    def s3_dollars(self, prices: Prices) -> float:
+        """A month, of `dollars`."""
+        return (self.puts * prices.put + self.gets * prices.get) * SECONDS_PER_MONTH / 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +183,17 @@ class Cost:
     @property
     def puts_per_hour(self) -> float:
         """Puts, copies and listings of S3."""
-        return sum(line.puts for line in self.lines) * 3600
+        return sum(line.puts for line in self.lines) * SECONDS_PER_HOUR
+
+    @property
+    def gets_per_hour(self) -> float:
+        """Gets of S3."""
+        return sum(line.gets for line in self.lines) * SECONDS_PER_HOUR
 
     @property
     def s3_dollars(self) -> float:
         """A month, of `dollars`."""
-        return self.puts_per_hour / 3600 * self.prices.put * SECONDS_PER_MONTH / 1e6
+        return sum(line.s3_dollars(self.prices) for line in self.lines)
 
     @property
     def table_dollars(self) -> float:
@@ -166,19 +211,26 @@ class Cost:
             "workers": self.workers,
             "busy": self.busy,
             "assumptions": self.assumptions,
-            "price_per_million": {"write": self.prices.write, "read": self.prices.read, "put": self.prices.put},
+            "price_per_million": {
+                "write": self.prices.write,
+                "read": self.prices.read,
+                "put": self.prices.put,
+                "get": self.prices.get,
+            },
             "lines": [
                 {
                     "purpose": line.purpose,
                     "write_units_per_second": round(line.writes, 4),
                     "read_units_per_second": round(line.reads, 4),
                     "s3_puts_per_second": round(line.puts, 4),
+                    "s3_gets_per_second": round(line.gets, 4),
                     "dollars_per_month": round(line.dollars(self.prices), 2),
                 }
                 for line in self.lines
             ],
             "data_files_per_hour": round(self.files_per_hour, 1),
             "s3_puts_per_hour": round(self.puts_per_hour, 1),
+            "s3_gets_per_hour": round(self.gets_per_hour, 1),
             "dynamodb_dollars_per_month": round(self.table_dollars, 2),
             "s3_dollars_per_month": round(self.s3_dollars, 2),
             "dollars_per_month": round(self.dollars, 2),
@@ -198,17 +250,21 @@ def estimate(
 ) -> Cost:
     """`busy`: the part of the time in which a shard has records, so that batch follows batch.
 
-    Left out: reshards, handoffs, compactions, gets of S3, and what Kinesis itself costs.
+    Left out: reshards, handoffs, gets of S3 but those of compactions, and what Kinesis itself costs.
     """
     timings, batch, storing = application.timings, application.batch, storing or Storing()
     tick = timings.tick_interval + SENSOR_STEP_SECONDS
     renewals = 1 / timings.renewal_interval
-    # A batch that takes longer than a renewal interval is renewed in between. In chains, checkpoints are written
-    # with the renewals.
-    while_busy = renewals if storing.chained else max(WRITES_PER_BATCH / batch.max_seconds, renewals)
+    # Checkpoints are written with the renewals. If a batch that is announced takes longer than a renewal interval,
+    # its leases are renewed in between.
+    announced = WRITES_PER_BATCH / batch.max_seconds if storing.announces_batches else 0.0
+    while_busy = max(announced, renewals)
     each = max(1, -(-shards // max(1, workers)))
     batches = workers * busy / batch.max_seconds
     table_units = -(-(shards + workers) * ROW_BYTES // READ_UNIT_BYTES)
+    of_batch = storing.files(each, workers / batch.max_seconds)
+    files = batches * of_batch
+    compaction = storing.compaction(files)
     lines = (
         CostLine("leases: batches and renewals", writes=shards * (busy * while_busy + (1 - busy) * renewals)),
         CostLine("workers: heartbeats", writes=workers / timings.heartbeat),
@@ -218,9 +274,12 @@ def estimate(
             writes=WRITES_PER_TICK / tick + 1 / MEMORY_SAVE_SECONDS,
             reads=(table_units + READS_PER_TICK) / tick,
         ),
-        CostLine("storage: files, entries and commits", puts=batches * storing.puts(each) + storing.commits * busy),
+        CostLine(
+            "storage: files, entries and commits", puts=batches * storing.puts(of_batch) + storing.commits * busy
+        ),
+        *(() if compaction is None else (compaction,)),
     )
-    hours, files = workers * SECONDS_PER_MONTH / 3600, batches * storing.files(each) * 3600
+    hours, files = workers * SECONDS_PER_MONTH / SECONDS_PER_HOUR, files * SECONDS_PER_HOUR
     assumptions = f"batches of {batch.max_seconds:g} s, shards busy {busy:.0%} of the time, {storing}"
     return Cost(shards, workers, busy, prices or Prices(), lines, hours, files, assumptions)
 
@@ -241,10 +300,12 @@ def estimate_catch_up(
     batch_seconds = min(application.batch.max_seconds, BOUNDED_SECONDS)
     batches = max(1.0, READING_SHARE * run_seconds / batch_seconds)
     renewals = run_seconds / timings.renewal_interval
-    per_lease = LEASE_WRITES_PER_RUN + renewals + (0 if storing.chained else WRITES_PER_BATCH * batches)
+    per_lease = LEASE_WRITES_PER_RUN + renewals + (WRITES_PER_BATCH * batches if storing.announces_batches else 0)
     # A table is committed to when everything is read.
-    puts = batches * storing.puts(shards) + (COMMIT_PUTS if storing.commits else 0)
-    ticks = run_seconds / RUN_TICK_SECONDS
+    of_batch = storing.files(shards, batches / every)
+    puts = batches * storing.puts(of_batch) + (COMMIT_PUTS if storing.commits else 0)
+    ticks, files = run_seconds / RUN_TICK_SECONDS, batches * of_batch / every
+    compaction = storing.compaction(files)
     lines = (
         CostLine("leases: batches and renewals", writes=shards * per_lease / every),
         CostLine("workers: heartbeats", writes=(2 + run_seconds / timings.heartbeat) / every),
@@ -258,9 +319,10 @@ def estimate_catch_up(
             reads=ticks * (table_units + READS_PER_TICK) / every,
         ),
         CostLine("storage: files, entries and commits", puts=puts / every),
+        *(() if compaction is None else (compaction,)),
     )
-    hours = SECONDS_PER_MONTH / every * run_seconds / 3600
-    files = batches * storing.files(shards) * 3600 / every
+    hours = SECONDS_PER_MONTH / every * run_seconds / SECONDS_PER_HOUR
+    files *= SECONDS_PER_HOUR
     reading = f"{READING_SHARE * run_seconds:g} s of reading in a run of {run_seconds:g} s"
     assumptions = f"batches of {batch_seconds:g} s, {reading}, {storing}"
     return Cost(shards, 1, run_seconds / every, prices or Prices(), lines, hours, files, assumptions)

@@ -13,6 +13,7 @@ from kcl_dagster.errors import ConfigurationError, KclError, TableNotFound
 from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.consumption import measure
 from kcl_dagster.operations.cost import (
+    GET_PRICE,
     HOUR_PRICE,
     PUT_PRICE,
     READ_PRICE,
@@ -249,14 +250,20 @@ class CostOperation(Operation):
         default=None, ge=1, description="of a table; left out: those of the consumer that is named, else 30"
     )
     partition_values: int = Field(default=1, ge=1, description="how many a batch has")
+    mb_per_second: float | None = Field(
+        default=None,
+        gt=0,
+        description="of all shards, while busy; left out: so much that batches have several files",
+    )
     put_price: float = Field(default=PUT_PRICE, ge=0, description="dollars for a million puts to S3")
+    get_price: float = Field(default=GET_PRICE, ge=0, description="dollars for a million gets of S3")
     hour_price: float = Field(default=HOUR_PRICE, ge=0, description="dollars for an hour of a worker")
     write_price: float = Field(default=WRITE_PRICE, ge=0, description="dollars for a million write units")
     read_price: float = Field(default=READ_PRICE, ge=0, description="dollars for a million read units")
 
     @property
     def prices(self) -> Prices:
-        return Prices(self.write_price, self.read_price, self.hour_price, self.put_price)
+        return Prices(self.write_price, self.read_price, self.hour_price, self.put_price, self.get_price)
 
     def run(self, context: OperationContext) -> Answer:
         return self._estimate(context) if self.measured is None else self._measure(context, self.measured)
@@ -300,12 +307,14 @@ class CostOperation(Operation):
         )
 
     def _storing(self, context: OperationContext) -> Storing:
-        known = context.storing() or Storing(chained=True)
-        return Storing(
-            self.sink or known.target,
-            known.chained or self.sink not in (None, "other"),
-            self.commit_seconds or known.commit_seconds,
-            self.partition_values,
+        known = context.storing() or Storing(is_compacted=True)
+        if self.sink not in (None, known.target):
+            known = Storing(self.sink, known.commit_seconds, is_compacted=self.sink == "folder")
+        return replace(
+            known,
+            commit_seconds=self.commit_seconds or known.commit_seconds,
+            partition_values=self.partition_values,
+            bytes_per_second=None if self.mb_per_second is None else self.mb_per_second * 1e6,
         )
 
     def _measure(self, context: OperationContext, hours: float) -> Answer:
@@ -328,8 +337,8 @@ def _lines(cost: Cost, size: str) -> list[str]:
     lines = [f"assumed: {cost.assumptions}"]
     for line in cost.lines:
         used = f"{line.writes:.2f} write and {line.reads:.2f} read units"
-        if line.puts:
-            used = f"{line.puts:.2f} puts, copies and listings"
+        if line.puts or line.gets:
+            used = f"{line.puts:.2f} puts, copies and listings, {line.gets:.2f} gets"
         lines.append(f"{line.dollars(cost.prices):10.2f} $  {line.purpose} ({used} a second)")
     return [
         *lines,
@@ -340,13 +349,14 @@ def _lines(cost: Cost, size: str) -> list[str]:
 
 
 def _table(cost: Cost) -> Table:
-    columns = ("purpose", "write units/s", "read units/s", "S3 puts/s", "$/month")
+    columns = ("purpose", "write units/s", "read units/s", "S3 puts/s", "S3 gets/s", "$/month")
     rows: list[Row] = [
         {
             "purpose": line.purpose,
             "write units/s": round(line.writes, 3),
             "read units/s": round(line.reads, 3),
             "S3 puts/s": round(line.puts, 3),
+            "S3 gets/s": round(line.gets, 3),
             "$/month": round(line.dollars(cost.prices), 2),
         }
         for line in cost.lines

@@ -63,7 +63,8 @@ def cost_of_plan(report: TickReport, application: Application, storing: Storing 
     workers = report.target_workers
     if workers is None:
         workers = sum(sight.alive for sight in report.workers)
-    return estimate(application, shards=open_leases, workers=workers, storing=storing or Storing("other"))
+    storing = storing or Storing("other", announces_batches=True)
+    return estimate(application, shards=open_leases, workers=workers, storing=storing)
 
 
 def about_cost(cost: Cost, storing: Storing | None) -> str:
@@ -76,4 +77,6 @@ def about_cost(cost: Cost, storing: Storing | None) -> str:
     if storing.target == "other":
         return f"cost of {size}: {tables}; {files}, not on S3"
     requests = f"{cost.s3_dollars:.2f} $ for {cost.puts_per_hour:.0f} puts, copies and listings of S3 an hour"
+    if cost.gets_per_hour:
+        requests += f" and {cost.gets_per_hour:.0f} gets"
     return f"cost of {size}: {tables}, {requests}; {files}"

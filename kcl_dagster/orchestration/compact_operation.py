@@ -25,10 +25,6 @@ from kcl_dagster.orchestration.translator import identifier
 MEBIBYTE: Final = 1024 * 1024
 NAMED_AT_MOST: Final = 10  # of what failed, in the error of the run
 
-COMPACTED: Final = frozenset({"parquet", "deltalake"})
-"""Kinds of sinks whose files are ours to merge. Files of an Iceberg table are merged by an engine that reads it."""
-
-
 AUTO: Final = "auto"
 """Once an hour."""
 
@@ -52,6 +48,9 @@ class CompactOperation(Operation):
     min_age_seconds: float = Field(
         default=3600.0, ge=0, description="Parquet only: files younger than this may still be written again"
     )
+    merges_at_once: int = Field(
+        default=2, ge=1, description="Parquet only: each of them needs twice target_mebibytes of memory"
+    )
     beside_others: bool = Field(
         default=False,
         description="Delta only: although something else has compacted the table; two at once have the rows twice",
@@ -68,8 +67,14 @@ class CompactOperation(Operation):
         here = job_context(context)
         sink, target, by = here.sink, self.target_mebibytes * MEBIBYTE, f"the compaction of {here.by}"
         if sink.kind == "parquet":
-            age = self.min_age_seconds
-            done = compact(sink.place, target_bytes=target, min_age_seconds=age, s3=here.s3(), by=by)
+            done = compact(
+                sink.place,
+                target_bytes=target,
+                min_age_seconds=self.min_age_seconds,
+                merges_at_once=self.merges_at_once,
+                s3=here.s3(),
+                by=by,
+            )
         else:
             options = sink.delta_options()
             done = compact_delta(

@@ -15,7 +15,6 @@ from kcl_dagster.orchestration.catch_up import build_kcl_catch_up_job, build_kcl
 from kcl_dagster.orchestration.check_definitions import build_kcl_checks
 from kcl_dagster.orchestration.compact_operation import (
     AUTO,
-    COMPACTED,
     CompactOperation,
     build_kcl_compaction_schedule,
     cron_of,
@@ -237,7 +236,7 @@ def _compacted(consumers: Sequence[Consumer], *, is_auto: bool) -> list[Consumer
     not asked for its compaction."""
     from kcl_dagster.spark.storage import open_store
 
-    chosen = [c for c in consumers if c.sink.kind in COMPACTED and c.sink.open_staging is not None]
+    chosen = [c for c in consumers if c.sink.is_compacted]
     roots = [(consumer, open_store(consumer.sink.place).root) for consumer in chosen]
     for outer, above in roots:
         for inner, below in roots:

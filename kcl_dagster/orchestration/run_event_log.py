@@ -1,6 +1,5 @@
 """Writes the events of a worker run into Dagster's event log: combined, never one event per batch."""
 
-import functools
 import logging
 import threading
 import time
@@ -130,20 +129,13 @@ class RunEventLog:
         text = "Dagster's storage was away or too slow: %s events of this run were not written"
         self.log.warning(text, counted(dropped))
 
-    def noting_columns(self, transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The transform; what it makes is the table's schema. Asks Spark once per run."""
-
-        @functools.wraps(transform)
-        def noted(records: Any) -> Any:
-            stored = transform(records)
-            schema = getattr(stored, "schema", None) if self._columns is None else None
-            if schema is not None:
-                self._columns = TableSchema(
-                    [TableColumn(column.name, column.dataType.simpleString()) for column in schema.fields]
-                )
-            return stored
-
-        return noted
+    def note_columns(self, output: Any) -> None:
+        """What a transform has returned: its schema is that of the asset. Asks Spark once per run."""
+        schema = getattr(output, "schema", None) if self._columns is None else None
+        if schema is not None:
+            self._columns = TableSchema(
+                [TableColumn(column.name, column.dataType.simpleString()) for column in schema.fields]
+            )
 
     def batch(self, report: BatchReport) -> None:
         """After each round. Writes when something was stored for the first time, then ever more seldom."""

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from kcl_dagster.chains.store import check_store
 from kcl_dagster.errors import ConfigurationError, KclError
@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 _DELTA, _ICEBERG = "kcl.delta(storage_options=...)", "kcl.iceberg(catalog=...)"
 
-_TABLES = frozenset({"parquet", "deltalake", "iceberg"})
+_TABLES: Final = frozenset({"parquet", "deltalake", "iceberg"})
+_COMPACTED: Final = frozenset({"parquet", "deltalake"})
 
 Transform = Callable[..., Any]
 """From the records of a batch, a Spark DataFrame, to what the sink stores. May ask for Dagster's context and for
@@ -92,6 +93,12 @@ class SinkChoice:
     def is_table(self) -> bool:
         """Whether this package writes the rows, and so sees their columns."""
         return self.kind in _TABLES
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether the operation `compact` merges its files. Those of an Iceberg table are merged by an engine that
+        reads it."""
+        return self.kind in _COMPACTED and self.open_staging is not None
 
     def delta_options(self) -> dict[str, str] | None:
         """`storage_options` with the values of their EnvVars, in the process that opens the table."""

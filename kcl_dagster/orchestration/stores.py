@@ -41,7 +41,8 @@ def storing_of(sink: SinkChoice) -> Storing:
     target: StoredIn = "table" if sink.kind == "iceberg" else "other"
     if sink.place.startswith(("s3://", "s3a://")):
         target = "folder" if sink.kind == "parquet" else "table"
-    storing = Storing(target, chained=sink.open_staging is not None)
+    is_compacted = target != "other" and sink.is_compacted
+    storing = Storing(target, is_compacted=is_compacted, announces_batches=sink.open_staging is None)
     return storing if sink.commit_seconds is None else replace(storing, commit_seconds=sink.commit_seconds)
 
 

@@ -23,6 +23,7 @@ from kcl_dagster.spark.processor_hosts.spark_processor_hosts import SparkProcess
 from kcl_dagster.spark.sharing import check_sharing
 from kcl_dagster.spark.sinks.contract import SparkSink
 from kcl_dagster.spark.storage import S3Options, open_store
+from kcl_dagster.spark.transform import Observed
 from kcl_dagster.telemetry.logs import queued_logs
 from kcl_dagster.telemetry.worker_metrics import open_telemetry
 from kcl_dagster.worker.batch import Sink
@@ -107,7 +108,7 @@ class WorkerRun:
     def _transform(self) -> Transform:
         """Functions of Arrow tables run in the executors, where no columns can be noted."""
         transform = self.consumer.stored_transform
-        return transform if self.consumer.arrow else self.event_log.noting_columns(transform)
+        return transform if self.consumer.arrow else Observed(transform, self.event_log.note_columns)
 
     def _surroundings(
         self,

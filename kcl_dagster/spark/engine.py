@@ -8,6 +8,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -28,13 +29,16 @@ from kcl_dagster.spark.staged_ranges import FetchStaging, ReadAgain, StagedRange
 from kcl_dagster.spark.warm_up import warm_up
 from kcl_dagster.streams.pacing import MAX_PAGE_BYTES
 from kcl_dagster.worker.batch import Budget, Range
+from kcl_dagster.worker.settings import TASK_BYTES
 
 __all__ = ["EngineSettings", "SparkEngine", "local_slots"]
 
 log = logging.getLogger(__name__)
 
-# A task reads all its shards at once, so tasks add cores, not shards.
+# A task reads all its shards at once, so tasks add cores, not shards. Each writes files of its own, so one task
+# reads what is less than TASK_BYTES.
 FETCH_TASKS: Final = 2
+RANGES_OF_TASK: Final = 100
 # For which a fetch may go on after its time, to stage what it has read. Then it is cancelled, and the records are
 # staged by a job of their own: if that is slow as well, the worker says so, and can limit it.
 STAGING_SECONDS: Final = 60.0
@@ -66,11 +70,13 @@ class SparkEngine:
         self._spark = spark
         settings, runtime = settings or EngineSettings(), runtime or system()
         self._connection, self._next_staging, self._runtime = connection, staging, runtime
+        self._are_tasks_fixed = settings.tasks is not None
         self._most_tasks = settings.tasks or _fitting_tasks(spark)
         self._plans = Plans(connection, settings, runtime)
         self._ahead = ReadAhead(spark, self._read_once, f"kcl-prefetch-{runtime.new_id()}")
         self.health = SessionHealth(spark)
         self._tagged: int | None = None
+        self._bytes_of_range: float | None = None
 
     def warm_up(self) -> None:
         """Run a job that reads nothing, with the tasks of a fetch. To be called once, before the first fetch."""
@@ -146,21 +152,32 @@ class SparkEngine:
         tag = f"kcl-staging-{self._runtime.new_id()}"
         with limited_jobs(self._spark, budget.seconds + STAGING_SECONDS, tag):
             read = StagedRanges(ranges, numbers, plan, staging, again)
-        self._plans.remember(ranges, read.outcome.trailers)
+        self._remember(ranges, read)
         return read
 
     def _kept(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
         numbers, plan = self._tasks(ranges, budget)
         read = FrozenRanges(ranges, numbers.mapInArrow(FetchTask(plan), SEALED_DDL))
-        self._plans.remember(ranges, read.outcome.trailers)
+        self._remember(ranges, read)
         return read
+
+    def _remember(self, ranges: Sequence[Range], read: FetchedRanges) -> None:
+        self._plans.remember(ranges, read.outcome.trailers)
+        self._bytes_of_range = sum(found.bytes for found in read.outcome.progress.values()) / len(ranges)
 
     def _tasks(self, ranges: Sequence[Range], budget: Budget) -> tuple[DataFrame, FetchPlan]:
         """The tasks of a fetch: their numbers, each in a partition of its own, and what they read."""
         # Each task may keep a page at least: of a smaller part of the budget it could not tell what it will read.
-        tasks = max(1, min(len(ranges), self._most_tasks, budget.bytes // MAX_PAGE_BYTES))
+        tasks = max(1, min(len(ranges), self._worthwhile_tasks(len(ranges)), budget.bytes // MAX_PAGE_BYTES))
         plan = self._plans.plan([ranges[task::tasks] for task in range(tasks)], budget)
         return self._spark.range(0, tasks, 1, tasks), plan
+
+    def _worthwhile_tasks(self, ranges: int) -> int:
+        """As many as there may be for so many ranges, or fewer if the last fetch had little to read."""
+        if self._are_tasks_fixed or self._bytes_of_range is None:
+            return self._most_tasks
+        share = max(self._bytes_of_range * ranges / TASK_BYTES, ranges / RANGES_OF_TASK)
+        return min(self._most_tasks, max(1, ceil(share)))
 
 
 def local_slots(spark: SparkSession) -> int | None:

@@ -33,8 +33,9 @@ class EngineSettings:
     """How a fetch is spread and paced."""
 
     tasks: int | None = None
-    """Spark tasks of a fetch; when left out two, or what leaves half the slots of a local session to the batch
-    that is written meanwhile. Of record processors: the processes they are spread over."""
+    """Spark tasks of each fetch; when left out at most two, or what leaves half the slots of a local session to the
+    batch that is written meanwhile, and one where the last fetch had little to read. Of record processors: the
+    processes they are spread over."""
 
     limits: ShardLimits = field(default_factory=ShardLimits)
     consumer_name: str | None = None

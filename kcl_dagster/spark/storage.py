@@ -34,6 +34,7 @@ NAMED_AT_MOST: Final = 5  # keys that an error names; a batch may have a thousan
 
 # Codes that DeleteObjects returns for single keys: the key does not exist, and errors that pass.
 NOT_THERE: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
+_NOT_FOUND: Final = NOT_THERE | {"404"}  # an answer to HeadObject has no body that could name the code
 _PASSING: Final = frozenset(
     {"InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown"}
 )
@@ -78,6 +79,9 @@ class Store(Protocol):
         not exist. May be repeated after a failure, and while another process does the same."""
 
     def get(self, path: str) -> bytes: ...
+
+    def found(self, path: str) -> StoredFile | None:
+        """The finished file at this path, or None. S3 says its time in whole seconds here."""
 
     def files(self, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
         """Finished files whose path begins with `prefix`. Files that readers skip are included only with
@@ -228,6 +232,13 @@ class LocalStore:
     def get(self, path: str) -> bytes:
         return self._path(path).read_bytes()
 
+    def found(self, path: str) -> StoredFile | None:
+        try:
+            state = self._path(path).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return StoredFile(path, state.st_size, state.st_mtime)
+
     def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:
         return self._walk(prefix, into_hidden=True, wanted=lambda name: _UNFINISHED.fullmatch(name) is not None)
 
@@ -354,6 +365,15 @@ class S3Store:
             return body
 
         return self._repeated(read)
+
+    def found(self, path: str) -> StoredFile | None:
+        try:
+            answer = self._ask("head_object", Key=self._key(path))
+        except RequestRefused as error:
+            if error.code not in _NOT_FOUND:
+                raise
+            return None
+        return StoredFile(path, answer["ContentLength"], answer["LastModified"].timestamp())
 
     def files(self, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
         token: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Final
 
 import msgspec
@@ -41,7 +41,7 @@ class _LockFile(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class StoreLock:
-    """A lock that this process holds. For use on one thread."""
+    """A lock that this process holds."""
 
     store: Store
     folder: str
@@ -50,17 +50,20 @@ class StoreLock:
     by: str
     number: int
     _renewed_at: float = field(init=False)
+    _one_renews: Lock = field(init=False, default_factory=Lock, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._renewed_at = self.runtime.clock.monotonic()
 
     def renew(self) -> None:
-        """Renew the lock if that is due. Call it often. Raises Unsafe if another process has acquired the lock."""
-        now = self.runtime.clock.monotonic()
-        if now - self._renewed_at >= LOCK_SECONDS / RENEWALS_PER_LOCK:
-            self.check()
-            self._write(self.runtime.clock.now() + LOCK_SECONDS)
-            self._renewed_at = now
+        """Renew the lock if that is due. Any thread may call it, and often. Raises Unsafe if another process has
+        acquired the lock."""
+        with self._one_renews:
+            now = self.runtime.clock.monotonic()
+            if now - self._renewed_at >= LOCK_SECONDS / RENEWALS_PER_LOCK:
+                self.check()
+                self._write(self.runtime.clock.now() + LOCK_SECONDS)
+                self._renewed_at = now
 
     def check(self) -> None:
         """Raise Unsafe if another process has acquired the lock. Call it before each change that only one may
@@ -102,8 +105,7 @@ def store_lock(store: Store, folder: str, runtime: Runtime, by: str) -> Iterator
 
 @contextmanager
 def renewed_in_background(lock: StoreLock) -> Iterator[None]:
-    """Renew the lock on another thread, while this one is in code that cannot do it. Until that has returned, the
-    lock must not be used on this thread."""
+    """Renew the lock on another thread, while this one is in code that cannot do it."""
     over = Event()
 
     def renew() -> None:

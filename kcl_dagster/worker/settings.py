@@ -11,6 +11,7 @@ ROUNDS_TO_WAIT = 5  # a batch may take several times its fetch to be written
 DRAIN_PATIENCE = 2.0  # handoff timeouts a draining worker waits for the leader before it lets go by itself
 # Of one read of a bounded run. It waits for no records: what it is to read is there.
 BOUNDED_SECONDS = 5.0
+TASK_BYTES = 2 * 1024 * 1024  # below which a batch is read by one task, into one file
 # A leader replaces workers that reach their lifetime one after another. One that no leader replaced for another
 # lifetime ends by itself, within one more: workers that began together do not end together.
 OVERTIME = 2.0

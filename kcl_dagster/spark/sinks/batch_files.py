@@ -143,10 +143,10 @@ class StageFiles:
         context = TaskContext.get()
         task, attempt = (0, 0) if context is None else (context.partitionId(), context.taskAttemptId())
         with self.marks.errors():
-            files = _TaskFiles(self, attempt, self.only_lease)
-            written = files.store(batches if self.unseal is None else self.unseal(batches))
-        manifest = [{"task": task, "attempt": attempt, **row} for row in written]
-        yield pa.RecordBatch.from_pylist(manifest, schema=_MANIFEST)
+            written = self.write(
+                batches if self.unseal is None else self.unseal(batches), task, attempt, self.only_lease
+            )
+        yield pa.RecordBatch.from_pylist(written, schema=_MANIFEST)
 
     def write(self, rows: Rows, task: int, attempt: int, only_lease: LeaseKey | None) -> list[dict[str, Any]]:
         """See `spark.staged_ranges.WriteRows`."""

@@ -2,9 +2,9 @@
 
 The output of a batch is one set of files: rows of several shards are in one file, and rows need no `lease_key`. The
 executors stage the files; they get the names by which readers find them when the batch is decided. Records that are
-stored as they were read are staged by the fetch itself, from the second batch on: then it is known what the
-transform does, and for which chain files are staged. The same holds for the output of a function of Arrow tables,
-which runs in the task that stages it.
+stored as they were read are staged by the fetch itself, where the transform says no more than `return records`, and
+as soon as a chain is open. The same holds for the output of a function of Arrow tables, which runs in the task that
+stages it.
 """
 
 import itertools
@@ -41,7 +41,7 @@ from kcl_dagster.spark.sinks.staging_job import (
 )
 from kcl_dagster.spark.staged_ranges import FetchStaging, StagedRecords
 from kcl_dagster.spark.storage import S3Options, Store, open_store
-from kcl_dagster.spark.transform import Transform, checked, guarded, unchanged
+from kcl_dagster.spark.transform import Transform, checked, guarded, returns_its_argument, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch, PartCounts
 from kcl_dagster.worker.processing_watch import uninterrupted
@@ -83,7 +83,7 @@ class ParquetSink:
         self._is_checked = False
         self._chain: ChainId | None = None
         self._time_column: str | None = None
-        self._is_as_read = transform is unchanged
+        self._is_as_read = returns_its_argument(transform)
         self._fetches = itertools.count(FIRST_NUMBER_OF_FETCHES)
 
     @property
@@ -171,7 +171,7 @@ class ParquetSink:
         held, records = data.held, data.frame
         output = checked(self._transform(records))
         job = StagingJob(f"parquet at {self.path}", self._store, self._layout, self._target_bytes)
-        is_as_read = self._is_as_read = output is records
+        is_as_read = output is records
         if is_as_read and isinstance(held, StagedRecords) and (staged := held.files(chain)) is not None:
             files = [file for manifest in staged for file in batch_files(manifest)]
             job.check_rows(files, batch)

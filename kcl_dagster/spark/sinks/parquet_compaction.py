@@ -2,19 +2,19 @@
 
 `merge_groups` decides which files are merged: none that may still be written again, and none of other programs. A
 stalled writer may still have an older part in hand, so files have to be old, too, and what it holds in hand is
-taken from it first (see `_compact`). Files are merged folder by folder, oldest first. Each merge is journalled
-before its result appears, so one that is cut off anywhere is finished by the next. Two at once would both merge the
-same files, so they exclude each other by a lock.
+taken from it first (see `_compact`). Files are merged folder by folder, oldest first, and several merges are at
+work at once. Each merge is journalled before its result appears, so one that is cut off anywhere is finished by the
+next. Two compactions at once would both merge the same files, so they exclude each other by a lock.
 
 What cannot be read or merged is left as it is, and the rest is merged.
 """
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from os.path import commonprefix
+from dataclasses import dataclass, field, replace
+from threading import Event
 from typing import Final
 
 import msgspec
@@ -46,8 +46,10 @@ MIN_AGE_SECONDS: Final = 3600.0
 JOURNAL: Final = "_compaction"  # readers pass over names that begin with an underscore
 DRAFTS: Final = "_drafts"  # of version 0.1: files that a fetch has written and no batch has published
 LOCKS: Final = "_compaction_turns"
-GETS_AT_ONCE: Final = 16
-MOST_FILES: Final = 20_000  # of one compaction: the first one of a large folder is not the last one
+MERGES_AT_ONCE: Final = 2  # each has its sources and its result in memory
+GETS_AT_ONCE: Final = 8  # of each merge
+# After which no merge is begun: the first compaction of a large folder is not the last one, and they are hourly.
+MOST_SECONDS: Final = 2700.0
 ROWS_AT_ONCE: Final = 65_536
 # The next file, or the next group, would fail as this one did.
 _OF_ALL: Final = (Unsafe, CredentialsRefused, EndpointUnreachable, OutcomeUnknown, Throttled)
@@ -73,6 +75,7 @@ def compact(
     *,
     target_bytes: int = TARGET_BYTES,
     min_age_seconds: float = MIN_AGE_SECONDS,
+    merges_at_once: int = MERGES_AT_ONCE,
     s3: S3Options | None = None,
     runtime: Runtime | None = None,
     by: str = "a compaction",
@@ -83,17 +86,23 @@ def compact(
     Between the appearance of a merged file and the removal of its sources, readers find the records twice. This
     takes some milliseconds. If this compaction is killed at that moment, it lasts until the next one.
     """
-    if target_bytes <= 0 or min_age_seconds < 0:
-        raise ConfigurationError(f"target_bytes {target_bytes} and min_age_seconds {min_age_seconds} make no sense")
+    if target_bytes <= 0 or min_age_seconds < 0 or merges_at_once < 1:
+        raise ConfigurationError(
+            f"target_bytes {target_bytes}, min_age_seconds {min_age_seconds} and merges_at_once {merges_at_once} "
+            "make no sense"
+        )
     runtime = runtime or system()
     store = open_store(path, s3)
     if next(iter(store.files(hidden=True)), None) is None:
         return Compaction(0, 0, 0)
     with store_lock(store, LOCKS, runtime, by) as lock:
-        return _compact(store, target_bytes, runtime.clock.now() - min_age_seconds, runtime, lock)
+        before = runtime.clock.now() - min_age_seconds
+        return _compact(store, target_bytes, before, runtime, lock, merges_at_once)
 
 
-def _compact(store: Store, target_bytes: int, before: float, runtime: Runtime, lock: StoreLock) -> Compaction:
+def _compact(
+    store: Store, target_bytes: int, before: float, runtime: Runtime, lock: StoreLock, merges_at_once: int
+) -> Compaction:
     """Merge files that were last written until `before`.
 
     A worker that was paused since it pinned a part may have a draft of it, or a file that it has written and not
@@ -104,29 +113,64 @@ def _compact(store: Store, target_bytes: int, before: float, runtime: Runtime, l
     its worker was paused exactly between the check of its lease and the start of the job.
     """
     sweep(store, before)
-    failed: list[str] = []
-    finished, unfinished = _finish_all(store, lock, failed)
+    merging = _Merging(store, runtime, lock, runtime.clock.monotonic() + MOST_SECONDS)
+    finished, unfinished = _finish_all(store, lock, merging.failed)
     files = [file for file in own_files(store.files(hidden=True), store.root) if file.path not in unfinished]
-    merged = into = size = 0
     planned = list(groups(files, target_bytes, before))
     if planned:
         # Without the right to delete, the sources would remain beside the merged file.
         store.delete([f"{MERGED}{runtime.new_id()}.parquet"])
-    for group in planned:
-        if merged >= MOST_FILES:
-            log.info("%s: %d files were merged, and the next compaction goes on", store.root, merged)
-            break
-        for sources in _mergeable(store, group, lock, failed):
-            try:
-                size += _merge(store, sources, runtime.new_id(), lock, failed)
-            except _OF_ALL:
-                raise
-            except (KclError, OSError) as error:
-                folder = sources.files[0].path.rpartition("/")[0]
-                _note(failed, f"a merge in {store.root}/{folder}", error)
-            else:
-                merged, into = merged + len(sources.files), into + bool(sources.files)
-    return Compaction(merged, into, size, finished, tuple(failed))
+    done = merging.all_of(planned, merges_at_once)
+    if merging.is_late():
+        log.info("%s: %d files were merged, and the next compaction goes on", store.root, done.merged)
+    return replace(done, finished=finished, failed=tuple(merging.failed))
+
+
+NOTHING: Final = Compaction(0, 0, 0)
+
+
+@dataclass(slots=True)
+class _Merging:
+    """The merges of one compaction."""
+
+    store: Store
+    runtime: Runtime
+    lock: StoreLock
+    until: float
+    """By the monotonic clock. No merge is begun later."""
+
+    failed: list[str] = field(default_factory=list)
+    _over: Event = field(default_factory=Event)
+    """Set when one merge has failed as all others would."""
+
+    def is_late(self) -> bool:
+        return self.runtime.clock.monotonic() >= self.until
+
+    def all_of(self, planned: Iterable[Sequence[StoredFile]], at_once: int) -> Compaction:
+        """Several at once: a merge waits for S3 half of its time, and pyarrow works beside other threads."""
+        with ThreadPoolExecutor(at_once, "kcl-merge") as pool:
+            done = [asked.result() for asked in [pool.submit(self._group, group) for group in planned]]
+        return Compaction(*(sum(getattr(one, name) for one in done) for name in ("merged", "into", "bytes")))
+
+    def _group(self, group: Sequence[StoredFile]) -> Compaction:
+        if self._over.is_set() or self.is_late():
+            return NOTHING
+        merged = into = size = 0
+        try:
+            for sources in _mergeable(self.store, group, self.lock, self.failed):
+                try:
+                    size += _merge(self.store, sources, self.runtime.new_id(), self.lock, self.failed)
+                except _OF_ALL:
+                    raise
+                except (KclError, OSError) as error:
+                    folder = sources.files[0].path.rpartition("/")[0]
+                    _note(self.failed, f"a merge in {self.store.root}/{folder}", error)
+                else:
+                    merged, into = merged + len(sources.files), into + bool(sources.files)
+        except BaseException:
+            self._over.set()
+            raise
+        return Compaction(merged, into, size)
 
 
 def _note(failed: list[str], what: str, error: Exception) -> None:
@@ -273,12 +317,17 @@ def _conformed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _are_unchanged(store: Store, files: Sequence[StoredFile]) -> bool:
-    """Whether the files are as they were listed: another program may have redacted or deleted records."""
-    # Merged files have other names than parts, and all files of a large folder begin with nothing.
-    alike = [[file for file in files if (MERGED in file.path) is is_merged] for is_merged in (False, True)]
-    prefixes = {commonprefix([file.path for file in some]) for some in alike if some}  # noqa: RUF071 - S3 lists by text
-    found = {file.path: file for prefix in prefixes for file in store.files(prefix)}
-    return all(found.get(file.path) == file for file in files)
+    """Whether the files are as they were listed: another program may have redacted or deleted records.
+
+    Each is asked for by its name. To list them would take a look at the whole folder for each merge.
+    """
+    with ThreadPoolExecutor(GETS_AT_ONCE) as pool:
+        return all(map(_is_same, files, pool.map(store.found, [file.path for file in files])))
+
+
+def _is_same(listed: StoredFile, now: StoredFile | None) -> bool:
+    # S3 lists times with fractions of a second, and answers for one file without.
+    return now is not None and now.bytes == listed.bytes and abs(now.modified - listed.modified) < 1
 
 
 def sweep(store: Store, before: float) -> int:
@@ -305,7 +354,7 @@ def _finish_all(store: Store, lock: StoreLock, failed: list[str]) -> tuple[int, 
         lock.check()  # listing a large store takes time, and the journals may belong to another compaction by now
         plan = _read_journal(store, journal.path)
         try:
-            is_shown = any(file.path == plan.target for file in store.files(plan.target))
+            is_shown = store.found(plan.target) is not None
             if is_shown:
                 store.delete(plan.sources)
             store.delete([journal.path])

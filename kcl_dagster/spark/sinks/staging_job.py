@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StringType
 
-from kcl_dagster.errors import SinkError
+from kcl_dagster.errors import KclError, SinkError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Clock, system
@@ -28,6 +29,7 @@ from kcl_dagster.spark.sinks.batch_files import (
 from kcl_dagster.spark.sinks.layout import Layout
 from kcl_dagster.spark.staged_ranges import StagedRecords
 from kcl_dagster.worker.batch import Batch, FileCounts, PartCounts
+from kcl_dagster.worker.processing_watch import uninterrupted
 from kcl_dagster.worker.stored_counts import ARRIVAL
 
 log = logging.getLogger(__name__)
@@ -101,7 +103,11 @@ class StagingJob:
         manifest = rows.mapInArrow(task, MANIFEST_DDL).collect()
         files = batch_files([row.asDict() for row in manifest])
         if is_as_read:
-            self.check_rows(files, batch)
+            try:
+                self.check_rows(files, batch)
+            except SinkError:
+                self.discard(files)
+                raise
         warn_of_large_batch(self.store.root, len(files))
         if has_own_times(time_column) and files and not _has_times(output, files, str(time_column)):
             warn_of_no_times(self.store.root, str(time_column))
@@ -112,6 +118,13 @@ class StagingJob:
         rows = sum(file.rows for file in files)
         if rows != batch.records:
             raise SinkError(f"{self.sink}: a batch of {batch.records} records would be stored in {rows} rows")
+
+    def discard(self, files: Sequence[BatchFile]) -> None:
+        """Remove the files of a batch that is not decided. What cannot be removed now stays: a folder's when the
+        chain is settled, a table's until it is vacuumed."""
+        if self.table is not None:
+            with suppress(KclError, OSError), uninterrupted():
+                self.store.delete([file.path for file in files])
 
 
 def _has_texts(output: DataFrame, column: str) -> bool:

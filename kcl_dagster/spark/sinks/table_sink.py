@@ -165,8 +165,12 @@ class TableSink:
             )
         if not files:
             return StagedBatch((), counts)
-        with self._table.errors():
-            staged, fulfilled = rules.staged(files, schema)
+        try:
+            with self._table.errors():
+                staged, fulfilled = rules.staged(files, schema)
+        except SinkError:
+            job.discard(files)
+            raise
         return StagedBatch(staged, counts, fulfilled)
 
     def _known(self, output: DataFrame, rules: WritingRules) -> DataFrame:

@@ -11,15 +11,19 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.worker.batch import Budget, Range
 from tests.doubles.parts import Parts
 from tests.integration.spark.conftest import GENEROUS, Stream, batch_of
 
 pytestmark = pytest.mark.spark
+
+CHAIN = ChainId("app-1234~w1-1")
 
 
 def numbers(frame: DataFrame) -> list[int]:
@@ -78,6 +82,25 @@ def test_a_pinned_range_is_read_exactly_through_its_end(stream: Stream, engine: 
     for lease, progress in second.progress.items():
         assert progress.through == first.progress[lease].through
         assert numbers(second.data([lease]).frame) == numbers(first.data([lease]).frame)
+
+
+def test_little_is_read_by_one_task_and_much_by_all(
+    stream: Stream, spark: SparkSession, connection: Connection, tmp_path: Path
+) -> None:
+    sink = ParquetSink(str(tmp_path), transform=lambda records: records)
+    engine = SparkEngine(spark, connection, EngineSettings(limits=ShardLimits.unlimited()), staging=sink.staging)
+    most = engine._most_tasks
+    ranges, counts = stream.ranges(), []
+    for size in (20, 20, 400_000, 400_000, 20, 20):
+        stream.produce(9, size)
+        fetched = engine.fetch(ranges, GENEROUS)
+        batch = batch_of(list(fetched.progress.values()))
+        counts.append(len(sink.stage(fetched.data([part.lease for part in batch.parts]), batch, CHAIN, 1).files))
+        ranges = [replace(r, after=fetched.progress[r.lease].through or r.after) for r in ranges]
+        fetched.release()
+    engine.close()
+    assert most == 2, "or nothing is shown"
+    assert counts == [2, 1, 1, 2, 2, 1]
 
 
 def test_a_budget_ends_the_fetch(stream: Stream, engine: SparkEngine) -> None:

@@ -1,9 +1,10 @@
 """Fetches that stage records as they were read, in Spark: each record is in one batch, with one job for each
 batch."""
 
+import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.fetched_batch import FetchedBatch
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.staged_ranges import FetchStaging, StagedRanges
+from kcl_dagster.spark.transform import Observed, Transform, returns_its_argument, unchanged
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.worker.batch import Range
 from kcl_dagster.worker.staging import StagedBatch
@@ -155,27 +157,57 @@ def test_a_batch_that_is_not_what_was_staged_is_read_again(
         assert staged(batches.sink.stores_into, CHAIN) == []
 
 
-def test_a_transform_that_changes_its_mind_gets_the_records(
+def test_a_transform_that_returns_the_records_at_times_is_not_guessed_at(
     stream: Stream, spark: SparkSession, connection: Connection, tmp_path: Path
 ) -> None:
-    mood: list[Callable[[DataFrame], DataFrame]] = [as_it_came]
+    has_size = [False]
 
-    def changed(records: DataFrame) -> DataFrame:
-        return records.withColumn("size", F.length("data"))
+    def sometimes(records: DataFrame) -> DataFrame:
+        return records.withColumn("size", F.length("data")) if has_size[0] else records
 
-    def moody(records: DataFrame) -> DataFrame:
-        return mood[0](records)
-
-    with storing(stream, spark, connection, ParquetSink(str(tmp_path), transform=moody)) as batches:
-        for next_mood, expected in ((as_it_came, False), (changed, True), (changed, False), (as_it_came, False)):
-            mood[0] = next_mood
+    with storing(stream, spark, connection, ParquetSink(str(tmp_path), transform=sometimes)) as batches:
+        for has_size[0] in (False, True, True, False):
             stream.produce(30)
             fetched = batches.fetch()
-            assert is_staged(fetched) is expected
+            assert not is_staged(fetched)
             batches.store(fetched)
         assert batches.stored() == Counter(range(120))
     rows = spark.read.option("mergeSchema", "true").parquet(str(tmp_path))
     assert rows.where("size = 20").count() == 60
+
+
+def with_resource(records: DataFrame, resource: object) -> DataFrame:
+    return records
+
+
+def filtered(records: DataFrame) -> DataFrame:
+    return records.where("true")
+
+
+@functools.wraps(as_it_came)
+def wrapped(records: DataFrame) -> DataFrame:
+    return filtered(as_it_came(records))
+
+
+@pytest.mark.parametrize(
+    ("transform", "does"),
+    [
+        (unchanged, True),
+        (as_it_came, True),
+        (lambda batch: batch, True),
+        (Observed(as_it_came, lambda _: None), True),
+        (Observed(filtered, lambda _: None), False),
+        (filtered, False),
+        (wrapped, False),
+        (with_resource, False),
+        (functools.partial(with_resource, resource=1), False),
+        (str, False),
+    ],
+)
+def test_it_is_known_before_the_first_call_that_a_function_returns_its_argument(
+    transform: Transform, does: bool
+) -> None:
+    assert returns_its_argument(transform) is does
 
 
 def test_folders_are_those_of_the_partition_values(

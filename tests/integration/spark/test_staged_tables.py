@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -216,3 +217,31 @@ def test_a_batch_without_rows_makes_no_table(fetched: tuple[Batch, Any], tmp_pat
     assert (batch.files, batch.rules) == ((), None)
     assert not DeltaTable.is_deltatable(str(path))
     assert sink.commits.table.committed(APPLICATION) == 0
+
+
+def files_below(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_that_is_not_what_was_read_leaves_no_files(
+    fetched: tuple[Batch, Any], tmp_path: Path, kind: str
+) -> None:
+    batch, read = fetched
+    sink = sink_of(kind, tmp_path)
+    fewer = replace(batch, parts=tuple(replace(part, records=part.records + 1) for part in batch.parts))
+    with pytest.raises(SinkError, match="would be stored in 320 rows"):
+        sink.stage(read.data([part.lease for part in batch.parts]), fewer, CHAIN, 1)
+    assert files_below(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_task_that_fails_leaves_no_files(fetched: tuple[Batch, Any], tmp_path: Path, kind: str) -> None:
+    def fails_late(records: DataFrame) -> DataFrame:
+        is_last = F.substring(F.col("data").cast("string"), 1, 8).cast("int") == RECORDS - 1
+        value = F.when(is_last, F.raise_error(F.lit("this record cannot be processed"))).otherwise(F.lit("x"))
+        return records.coalesce(1).select(F.repeat(value.cast("string"), 20_000).alias("value"))
+
+    with pytest.raises(Exception, match="this record cannot be processed"):
+        stage(sink_of(kind, tmp_path, transform=fails_late, target_bytes=1), fetched)
+    assert files_below(tmp_path) == []

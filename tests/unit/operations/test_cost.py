@@ -16,11 +16,12 @@ def test_renewals_of_idle_shards_cost_what_their_interval_says() -> None:
     assert cost.lines[0].dollars(Prices()) == pytest.approx(15.39)
 
 
-def test_short_batches_cost_more_than_renewals_and_long_ones_do_not() -> None:
-    short = estimate(APPLICATION, shards=1, workers=1)
+def test_short_batches_that_are_announced_cost_more_than_renewals_and_long_ones_do_not() -> None:
+    announced = Storing("other", announces_batches=True)
+    short = estimate(APPLICATION, shards=1, workers=1, storing=announced)
     assert short.lines[0].writes == pytest.approx(0.4)
     long = APPLICATION.model_copy(update={"batch": BatchSettings(max_seconds=60)})
-    assert estimate(long, shards=1, workers=1).lines[0].writes == pytest.approx(0.095)
+    assert estimate(long, shards=1, workers=1, storing=announced).lines[0].writes == pytest.approx(0.095)
 
 
 def test_a_longer_lease_duration_is_cheaper() -> None:
@@ -34,35 +35,53 @@ def of_storing(storing: Storing, workers: int = 4) -> Cost:
     return estimate(APPLICATION, shards=100, workers=workers, storing=storing)
 
 
-def test_in_chains_a_busy_shard_costs_its_renewals_and_files_follow_tasks() -> None:
-    leases, chains = of_storing(Storing()), of_storing(Storing(chained=True))
-    assert leases.lines[0].writes == pytest.approx(40.0), "two for each of 100 shards every 5 s"
-    assert chains.lines[0].writes == pytest.approx(9.5), "a renewal every 10.5 s"
-    assert leases.files_per_hour == pytest.approx(100 * 720)
-    assert chains.files_per_hour == pytest.approx(4 * 2 * 720)
-    assert leases.lines[-1].puts == pytest.approx(20.0)
-    assert chains.lines[-1].puts == pytest.approx(4 * (2 * 2 + 1) / 5)
-    assert of_storing(Storing(chained=True, partition_values=3)).files_per_hour == pytest.approx(4 * 6 * 720)
+def test_a_busy_shard_costs_its_renewals_and_files_follow_tasks() -> None:
+    announced, stored = of_storing(Storing("other", announces_batches=True)), of_storing(Storing())
+    assert announced.lines[0].writes == pytest.approx(40.0), "two for each of 100 shards every 5 s"
+    assert stored.lines[0].writes == pytest.approx(9.5), "a renewal every 10.5 s"
+    assert stored.files_per_hour == pytest.approx(4 * 2 * 720)
+    assert stored.lines[-1].puts == pytest.approx(4 * (2 * 2 + 1) / 5)
+    assert of_storing(Storing(partition_values=3)).files_per_hour == pytest.approx(4 * 6 * 720)
 
 
-def test_the_commits_of_a_table_in_chains_do_not_depend_on_the_workers() -> None:
-    def commits(workers: int, *, chained: bool) -> float:
-        table = of_storing(Storing("table", chained, commit_seconds=60), workers).lines[-1].puts
-        files = of_storing(Storing("folder"), workers).files_per_hour / 3600
-        return table - ((workers * 3 / 5) if chained else files)
+def test_small_batches_are_in_one_file() -> None:
+    small, large = (of_storing(Storing(bytes_per_second=rate)) for rate in (1e6, 2e6))
+    assert small.files_per_hour == pytest.approx(4 * 720), "0.25 MB/s of a worker: 1.25 MB in 5 s"
+    assert large.files_per_hour == pytest.approx(2 * 4 * 720)
+    assert small.lines[-1].puts == pytest.approx(4 * 3 / 5)
+    assert "1 MB a second" in small.assumptions
+    rarely = estimate_catch_up(APPLICATION, shards=10, every=3600.0, storing=Storing(bytes_per_second=100.0))
+    often = estimate_catch_up(APPLICATION, shards=10, every=3600.0, storing=Storing(bytes_per_second=1e6))
+    assert rarely.files_per_hour == pytest.approx(often.files_per_hour / 2)
 
-    assert commits(1, chained=True) == pytest.approx(COMMIT_PUTS / 60)
-    assert commits(8, chained=True) == pytest.approx(COMMIT_PUTS / 60)
-    assert commits(8, chained=False) == pytest.approx(8 * COMMIT_PUTS / 5)
+
+def test_the_commits_of_a_table_do_not_depend_on_the_workers() -> None:
+    def commits(workers: int) -> float:
+        return of_storing(Storing("table", commit_seconds=60), workers).lines[-1].puts - workers * 3 / 5
+
+    assert commits(1) == pytest.approx(COMMIT_PUTS / 60)
+    assert commits(8) == pytest.approx(COMMIT_PUTS / 60)
 
 
 def test_what_is_not_on_s3_makes_no_requests_there() -> None:
-    for chained in (False, True):
-        assert of_storing(Storing("other", chained)).lines[-1].puts == 0
+    cost = of_storing(Storing("other", is_compacted=True))
+    assert cost.lines[-1].puts == cost.gets_per_hour == cost.s3_dollars == 0
+
+
+def test_a_compaction_gets_each_file_twice() -> None:
+    without, compacted = of_storing(Storing()), of_storing(Storing(is_compacted=True))
+    assert compacted.lines[:-1] == without.lines
+    assert compacted.gets_per_hour == pytest.approx(2 * compacted.files_per_hour)
+    assert compacted.puts_per_hour - without.puts_per_hour == pytest.approx(10)
+    gets = 2 * 5760 * 24 * 30 * 0.4 / 1e6
+    assert compacted.s3_dollars - without.s3_dollars == pytest.approx(gets + 10 * 24 * 30 * 5 / 1e6)
+    assert compacted.table_dollars == pytest.approx(without.table_dollars)
+    hourly = estimate_catch_up(APPLICATION, shards=10, every=3600.0, storing=Storing(is_compacted=True))
+    assert hourly.gets_per_hour == pytest.approx(2 * hourly.files_per_hour)
 
 
 def test_prices_are_the_callers() -> None:
-    free = estimate(APPLICATION, shards=10, workers=2, prices=Prices(write=0, read=0, put=0))
+    free = estimate(APPLICATION, shards=10, workers=2, prices=Prices(write=0, read=0, put=0, get=0))
     assert free.dollars == 0
     assert free.to_document()["dollars_per_month"] == 0
 
@@ -81,7 +100,7 @@ def test_a_catch_up_costs_what_its_runs_last() -> None:
 
 def test_a_bounded_run_reads_for_five_seconds_at_a_time_whatever_a_fleet_does() -> None:
     paced = APPLICATION.model_copy(update={"batch": BatchSettings(max_seconds=72)})
-    cost = estimate_catch_up(paced, shards=10, every=3600.0, run_seconds=300.0, storing=Storing(chained=True))
+    cost = estimate_catch_up(paced, shards=10, every=3600.0, run_seconds=300.0, storing=Storing())
     assert cost.files_per_hour == pytest.approx(2 * 75 / 5)
     assert cost.assumptions.startswith("batches of 5 s, 75 s of reading in a run of 300 s, ")
 
@@ -89,14 +108,17 @@ def test_a_bounded_run_reads_for_five_seconds_at_a_time_whatever_a_fleet_does() 
 @pytest.mark.parametrize(
     ("storing", "said"),
     [
-        (Storing("table", True, 60), "1 partition value a batch, {}, decided in chains, a commit every 60 s"),
-        (Storing("table", False), "1 partition value a batch, {}, decided in leases"),
-        (Storing("other", True, partition_values=3), "3 partition values a batch, not on S3, decided in chains"),
+        (Storing("table", 60), "1 partition value a batch, a table on S3, a commit every 60 s"),
+        (Storing("folder"), "1 partition value a batch, a folder on S3"),
+        (
+            Storing("other", partition_values=3, announces_batches=True),
+            "3 partition values a batch, not on S3, batches announced in leases",
+        ),
     ],
 )
 def test_an_estimate_says_what_it_assumes(storing: Storing, said: str) -> None:
     cost = estimate(APPLICATION, shards=10, workers=1, busy=0.2, storing=storing)
-    assert cost.assumptions == f"batches of 5 s, shards busy 20% of the time, {said.format('a table on S3')}"
+    assert cost.assumptions == f"batches of 5 s, shards busy 20% of the time, {said}"
     assert cost.to_document()["assumptions"] == cost.assumptions
 
 

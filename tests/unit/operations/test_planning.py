@@ -46,7 +46,7 @@ def test_without_dagster_a_plan_launches_nothing_where_a_worker_runs(
 def test_a_plan_says_what_its_fleet_costs_as_the_estimate_does(shop: Shop) -> None:
     shop.serve()
     report = replace(shop.tick(), target_workers=3)
-    storing = Storing("table", chained=True, commit_seconds=60.0)
+    storing = Storing("table", commit_seconds=60.0)
     cost = cost_of_plan(report, shop.application, storing)
     assert cost == estimate(shop.application, shards=2, workers=3, storing=storing)
     assert cost.table_dollars + cost.s3_dollars == pytest.approx(cost.dollars)
@@ -69,10 +69,10 @@ def test_without_leases_no_cost_is_known(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("sink", "storing"),
     [
-        (kcl.parquet("s3://lake/clicks"), Storing("folder", chained=True)),
-        (kcl.foreach_batch(print), Storing("other", chained=False)),
-        (kcl.delta("s3://lake/clicks", commit_seconds=60), Storing("table", chained=True, commit_seconds=60)),
-        (kcl.iceberg("lake.clicks"), Storing("table", chained=True)),
+        (kcl.parquet("s3://lake/clicks"), Storing("folder", is_compacted=True)),
+        (kcl.foreach_batch(print), Storing("other", announces_batches=True)),
+        (kcl.delta("s3://lake/clicks", commit_seconds=60), Storing("table", 60, is_compacted=True)),
+        (kcl.iceberg("lake.clicks"), Storing("table")),
     ],
 )
 def test_an_estimate_knows_how_a_sink_stores(sink: kcl.SinkChoice, storing: Storing) -> None:

@@ -227,7 +227,7 @@ def test_a_cost_before_the_first_tick_says_how_to_estimate_it(
     )
     assert refused(capsys, "cost", "my_project:new").endswith(" add --shards N --workers N")
     lines = said(capsys, "cost", "my_project:new", "--shards", "1", "--workers", "1")
-    of_sink = "1 partition value a batch, a folder on S3, decided in chains"
+    of_sink = "1 partition value a batch, a folder on S3"
     assert lines[0] == f"assumed: batches of 5 s, shards busy 100% of the time, {of_sink}"
     assert lines[-3].endswith("a month for 1 shard and 1 worker, on demand")
     assert lines[-1].endswith("a month for 720 hours of workers")
@@ -252,10 +252,10 @@ def test_a_cost_and_a_plan_are_those_of_the_sink_of_the_consumer(
     assert puts_per_hour("cost", "my_project:table") == of_batches + of_commits
     assert puts_per_hour("plan", "my_project:table") == of_batches + of_commits
     assert puts_per_hour("cost", "my_project:disk") == 0
-    assert puts_per_hour("cost", "my_project:disk", "--sink", "folder") == 5 * 720
+    assert puts_per_hour("cost", "my_project:disk", "--sink", "folder") == 5 * 720 + 10
     assert puts_per_hour("cost", "my_project:table", "--commit-seconds", "60") == of_batches + 2 * of_commits
     named = ("--application", "orders-app", "--stream", "orders")
-    assert puts_per_hour("cost", *named) == 5 * 720
+    assert puts_per_hour("cost", *named) == 5 * 720 + 10
 
 
 @pytest.mark.parametrize("option", ["--shards", "--workers"])

@@ -61,7 +61,7 @@ class WrittenRun:
         self.run = self.instance.create_run_for_job(_worker)
         slot = worker_row.slot_name(self.number)
         self.event_log = RunEventLog(AssetKey("things"), slot, self._write, LOG, lambda *_: None, lambda: self.now)
-        self.event_log.noting_columns(lambda _: Table(columns=COLUMNS))("records")
+        self.event_log.note_columns(Table(columns=COLUMNS))
         for _ in range(RUN_EVENTS):
             self.say("Started execution of step.")
 

@@ -20,10 +20,11 @@ from kcl_dagster.aws import RequestRefused, Unanswered
 from kcl_dagster.chains.entry import PublishingEntry, StagedFile
 from kcl_dagster.chains.publication import chain_id, file_name, publish, staged_path
 from kcl_dagster.emulator import Emulator
-from kcl_dagster.errors import AccessDenied, ConfigurationError, Unsafe
+from kcl_dagster.errors import AccessDenied, ConfigurationError, EndpointUnreachable, Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.parquet_file import ParquetFile
 from kcl_dagster.spark.sinks import parquet_compaction
+from kcl_dagster.spark.sinks.merge_groups import MERGED
 from kcl_dagster.spark.sinks.parquet_compaction import DRAFTS, LOCKS, Compaction, compact
 from kcl_dagster.spark.storage import LocalStore, StoredFile
 from kcl_dagster.spark.store_lock import LOCK_SECONDS
@@ -270,6 +271,9 @@ class Failing:
     def get(self, path: str) -> bytes:
         return self._store.get(path)
 
+    def found(self, path: str) -> StoredFile | None:
+        return self._store.found(path)
+
     def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:
         return self._store.unfinished(prefix)
 
@@ -399,6 +403,76 @@ def test_a_publisher_of_a_chain_that_slept_finds_nothing_to_publish_again(tmp_pa
 def contents_without_staged(root: Path) -> Counter[str]:
     files = [str(path) for path in root.glob("*.parquet")]
     return Counter(ds.dataset(files).to_table().column("value").to_pylist())
+
+
+def test_several_merges_are_at_work_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in "abc":
+        lake(tmp_path, folder=folder)
+    before = contents(tmp_path)
+    together, put = threading.Barrier(3, timeout=30), LocalStore.put
+
+    def meeting(store: LocalStore, path: str, content: memoryview | bytes) -> None:
+        if MERGED in path:
+            together.wait()  # raises if the others do not come
+        put(store, path, content)
+
+    monkeypatch.setattr(LocalStore, "put", meeting)
+    assert run(tmp_path, merges_at_once=3).into == 3
+    assert contents(tmp_path) == before
+
+
+def test_a_store_that_fails_one_of_several_merges_ends_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in range(20):
+        lake(tmp_path, files=2, folder=f"{folder:02d}")
+    before, put = contents(tmp_path), LocalStore.put
+
+    def refusing(store: LocalStore, path: str, content: memoryview | bytes) -> None:
+        if path.startswith("03/"):
+            raise EndpointUnreachable("nothing answers")
+        put(store, path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStore, "put", refusing)
+        with pytest.raises(EndpointUnreachable):
+            run(tmp_path)
+    merged = sum(MERGED in name for name in names(tmp_path))
+    assert merged <= 5  # those before it, and those that were at work
+    assert run(tmp_path).into == 20 - merged
+    assert contents(tmp_path) == before
+
+
+def test_a_compaction_leaves_the_rest_to_the_next_one_after_some_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in "abc":
+        lake(tmp_path, files=2, folder=folder)
+    before = contents(tmp_path)
+    while_it_merges(monkeypatch, tmp_path, lambda: CLOCK.advance(parquet_compaction.MOST_SECONDS))
+    assert run(tmp_path, merges_at_once=1).merged == 2
+    assert run(tmp_path).merged == 4
+    assert contents(tmp_path) == before
+
+
+def test_work_of_a_merge_does_not_grow_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, files = [], LocalStore.files
+
+    def counting(store: LocalStore, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
+        for file in files(store, prefix, hidden=hidden):
+            listed.append(file.path)
+            yield file
+
+    monkeypatch.setattr(LocalStore, "files", counting)
+    beside = []
+    for files_of_folder in (8, 80):
+        root = tmp_path / str(files_of_folder)
+        lake(root, files=files_of_folder + 1)  # the last one is left alone
+        size = next(file.bytes for file in LocalStore(str(root)).files())
+        listed.clear()
+        assert run(root, target_bytes=int(size * 2.5)).into == files_of_folder // 2
+        beside.append(sum(path.endswith(".parquet") for path in listed) - files_of_folder)
+    assert beside[0] == beside[1]
 
 
 def test_files_are_read_several_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -334,3 +334,14 @@ def test_a_path_is_taken_as_it_is_written(name: str, tmp_path: Path) -> None:
     assert open_store(f"{tmp_path}/{name}").root == f"{tmp_path}/{name}"
     assert open_store(f"file://{tmp_path}/{name}").root == f"{tmp_path}/{name}"
     assert open_store(f"file:{tmp_path}/{name}").root == f"{tmp_path}/{name}"
+
+
+def test_one_file_is_found_by_its_name(store: Store) -> None:
+    store.put("a/one.parquet", b"12345")
+    listed = next(iter(store.files("a/one.parquet")))
+    found = store.found("a/one.parquet")
+    assert found is not None
+    assert (found.path, found.bytes) == (listed.path, 5)
+    assert abs(found.modified - listed.modified) < 1
+    for absent in ("a/two.parquet", "a/one", "a/one.parquet/below"):
+        assert store.found(absent) is None
