@@ -45,19 +45,27 @@ def check_sharing(spark: SparkSession, store: Store | None, name: str) -> None:
 
     Runs one small job if the executors may be on other machines. Executors that are added later are not checked.
     """
-    if not isinstance(store, LocalStore) or (is_classic(spark) and local_slots(spark) is not None):
-        return
-    tasks = spark.range(0, PROBES, 1, PROBES)
     try:
-        rows = tasks.mapInArrow(_WriteProbes(store, name), ddl(_PROBES)).collect()
+        wrong = why_not_shared(spark, store, name)
     except (PySparkException, Py4JError) as error:
-        raise ConfigurationError(f"executors cannot write below {store.root}: {first_line(error)}") from error
-    probes = [SharingProbe(row.host, row.path, row.problem) for row in rows]
-    wrong = what_is_wrong(store.root, probes, lambda probe: _is_seen(store, probe))
-    with suppress(OSError):  # a later sweep removes them
-        store.delete([probe.path for probe in probes])
+        place = "the sink" if store is None else store.root
+        raise ConfigurationError(f"executors cannot write below {place}: {first_line(error)}") from error
     if wrong is not None:
         raise ConfigurationError(wrong)
+
+
+def why_not_shared(spark: SparkSession, store: Store | None, name: str) -> str | None:
+    """As `check_sharing`; returns what is wrong, in words. Raises what Spark raises if the job fails."""
+    if not isinstance(store, LocalStore) or (is_classic(spark) and local_slots(spark) is not None):
+        return None
+    tasks = spark.range(0, PROBES, 1, PROBES)
+    rows = tasks.mapInArrow(_WriteProbes(store, name), ddl(_PROBES)).collect()
+    probes = [SharingProbe(row.host, row.path, row.problem) for row in rows]
+    wrong = what_is_wrong(store.root, probes, lambda probe: _is_seen(store, probe))
+    with suppress(OSError):  # readers pass over what is left
+        # Attempts whose result did not reach the driver have written probes, too.
+        store.delete([file.path for file in store.files(f"{FOLDER}/{name}.", hidden=True)])
+    return wrong
 
 
 def what_is_wrong(root: str, probes: Sequence[SharingProbe], is_seen: Callable[[SharingProbe], bool]) -> str | None:
@@ -82,7 +90,7 @@ _WHAT_TO_DO: Final = (
 )
 
 
-def _is_seen(store: Store, probe: SharingProbe) -> bool:
+def _is_seen(store: LocalStore, probe: SharingProbe) -> bool:
     """By opening it under its name, which network file systems ask their server for; a listing may be old."""
     try:
         return store.get(probe.path) == probe.path.encode()
@@ -94,7 +102,7 @@ def _is_seen(store: Store, probe: SharingProbe) -> bool:
 class _WriteProbes:
     """What `mapInArrow` runs: a file for each row."""
 
-    store: Store
+    store: LocalStore
     name: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -12,21 +12,23 @@ from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from kcl_dagster.chains.entry import StagedFile, TableRules
 from kcl_dagster.chains.store import Entries, FileStore, check_store
-from kcl_dagster.errors import SinkError
+from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.failures import write_failures
+from kcl_dagster.spark.sharing import why_not_shared
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StagingStore
 from kcl_dagster.spark.sinks.layout import Layout
 from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
 from kcl_dagster.spark.sinks.staging_job import StagingJob, schema_of
 from kcl_dagster.spark.sinks.target import Target, nullable
+from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.spark.transform import Transform, checked
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch
@@ -115,6 +117,7 @@ class TableSink:
         self._target_bytes = target_bytes
         self._runtime = runtime or system()
         self._is_checked = False
+        self._shared_root: str | None = None
         self._commit_seconds = commit_seconds
 
     @property
@@ -156,6 +159,7 @@ class TableSink:
                 schema = schema_of(output)
             elif self._evolve == "add":
                 rules = self._evolved(schema, rules)
+            self._check_sharing(output.sparkSession, rules.store)
             is_as_read = output is data.frame
             job = StagingJob(
                 self._table.name, rules.store, rules.layout, self._target_bytes, rules.for_table, schema
@@ -204,6 +208,16 @@ class TableSink:
                 raise SinkError(f"{self._table.name} was removed while columns were added")
             rules = known
         return rules
+
+    def _check_sharing(self, spark: SparkSession, store: StagingStore) -> None:
+        """Before the first batch below a root: if a catalog determines where the files are, that is not known
+        earlier. No batch may be decided whose files are on the disk of an executor."""
+        if not isinstance(store, LocalStore) or store.root == self._shared_root:
+            return
+        wrong = why_not_shared(spark, store, self._runtime.new_id())
+        if wrong is not None:
+            raise ConfigurationError(wrong)
+        self._shared_root = store.root
 
     def _check_store(self) -> None:
         """Before the first batch of this process."""
