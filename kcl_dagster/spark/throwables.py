@@ -25,7 +25,9 @@ _LOST: Final = (
     r"|(?:java\.lang\.|org\.apache\.spark\.memory\.)(?:Spark)?OutOfMemoryError\b"
     # An exception that the JDK raised has a place in the JDK; one with a text of its own has another.
     r"|(?:java\.io\.IOException: )?No space left on device(?!\n\s*at (?!java\.|sun\.|jdk\.))"
-    r"|SparkContext (?:was|has been) shut ?down)"
+    r"|SparkContext (?:was|has been) shut ?down"
+    # An executor was lost, and another evaluation has moved rows to other tasks.
+    r"|A shuffle map stage with indeterminate output was failed and retried\. However, Spark cannot rollback )"
 )
 # What Spark writes before that. Nothing in here is as free as the message of an exception.
 _BEFORE: Final = (

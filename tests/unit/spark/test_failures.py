@@ -99,6 +99,9 @@ STAGE = "Job aborted due to stage failure: Task 0 in stage 7.0 failed 4 times, m
         f"{STAGE} (TID 9) (10.0.0.7 executor driver): java.lang.OutOfMemoryError: Java heap space\n\tat x.y",
         "Job aborted due to stage failure: ResultStage 3 (collect) has failed the maximum allowable number of "
         "times: 4. Most recent failure reason:\norg.apache.spark.shuffle.FetchFailedException\n\tat x.y",
+        "An error occurred while calling o9.collect.\n: org.apache.spark.SparkException: Job aborted due to stage "
+        "failure: A shuffle map stage with indeterminate output was failed and retried. However, Spark cannot "
+        "rollback the ResultStage 8 to re-process the input data, and has to fail this job.",
         "An error occurred while calling o9.collect.\n: java.lang.OutOfMemoryError: Java heap space\n\tat x.y",
         "[TASK_WRITE_FAILED] Task failed while writing rows to s3://lake.\nCaused by: java.io.IOException: "
         "No space left on device",

@@ -71,6 +71,12 @@ def test_what_a_user_configures_wins_over_what_a_mode_starts_with(mode: Any, our
         assert plan.conf == own
 
 
+@pytest.mark.parametrize("mode", ["local", "cluster"])
+def test_part_of_a_shuffle_is_not_evaluated_again_beside_results_of_the_rest(mode: Any) -> None:
+    plan = plan_session(SparkSettings(mode=mode, url="x://y"), python=HERE, cores=1)
+    assert plan.conf["spark.stage.maxConsecutiveAttempts"] == "1"
+
+
 class Conf:
     def __init__(self, master: str | None) -> None:
         self._master = master
