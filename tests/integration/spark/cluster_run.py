@@ -1,58 +1,57 @@
 """A worker's batches on a Spark cluster whose executors are killed. A program of its own: it needs its own session.
 
-Every round reads a batch while records keep coming, does something to the executors, writes, and goes through what
-a worker does when that fails: read the same range again, pinned, and write again. Its last line of output is a
-verdict in JSON. Before the first round the driver is asked whether it sees what executors store.
+Every round reads a batch while records keep coming, does something to the executors, stores it, and goes through
+what a worker does when that fails: read the same range again, pinned, and store again. All rounds are run with each
+sink, see `cluster_sinks`. Before the first round, the sink is given a place that the driver and the executors do
+not share. The last line of output is a verdict in JSON.
 
-    python cluster_run.py MASTER ENDPOINT FOLDER ROUND...
+    python -m tests.integration.spark.cluster_run MASTER ENDPOINT FOLDER SINK[,SINK...] ROUND...
 
+SINK is parquet, delta or iceberg.
 ROUND is none; or when an executor is killed: fetch, before-write, write; or stall: one is frozen while it fetches,
-and speculation, which is on, lets another read the same. `staged-` before it: the batch is staged for a chain and
-published, by the fetch itself where records are stored as they were read.
+and speculation, which is on, lets another read the same. A word before it says how the batch is stored, which
+otherwise holds the records as they were read:
+    staged-   in a folder by the fetch itself, from the second such round on; a table gets the same as without it
+    changed-  through a transform that is not deterministic, and adds a column
 MASTER may be a Spark Connect server (`sc://host:port`); executors are then left alone.
 """
 
 import itertools
 import json
-import os
-import signal
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow.dataset as ds
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from kcl_dagster.aws import client
-from kcl_dagster.chains.entry import PublishingEntry
-from kcl_dagster.chains.publication import publish
 from kcl_dagster.errors import BatchContentChanged, BatchError, ConfigurationError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
-from kcl_dagster.model.claim import ChainId
-from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
-from kcl_dagster.spark.session import SparkSettings, start_session
+from kcl_dagster.spark.session import SparkSettings, is_classic, start_session
 from kcl_dagster.spark.sharing import check_sharing
-from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.streams.pacing import ShardLimits
-from kcl_dagster.worker.batch import Batch, Budget, Part, Range
+from kcl_dagster.worker.batch import Batch, Budget, Range
+from tests.integration.spark.cluster_sinks import APPLICATION, AS_READ, CHANGED, STAGED, ChainedSink
+from tests.integration.spark.conftest import batch_of
+from tests.integration.spark.executor_faults import Stall, kill_all, kill_one
 
 SHARDS = 4
+LAST = "last"  # a round after all records were produced; the one that reads none ends the run
 BUDGET = Budget(records=100_000, bytes=1 << 28, seconds=0.5)
-STAGED = "staged-"
-CHAIN = ChainId("app-1234~w1-1")
 # The same path leads each process below the directory it was started in, as on machines with disks of their own.
-OWN_DIRECTORY = "/proc/self/cwd/lake"
+OWN_DIRECTORY = Path("/proc/self/cwd/own")
 # A task is read a second time, by another machine's executor, as soon as it takes a little longer than the other.
 HASTY = {
     "spark.speculation": "true",
@@ -78,73 +77,25 @@ SAME_MACHINE = {
 KEYS: dict[str, Any] = {"access_key": "test", "secret_key": "test", "region": "us-east-1"}
 
 
-_numbers = itertools.count(1)  # of batches
-
-
 class Producer(threading.Thread):
     """Puts records until it is stopped, so that whatever is read twice is not the same twice."""
 
-    def __init__(self, kinesis: Any) -> None:
+    def __init__(self, kinesis: Any, stream: str) -> None:
         super().__init__(daemon=True)
         self._kinesis = kinesis
+        self._stream = stream
         self._stop_asked = threading.Event()
         self.produced = 0
 
     def run(self) -> None:
         while not self._stop_asked.wait(0.02):
             records = [{"Data": b"%d" % (self.produced + i), "PartitionKey": f"k{i}"} for i in range(40)]
-            assert self._kinesis.put_records(StreamName="clicks", Records=records)["FailedRecordCount"] == 0
+            assert self._kinesis.put_records(StreamName=self._stream, Records=records)["FailedRecordCount"] == 0
             self.produced += len(records)
 
     def finish(self) -> None:
         self._stop_asked.set()
         self.join()
-
-
-def executors(app: str) -> list[int]:
-    """The processes of the application's executors on this machine."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                command = (folder / "cmdline").read_bytes().decode().split("\0")
-            except OSError:
-                continue
-            if any("CoarseGrainedExecutorBackend" in word for word in command) and app in command:
-                found.append(int(folder.name))
-    return sorted(found)
-
-
-def kill_one(app: str) -> None:
-    pids = executors(app)
-    if pids:
-        os.kill(pids[0], signal.SIGKILL)
-
-
-def kill_all(app: str) -> None:
-    for pid in executors(app):
-        os.kill(pid, signal.SIGKILL)
-
-
-class Stall:
-    """An executor that is frozen for the time of a batch, from some moment on."""
-
-    def __init__(self, app: str) -> None:
-        self._app = app
-        self._frozen: list[int] = []
-        self._timer = threading.Timer(0.2, self._freeze)
-        self._timer.start()
-
-    def _freeze(self) -> None:
-        self._frozen = executors(self._app)[:1]
-        for pid in self._frozen:
-            os.kill(pid, signal.SIGSTOP)
-
-    def end(self) -> None:
-        self._timer.join()
-        for pid in self._frozen:
-            with suppress(ProcessLookupError):  # Spark has given it up
-                os.kill(pid, signal.SIGCONT)
 
 
 def settings_for(master: str) -> SparkSettings:
@@ -169,9 +120,7 @@ def twins(log: Path) -> dict[str, int]:
     return dict(found)
 
 
-def main(master: str, endpoint: str, folder: str, rounds: list[str]) -> dict[str, Any]:
-    kinesis = client("kinesis", endpoint_url=endpoint, **KEYS)
-    kinesis.create_stream(StreamName="clicks", ShardCount=SHARDS)
+def main(master: str, endpoint: str, folder: Path, kinds: list[str], rounds: list[str]) -> dict[str, Any]:
     log = Path(f"{folder}.log")
     log.mkdir()
     settings = settings_for(master)
@@ -180,57 +129,68 @@ def main(master: str, endpoint: str, folder: str, rounds: list[str]) -> dict[str
         logged["spark.eventLog.dir"] = str(log)
         settings = settings.model_copy(update={"conf": settings.conf | HASTY | logged})
     spark = start_session(settings, "chaos")
-    sink, connection = ParquetSink(folder), Connection(endpoint_url=endpoint, **KEYS)
-    check_sharing(spark, sink.stores_into, "shared")
-    left_behind = [path.name for path in Path(folder).rglob("*") if path.is_file()]
-    try:
-        check_sharing(spark, ParquetSink(OWN_DIRECTORY).stores_into, "unshared")
-        unshared = ""
-    except ConfigurationError as error:
-        unshared = str(error)
-    reading = EngineSettings(tasks=2, limits=ShardLimits.unlimited())
-    frozen = SparkEngine(spark, connection, reading)
-    chained = ParquetSink(folder, transform=as_it_came)
-    staging = SparkEngine(spark, connection, reading, staging=chained.staging)
-    shards = [shard["ShardId"] for shard in kinesis.list_shards(StreamName="clicks")["Shards"]]
-    ranges = [Range(LeaseKey(shard), StreamIdentifier("clicks"), shard, TRIM_HORIZON, 1) for shard in shards]
-    producer = Producer(kinesis)
-    producer.start()
-    retries = counted = 0
-    for kind in [*rounds, "last"]:
-        if kind == "last":
-            producer.finish()
-        if settings.mode == "cluster":
-            spark.sparkContext.setJobDescription(kind)
-        is_staged = kind.startswith(STAGED)
-        engine, store = (staging, partial(stage, chained)) if is_staged else (frozen, partial(stage, sink))
-        ranges, records, tries = one_batch(spark, engine, store, ranges, kind.removeprefix(STAGED))
-        retries, counted = retries + tries, counted + records
-    for engine in (frozen, staging):
-        engine.close()
+    found = {kind: of_sink(spark, endpoint, kind, folder, rounds) for kind in kinds}
     spark.stop()
-    stored = [int(value) for value in ds.dataset(folder).to_table(columns=["data"]).column("data").to_pylist()]
+    return {"sinks": found, "twins": twins(log)}
+
+
+def of_sink(spark: SparkSession, endpoint: str, kind: str, folder: Path, rounds: list[str]) -> dict[str, Any]:
+    """All rounds with one sink, and a stream of its own."""
+    kinesis = client("kinesis", endpoint_url=endpoint, **KEYS)
+    connection = Connection(endpoint_url=endpoint, **KEYS)
+    kinesis.create_stream(StreamName=kind, ShardCount=SHARDS)
+    sink = ChainedSink(kind, folder / kind)
+    # As the second attempt of a task writes it, whose result does not reach the driver.
+    probe = sink.folder / "_sharing" / "shared.1.1.probe"
+    probe.parent.mkdir()
+    probe.touch()
+    check_sharing(spark, sink.sink.stores_into or LocalStore(str(sink.folder)), "shared")
+    reading = EngineSettings(tasks=2, limits=ShardLimits.unlimited())
+    keeping = SparkEngine(spark, connection, reading)
+    staging = SparkEngine(spark, connection, reading, staging=sink.staging)
+    shards = [shard["ShardId"] for shard in kinesis.list_shards(StreamName=kind)["Shards"]]
+    ranges = [Range(LeaseKey(shard), StreamIdentifier(kind), shard, TRIM_HORIZON, 1) for shard in shards]
+    producer = Producer(kinesis, kind)
+    producer.start()
+    unshared = on_disks_of_their_own(spark, keeping, kind, ranges)
+    retries, counted = 0, Counter[str]()
+    for round_ in itertools.chain(rounds, itertools.repeat(LAST)):
+        if round_ == LAST:
+            producer.finish()
+        if is_classic(spark):
+            spark.sparkContext.setJobDescription(round_)
+        way = next((way for way in (STAGED, CHANGED) if round_.startswith(way)), AS_READ)
+        engine = staging if way == STAGED else keeping
+        ranges, records, tries = one_batch(
+            spark, engine, partial(sink.store, way), ranges, round_.removeprefix(way)
+        )
+        retries += tries
+        counted[way] += records
+        if round_ == LAST and not records:
+            break
+    for engine in (keeping, staging):
+        engine.close()
     return {
         "produced": producer.produced,
-        "counted": counted,
-        "stored": len(stored),
-        "distinct": len(set(stored)),
+        "counted": counted.total(),
+        "changed": counted[CHANGED],
         "retries": retries,
-        "twins": twins(log),
-        "left behind": left_behind,
         "unshared": unshared,
+        "left behind": [path.name for path in (probe,) if path.exists()],
+        **sink.finish(),
     }
 
 
-def as_it_came(records: DataFrame) -> DataFrame:
-    """What a consumer of raw records says."""
-    return records
-
-
-def stage(sink: ParquetSink, data: Records, batch: Batch) -> None:
-    """What a worker does that decides its batches in a chain, without the entry."""
-    staged = sink.stage(data, batch, CHAIN, next(_numbers))
-    assert publish(sink.stores_into, CHAIN, PublishingEntry("1", staged.files, ()))
+def on_disks_of_their_own(spark: SparkSession, engine: SparkEngine, kind: str, ranges: list[Range]) -> str:
+    """What is said about a sink whose files the driver does not see. Nothing of the batch counts as stored."""
+    sink = ChainedSink(kind, OWN_DIRECTORY / kind)
+    try:
+        check_sharing(spark, sink.sink.stores_into, "unshared")
+        while not one_batch(spark, engine, partial(sink.store, AS_READ), ranges, "none")[1]:
+            pass  # records are produced meanwhile
+    except ConfigurationError as error:
+        return str(error)
+    return ""
 
 
 def one_batch(
@@ -242,7 +202,7 @@ def one_batch(
 ) -> tuple[list[Range], int, int]:
     """What a worker does for a batch, and again until it is stored: the same range, though a worker with a chain
     would read on to where it gets. `kind` says when an executor dies."""
-    app = "" if kind in ("none", "last") else spark.sparkContext.applicationId
+    app = "" if kind in ("none", LAST) else spark.sparkContext.applicationId
     pinned, tries = ranges, 0
     while True:
         try:
@@ -262,28 +222,14 @@ def one_batch(
                 else r
                 for r in ranges
             ]
-            parts = tuple(
-                Part(
-                    "app",
-                    p.range.lease,
-                    p.range.stream,
-                    p.range.shard_id,
-                    p.range.after,
-                    p.through,
-                    1,
-                    p.records,
-                    0,
-                )
-                for p in progress.values()
-                if p.through is not None
-            )
+            batch = batch_of(list(progress.values()), APPLICATION)
             if kind == "before-write" and tries == 0:
                 kill_all(app)  # one of them may hold nothing: on a busy machine the other may have read everything
                 time.sleep(1)
             if kind == "write" and tries == 0:
                 threading.Timer(0.1, kill_one, [app]).start()
-            if parts:
-                store(fetched.data([part.lease for part in parts]), Batch("app", WorkerId("w:1"), parts))
+            if batch.parts:
+                store(fetched.data([part.lease for part in batch.parts]), batch)
             fetched.release()
         except (BatchContentChanged, BatchError):
             tries += 1
@@ -295,4 +241,5 @@ def one_batch(
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:])))
+    master, endpoint, folder, kinds, *rounds = sys.argv[1:]
+    sys.stdout.write(json.dumps(main(master, endpoint, Path(folder), kinds.split(","), rounds)))

@@ -17,8 +17,9 @@ from kcl_dagster.emulator import Emulator, Limits
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.session import start_session
 from kcl_dagster.worker.events import EventKind
-from tests.integration.spark.cluster_run import executors, settings_for
+from tests.integration.spark.cluster_run import settings_for
 from tests.integration.spark.conftest import new_stream
+from tests.integration.spark.executor_faults import executors
 from tests.integration.spark.test_processor_hosts import QUICK, Town
 
 PATIENCE_SECONDS = 300.0
