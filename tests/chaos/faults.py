@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 # What "longer than a lease lasts" means, as parts of that time; below one so that some come back just before.
 SHORTEST, LONGEST = 0.9, 2.2
-WEATHER_SECONDS = (4.0, 9.0)
+FAULT_SECONDS = (4.0, 9.0)
 OUTAGE = (0.6, 1.4)  # of a lease duration: some leases are lost, some are just kept
 BESIDE_SECONDS = (8.0, 20.0)
 TAKES_A_WORKER = {
@@ -74,7 +74,7 @@ class Faults:
         fault = planned.fault
         try:
             if aws_faults.rules(fault):
-                return self._weather(planned)
+                return self._disturb(planned)
             return f"{fault}: {self.ACTIONS[fault](self, planned)}"
         except (KclError, IndexError) as error:
             return f"{fault}: nothing done, {str(error) or 'nobody is there'}"
@@ -99,8 +99,8 @@ class Faults:
 
     # AWS and sinks
 
-    def _weather(self, planned: Planned) -> str:
-        seconds = _between(WEATHER_SECONDS, planned)
+    def _disturb(self, planned: Planned) -> str:
+        seconds = _between(FAULT_SECONDS, planned)
         if planned.fault is Fault.OUTAGE:
             seconds = TIMINGS.lease_duration * _between(OUTAGE, planned)
         self.emulator.faults.clear()
@@ -119,7 +119,7 @@ class Faults:
 
     def _sink_fails(self, planned: Planned) -> str:
         self.plan.sinks_fail.touch()
-        seconds = _between(WEATHER_SECONDS, planned)
+        seconds = _between(FAULT_SECONDS, planned)
 
         def calm() -> str:
             self.plan.sinks_fail.unlink(missing_ok=True)
@@ -239,7 +239,7 @@ class Faults:
 
     def _kill_leader(self, planned: Planned) -> str:
         name = self.leaders.kill()
-        self._after(_between(WEATHER_SECONDS, planned), lambda: self.leaders.start(name))
+        self._after(_between(FAULT_SECONDS, planned), lambda: self.leaders.start(name))
         return name
 
     def _freeze_leader(self, planned: Planned) -> str:

@@ -45,6 +45,6 @@ def test_every_fault_can_be_carried_out_in_one_way(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name)
-def test_no_weather_makes_the_producer_repeat_what_is_stored(fault: Fault) -> None:
+def test_no_fault_makes_the_producer_repeat_what_is_stored(fault: Fault) -> None:
     puts = [rule for rule in aws_faults.rules(fault) if rule.concerns("kinesis", "PutRecords", b"")]
     assert not any(rule.applied or rule.drop for rule in puts)

@@ -25,6 +25,7 @@ OURS_ALONE = {"emulator", "testing"}
 # AWS's name of a right where it is not the operation's.
 NAMES = {
     "s3:CopyObject": {"s3:GetObject", "s3:PutObject"},
+    "s3:HeadObject": {"s3:GetObject"},
     "s3:DeleteObjects": {"s3:DeleteObject"},
     "s3:ListObjectsV2": {"s3:ListBucket"},
     "dynamodb:TransactWriteItems": {"dynamodb:PutItem", "dynamodb:UpdateItem"},

@@ -21,7 +21,7 @@ from tests.simulation.chained_lake import ChainedLake
 from tests.simulation.consumer import CodeVersion
 from tests.simulation.files import staged_files_of
 from tests.simulation.kernel import Process
-from tests.simulation.lake import PART_SECONDS, SinkWeather
+from tests.simulation.lake import PART_SECONDS, SinkFaults
 
 # Share of the batches of which another attempt of a task stages a file late, when nothing waits for it.
 LATE_SHARE: Final = 0.05
@@ -37,7 +37,7 @@ class ChainedSink:
     lake: ChainedLake
     store: BucketStore
     process: Process
-    weather: SinkWeather
+    faults: SinkFaults
     draw: Callable[[], float]
     code: CodeVersion
     tasks: int
@@ -63,10 +63,10 @@ class ChainedSink:
         """See `worker.staging.StagingSink.stage`."""
         kernel = self.process.kernel
         self.lake.is_about_to_stage(batch)
-        kernel.sleep(self.weather.slow_seconds)
-        if self.weather.hangs:
-            self.weather.hang(self.process)
-        if self.weather.code_fails and self.draw() < self.weather.code_fails:
+        kernel.sleep(self.faults.slow_seconds)
+        if self.faults.hangs:
+            self.faults.hang(self.process)
+        if self.faults.code_fails and self.draw() < self.faults.code_fails:
             raise ValueError("user code fails, injected")
         try:
             files = self._staged(data, chain, number)
@@ -88,7 +88,7 @@ class ChainedSink:
         self.lake.admit(self.code)
         kernel, staged = self.process.kernel, []
         for path, rows in staged_files_of(data, self.tasks, chain, number, self.code):
-            if self.draw() < self.weather.refuses:
+            if self.draw() < self.faults.refuses:
                 kernel.note("sink", f"{self.process.name} {path} is refused")
                 raise SinkError("the sink refuses, injected")
             seconds = PART_SECONDS * self.draw()
@@ -96,7 +96,7 @@ class ChainedSink:
             kernel.sleep(seconds)
             staged.append(StagedFile(path, len(rows), sum(len(row.data) for row in rows)))
         self._write_of_another_attempt(data, chain, number)
-        if self.draw() < self.weather.lies:
+        if self.draw() < self.faults.lies:
             raise SinkError("the sink lies, injected")
         return staged
 
@@ -145,7 +145,7 @@ class ChainedTableSink(ChainedSink):
     @property
     def commits(self) -> PublishedByCommits:
         """See `worker.staging.StagingSink`."""
-        table = CommittedTable(self.line, self.store, self.weather, self.draw)
+        table = CommittedTable(self.line, self.store, self.faults, self.draw)
         return PublishedByCommits(table, self.commit_seconds)
 
     def _place(self, chain: ChainId, path: str) -> str:
@@ -161,7 +161,7 @@ class CommittedTable:
 
     line: Client
     files: FileStore
-    weather: SinkWeather
+    faults: SinkFaults
     draw: Callable[[], float]
 
     def committed(self, application: str) -> int:
@@ -179,12 +179,12 @@ class CommittedTable:
         read = self.committed(application)
         if read >= number:
             return
-        if self.draw() < self.weather.refuses:
+        if self.draw() < self.faults.refuses:
             raise SinkError("the table refuses, injected")
         paths = [file.path for entry in entries for file in entry.files]
         with _errors():
             call(self.line, "write_log", application=application, read=read, number=number, paths=paths)
-        if self.draw() < self.weather.lies:
+        if self.draw() < self.faults.lies:
             raise SinkError("the table lies, injected")
 
     def discard(self, paths: Sequence[str]) -> None:

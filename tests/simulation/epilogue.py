@@ -61,7 +61,7 @@ def with_a_broken_stage(simulation: "Simulation", random: Random) -> None:
     """L5: one stage of every tick fails, and a worker dies: its leases find new owners all the same."""
     scenario = simulation.scenario
     timings = scenario.application.timings
-    simulation.weather.denied_to_daemons = random.choice(BREAKABLE)
+    simulation.active_faults.denied_to_daemons = random.choice(BREAKABLE)
     living = simulation.living()
     if living:
         random.choice(living).process.kill()
@@ -77,7 +77,7 @@ def with_a_broken_stage(simulation: "Simulation", random: Random) -> None:
         return all(lease.is_finished or lease.actual in owners for lease in leases)
 
     if not _wait(simulation, patience, is_served):
-        what, operation = simulation.weather.denied_to_daemons
+        what, operation = simulation.active_faults.denied_to_daemons
         simulation.violations.add(
             "L5", f"leases are not served {patience:.0f} s after a worker died, while {what} {operation} is denied"
         )
@@ -89,9 +89,9 @@ def with_repeated_ticks(simulation: "Simulation", random: Random) -> None:
     timings = simulation.scenario.application.timings
     began, workers = simulation.kernel.now, {worker.run.worker for worker in simulation.living()}
     if random.random() < 0.5:
-        simulation.hands.lose_memory()
+        simulation.effects.lose_memory()
     else:
-        simulation.hands.replay_memory(random.randrange(8))
+        simulation.effects.replay_memory(random.randrange(8))
     for daemon in list(simulation.daemons):
         for launches in daemon.asked:
             daemon.request(launches)
@@ -115,7 +115,7 @@ def with_a_leader_without_rights(simulation: "Simulation", random: Random) -> No
     """L6: all leaders may hold the lock and not read the leases, and a worker dies. The others take its leases, as
     they do where no leader is there."""
     timings, stretch = simulation.scenario.application.timings, simulation.scenario.stretch
-    simulation.weather.denied_to_daemons = ("dynamodb", "scan")
+    simulation.active_faults.denied_to_daemons = ("dynamodb", "scan")
     living = simulation.living()
     if len(living) > 1:
         random.choice(living).process.kill()

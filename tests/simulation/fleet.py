@@ -21,12 +21,13 @@ from tests.doubles.dynamodb import FakeDynamoDB
 from tests.doubles.dynamodb.table import Key, Table
 from tests.doubles.dynamodb.values import Item
 from tests.simulation import epilogue, leftovers, liveness
+from tests.simulation.active_faults import ActiveFaults
 from tests.simulation.bucket import Bucket, store_of
 from tests.simulation.chained_lake import ChainedLake
 from tests.simulation.chained_sink import ChainedSink, ChainedTableSink
 from tests.simulation.consumer import FIRST_VERSION, CodeVersion
 from tests.simulation.dagster import Orchestrator, Run
-from tests.simulation.hands import Hands
+from tests.simulation.fault_effects import FaultEffects
 from tests.simulation.java.fleet import JavaFleet
 from tests.simulation.kernel import Kernel, Process, Strand, Stuck
 from tests.simulation.lake import Lake, LakeSink, ShardTruth
@@ -37,10 +38,9 @@ from tests.simulation.processes import EVENTS, NAP_SECONDS, QUESTION, Daemon, Wo
 from tests.simulation.properties import Violation, Violations
 from tests.simulation.reading import ReadingWatch, check_readers
 from tests.simulation.scenario import EPOCH, Scenario, Schedule
-from tests.simulation.streams import MoodyKinesis, Streams
+from tests.simulation.streams import FaultyKinesis, Streams
 from tests.simulation.trace import Trace
 from tests.simulation.volume import LogLines, Volume
-from tests.simulation.weather import Weather
 
 _MEMORIES_KEPT: Final = 8
 # After the faults, records come in for this part of the calm.
@@ -111,8 +111,8 @@ class Simulation:
     ledger: Ledger = field(init=False)
     tables: _Tables = field(init=False)
     streams: Streams = field(init=False)
-    weather: Weather = field(init=False)
-    hands: Hands = field(init=False)
+    active_faults: ActiveFaults = field(init=False)
+    effects: FaultEffects = field(init=False)
     java: JavaFleet = field(init=False)
     operators: Operators = field(init=False)
     reading: ReadingWatch = field(init=False)
@@ -153,7 +153,7 @@ class Simulation:
             strict=False,
         )
         self.tables.on_change = self._changed
-        kinesis = MoodyKinesis(clock, _generous(), lambda: self.weather.moods, self.random("moods"))
+        kinesis = FaultyKinesis(clock, _generous(), lambda: self.active_faults.read_faults, self.random("moods"))
         self.streams = Streams(
             kernel,
             kinesis,
@@ -180,11 +180,11 @@ class Simulation:
             self._leads_as,
             self.operators.is_operator,
         )
-        self.hands = Hands(self)
+        self.effects = FaultEffects(self)
         self.java = JavaFleet(self)
         self.reading = ReadingWatch(self)
         self.volume = Volume(self.violations, lambda: kernel.now)
-        self.weather = Weather(kernel, self.hands, scenario.seed, scenario.stretch)
+        self.active_faults = ActiveFaults(kernel, self.effects, scenario.seed, scenario.stretch)
 
     def _make_lake(self, clock: _TrueClock) -> Lake:
         scenario = self.scenario
@@ -215,8 +215,8 @@ class Simulation:
         simulated = 0.0
         try:
             self._open()
-            self.weather.forecast(scenario.faults)
-            self.java.forecast(scenario.java)
+            self.active_faults.schedule(scenario.faults)
+            self.java.schedule(scenario.java)
             kernel.call_at(scenario.active, self._calm_down)
             kernel.call_at(scenario.active + scenario.calm * _PRODUCING_SHARE, self._stop_producing)
             kernel.run(scenario.until, self.violations.found)
@@ -383,7 +383,7 @@ class Simulation:
             LakeSink(
                 self.lake,
                 process,
-                self.weather.sink,
+                self.active_faults.sink,
                 self.random(f"{run.worker} sink").random,
                 lambda part: self.ledger.writes_sink(process, run.worker, part.lease),
                 self.code,
@@ -414,14 +414,14 @@ class Simulation:
         assert isinstance(lake, ChainedLake)
         line = self.line(process, "s3")
         store = store_of(line, runtime)
-        sink = ChainedSink(lake, store, process, self.weather.sink, draw, self.code, chained.tasks)
+        sink = ChainedSink(lake, store, process, self.active_faults.sink, draw, self.code, chained.tasks)
         if not chained.is_table:
             return sink
         return ChainedTableSink(
             lake,
             store,
             process,
-            self.weather.sink,
+            self.active_faults.sink,
             draw,
             self.code,
             chained.tasks,
@@ -439,11 +439,11 @@ class Simulation:
         if service == "s3" and isinstance(self.lake, ChainedLake):
             backend = self.lake.backend
         random = self.random(f"{process.name} {service}")
-        return Line(process, service, backend, random, self.weather.fate, self._served, sdk)
+        return Line(process, service, backend, random, self.active_faults.fate, self._served, sdk)
 
     def _staleness(self, operation: str, lag: Random) -> float:
         usual = lag.uniform(0, self.scenario.staleness)
-        return max(usual, self.weather.index_lag) if operation == "query" else usual
+        return max(usual, self.active_faults.index_lag) if operation == "query" else usual
 
     def random(self, what: str) -> Random:
         return Random(f"{self.scenario.seed} {what}")
@@ -459,7 +459,7 @@ class Simulation:
         if self.trace.keep:
             text = _call_text(process, service, operation, request, answer)
             self.trace.detail(self.kernel.now, "call", lambda: text)
-        self.weather.served(process, operation, request)
+        self.active_faults.served(process, operation, request)
 
     def _changed(self, table: str, old: Item | None, new: Item | None) -> None:
         some = new or old or {}
@@ -489,7 +489,7 @@ class Simulation:
                     truth.is_put_back, truth.given_up_to = True, 0
             if not self._has_guest:
                 self._has_guest = True
-                self.hands.put(table, FOREIGN_ROW)
+                self.effects.put(table, FOREIGN_ROW)
 
     def _counted(self, item: Item) -> None:
         """A lease that was counted from its first record on has as many rows as there are records behind it."""
@@ -641,8 +641,8 @@ class Simulation:
         kernel = self.kernel
         kernel.note("calm", "the faults stop")
         self.reading.begin()
-        self.weather.clear()
-        self.hands.mend_code()
+        self.active_faults.clear()
+        self.effects.mend_code()
         for process in self.processes():
             process.resume()
         for deployment, orchestrator in enumerate(self.orchestrators):

@@ -487,7 +487,7 @@ HANG_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True)
-class SinkWeather:
+class SinkFaults:
     """The faults of the sink at the moment."""
 
     refuses: float = 0.0
@@ -524,7 +524,7 @@ class LakeSink:
 
     lake: Lake
     process: Process
-    weather: SinkWeather
+    faults: SinkFaults
     draw: Callable[[], float]
     on_write: Callable[[Part], None] = _any_part
     code: CodeVersion = FIRST_VERSION
@@ -533,19 +533,19 @@ class LakeSink:
         kernel = self.process.kernel
         for part in batch.parts:
             self.on_write(part)
-        kernel.sleep(self.weather.slow_seconds)
-        if self.weather.hangs:
-            self.weather.hang(self.process)
-        if self.weather.code_fails and self.draw() < self.weather.code_fails:
+        kernel.sleep(self.faults.slow_seconds)
+        if self.faults.hangs:
+            self.faults.hang(self.process)
+        if self.faults.code_fails and self.draw() < self.faults.code_fails:
             raise ValueError("user code fails, injected")
         for part in batch.parts:
             kernel.sleep(PART_SECONDS * self.draw())
-            if self.draw() < self.weather.refuses:
+            if self.draw() < self.faults.refuses:
                 kernel.note("sink", f"{self.process.name} {_named(part)} is refused")
                 raise SinkError("the sink refuses, injected")
             rows = tuple(row for row in data if row.lease == part.lease)
             self.lake.store(part, rows, str(batch.worker), self.code)
             kernel.note("sink", f"{self.process.name} {_named(part)} is stored")
-            if self.draw() < self.weather.lies:
+            if self.draw() < self.faults.lies:
                 raise SinkError("the sink lies, injected")
             kernel.sleep(PART_SECONDS * self.draw())

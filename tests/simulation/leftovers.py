@@ -86,7 +86,7 @@ def _sweep(simulation: "Simulation", lake: ChainedLake) -> None:
     entries = Entries(store_of(line, runtime))
     publisher: Publisher = FolderPublisher(entries.files)
     if lake.is_table:
-        table = CommittedTable(line, entries.files, simulation.weather.sink, runtime.random.random)
+        table = CommittedTable(line, entries.files, simulation.active_faults.sink, runtime.random.random)
         publisher = TableCommitter(entries, table, name, runtime.new_id, runtime.clock)
 
     def work() -> None:

@@ -29,6 +29,7 @@ from kcl_dagster.worker.batch import Batch, Budget, Part, PoisonRecord, Progress
 from kcl_dagster.worker.dead_letter import FORMAT_VERSION, DeadLetter
 from kcl_dagster.worker.parts_chain import PartsChain
 from tests.doubles.engine import Row
+from tests.simulation.active_faults import ActiveFaults
 from tests.simulation.bucket import Bucket, store_of
 from tests.simulation.chained import COMMITS, DELETES, MAKES_ENTRY, PLANS_COMMIT, PUBLISHES, WAYS, Chained
 from tests.simulation.chained_lake import ChainedLake
@@ -42,7 +43,6 @@ from tests.simulation.processes import runtime_of
 from tests.simulation.properties import Violations
 from tests.simulation.scenario import APPLICATION, EPOCH, LONGEST_RETENTION, Scenario
 from tests.simulation.trace import Trace
-from tests.simulation.weather import Weather
 
 STREAM: Final = StreamIdentifier.single("clicks")
 LETTERS: Final = "letters"
@@ -311,7 +311,7 @@ class _OfFrames:
 
 
 class _Targets:
-    """What faults strike, see `weather.Fleet`: there is nothing but processes."""
+    """What faults strike, see `active_faults.Fleet`: there is nothing but processes."""
 
     def __init__(self, living: Callable[[], list[Process]]) -> None:
         self._living = living
@@ -345,7 +345,7 @@ class ReplayRuns:
         )
         self.letters = Bucket(self._time, scenario.page_items)
         targets: Any = _Targets(self.living)
-        self.weather = Weather(kernel, targets, scenario.seed, scenario.stretch)
+        self.active_faults = ActiveFaults(kernel, targets, scenario.seed, scenario.stretch)
         self.processes: list[tuple[str, Process]] = []
         """All there ever were, with what they replay."""
 
@@ -357,7 +357,7 @@ class ReplayRuns:
 
     def run(self) -> Outcome:
         scenario, kernel = self.scenario, self.kernel
-        self.weather.forecast(scenario.faults)
+        self.active_faults.schedule(scenario.faults)
         for name, starts in self.what.starts.items():
             for at in starts:
                 kernel.call_at(at, lambda name=name: self._start(name))  # type: ignore[misc]
@@ -468,14 +468,14 @@ class ReplayRuns:
         chained, draw = self.scenario.chained, self.random(f"{process.name} sink").random
         assert chained is not None
         line = self._line(process, self.lake.backend, "s3")
-        store, weather, tasks = store_of(line, runtime), self.weather.sink, chained.tasks
-        sink = ChainedSink(self.lake, store, process, weather, draw, FIRST_VERSION, tasks)
+        store, faults, tasks = store_of(line, runtime), self.active_faults.sink, chained.tasks
+        sink = ChainedSink(self.lake, store, process, faults, draw, FIRST_VERSION, tasks)
         if chained.is_table:
             sink = ChainedTableSink(
                 self.lake,
                 store,
                 process,
-                weather,
+                faults,
                 draw,
                 FIRST_VERSION,
                 tasks,
@@ -486,13 +486,13 @@ class ReplayRuns:
 
     def _line(self, process: Process, backend: object, what: str) -> Line:
         random = self.random(f"{process.name} {what}")
-        return Line(process, "s3", backend, random, self.weather.fate, self._served)
+        return Line(process, "s3", backend, random, self.active_faults.fate, self._served)
 
     def _served(self, process: Process, service: str, operation: str, request: dict[str, Any], answer: Any) -> None:
         self.trace.detail(
             self.kernel.now, "call", lambda: f"{process.name} {operation} {request.get('Key', '')} {answer!r:.60}"
         )
-        self.weather.served(process, operation, request)
+        self.active_faults.served(process, operation, request)
 
     # Letters
 
@@ -525,7 +525,7 @@ class ReplayRuns:
     def _calm_down(self) -> None:
         self.kernel.note("calm", "the faults stop")
         self.is_calm = True
-        self.weather.clear()
+        self.active_faults.clear()
         for process in self.living():
             process.resume()
         for name in self.what.starts:

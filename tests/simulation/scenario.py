@@ -194,7 +194,7 @@ def draw(seed: int, *, incidents: bool = True) -> Scenario:
         calm=CALM_SECONDS * stretch,
     )
     count = random.choice([0, 6, 15, 40])
-    kinds = _weather(random)
+    kinds = _fault_kinds(random)
     if application.policy.name == "kcl":
         # The KCL does not repair a merge one of whose parents lost its lease, and neither do its rules here.
         kinds = [kind for kind in kinds if kind is not FaultKind.DELETE_LEASE]
@@ -420,7 +420,7 @@ DENIABLE: Final = {
 }
 
 
-def _weather(random: Random) -> list[FaultKind]:
+def _fault_kinds(random: Random) -> list[FaultKind]:
     """Some runs see everything, some only one sort of trouble, but more of it."""
     groups = (_PROCESS, _ORCHESTRATOR, _MEMORY, _NETWORK, _STREAM, _SINK)
     if random.random() < 0.5:

@@ -30,7 +30,7 @@ def disorder(sequence_number: str) -> float:
 
 
 @dataclass(slots=True)
-class Moods:
+class ReadFaults:
     """How Kinesis behaves at the moment: shares of the calls of GetRecords."""
 
     expired: float = 0.0
@@ -49,17 +49,17 @@ class Moods:
         self.expired = self.empty = self.behind = self.childless = 0.0
 
 
-class MoodyKinesis(FakeKinesis):
+class FaultyKinesis(FakeKinesis):
     """What it does is always within what the service's documentation allows."""
 
-    def __init__(self, clock: Clock, limits: Limits, moods: Callable[[], Moods], random: Random) -> None:
+    def __init__(self, clock: Clock, limits: Limits, read_faults: Callable[[], ReadFaults], random: Random) -> None:
         super().__init__(clock, limits=limits, strict=False)
-        self._moods = moods
+        self._read_faults = read_faults
         self._random = random
 
     def get_records(self, **request: Any) -> Response:
-        moods, draw = self._moods(), self._random.random
-        if moods.expired and draw() < moods.expired:
+        read_faults, draw = self._read_faults(), self._random.random
+        if read_faults.expired and draw() < read_faults.expired:
             raise ClientError(
                 {
                     "Error": {"Code": "ExpiredIteratorException", "Message": "Iterator expired, injected"},
@@ -74,13 +74,13 @@ class MoodyKinesis(FakeKinesis):
                 "GetRecords",
             )
         answer = self.call("GetRecords", request)
-        if moods.empty and draw() < moods.empty and answer.get("NextShardIterator"):
+        if read_faults.empty and draw() < read_faults.empty and answer.get("NextShardIterator"):
             answer |= {"Records": [], "NextShardIterator": request["ShardIterator"], "MillisBehindLatest": 1000}
-        if moods.behind and draw() < moods.behind:
+        if read_faults.behind and draw() < read_faults.behind:
             answer["MillisBehindLatest"] = max(answer.get("MillisBehindLatest", 0), 1)
         for record in answer["Records"]:
             record["ApproximateArrivalTimestamp"] += timedelta(seconds=disorder(record["SequenceNumber"]))
-        if moods.childless and draw() < moods.childless:
+        if read_faults.childless and draw() < read_faults.childless:
             answer.pop("ChildShards", None)
         return answer
 

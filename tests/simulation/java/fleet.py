@@ -33,7 +33,7 @@ class JavaFleet:
     def living(self) -> list[JavaWorker]:
         return [worker for worker in self.workers if worker.process.is_alive]
 
-    def forecast(self, stints: tuple[JavaStint, ...]) -> None:
+    def schedule(self, stints: tuple[JavaStint, ...]) -> None:
         kernel = self._simulation.kernel
         for stint in stints:
             kernel.call_at(stint.begins, lambda stint=stint: self._begin(stint))  # type: ignore[misc]
@@ -68,7 +68,7 @@ class JavaFleet:
         for daemon in this.daemons:
             daemon.process.kill()
         for worker in this.living():
-            this.hands.terminate(worker.process, GRACE * this.scenario.stretch)
+            this.effects.terminate(worker.process, GRACE * this.scenario.stretch)
 
     def _start(self, stint: JavaStint) -> JavaWorker:
         this = self._simulation

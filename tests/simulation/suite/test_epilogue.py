@@ -42,7 +42,7 @@ def test_a_lease_of_a_java_worker_counts_as_served_while_a_stage_is_broken(monke
 def test_a_lock_that_was_given_up_is_acquired_while_the_report_is_denied(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_a_free_lock(simulation: Simulation, random: Random) -> None:
         monkeypatch.setattr(epilogue, "BREAKABLE", (("dynamodb", "put_item"),))
-        simulation.hands._delete(*simulation.hands._memory_table(), LEADER_KEY)
+        simulation.effects._delete(*simulation.effects._memory_table(), LEADER_KEY)
         epilogue.with_a_broken_stage(simulation, random)
 
     monkeypatch.setattr(Taker, "step", lambda *_: [])

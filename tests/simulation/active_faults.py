@@ -11,9 +11,9 @@ from tests.simulation.chained import COMMITS, DELETES, MAKES_ENTRY, PLANS_COMMIT
 from tests.simulation.faults import Fault, FaultKind
 from tests.simulation.incidents import CREATES_LEASE, RELEASES_LOCK, SLOW_WRITES
 from tests.simulation.kernel import Kernel, Process
-from tests.simulation.lake import SinkWeather
+from tests.simulation.lake import SinkFaults
 from tests.simulation.network import SERVED, WRITES, Fate, Service
-from tests.simulation.streams import Moods
+from tests.simulation.streams import ReadFaults
 
 _FATES: Final[dict[FaultKind, Fate]] = {
     FaultKind.THROTTLED: Fate("throttled"),
@@ -28,7 +28,7 @@ _FATES: Final[dict[FaultKind, Fate]] = {
 }
 # Their fates are drawn for each call.
 _FATES_DRAWN: Final = frozenset({FaultKind.LATE, FaultKind.CUT, FaultKind.WRITES_SLOW, FaultKind.DRIPS})
-MOODS: Final[dict[FaultKind, str]] = {
+READ_FAULTS: Final[dict[FaultKind, str]] = {
     FaultKind.ITERATORS_EXPIRE: "expired",
     FaultKind.EMPTY_PAGES: "empty",
     FaultKind.NEVER_AT_TIP: "behind",
@@ -98,13 +98,13 @@ class _Storm:
 
 
 @dataclass(slots=True)
-class Weather:
+class ActiveFaults:
     kernel: Kernel
     fleet: Fleet
     seed: int
     stretch: int
-    sink: SinkWeather = field(default_factory=SinkWeather)
-    moods: Moods = field(default_factory=Moods)
+    sink: SinkFaults = field(default_factory=SinkFaults)
+    read_faults: ReadFaults = field(default_factory=ReadFaults)
     """Of Kinesis."""
 
     index_lag: float = 0.0
@@ -121,7 +121,7 @@ class Weather:
     _sleepy: dict[str, tuple[int, Fault]] = field(default_factory=dict)
     """Calls left until a process pauses."""
 
-    def forecast(self, faults: tuple[Fault, ...]) -> None:
+    def schedule(self, faults: tuple[Fault, ...]) -> None:
         for fault in faults:
             self.kernel.call_at(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
 
@@ -131,7 +131,7 @@ class Weather:
         self._deadly.clear()
         self._sleepy.clear()
         self.sink.clear()
-        self.moods.clear()
+        self.read_faults.clear()
         self.index_lag = 0.0
 
     def fate(self, process: Process, service: Service, operation: str, request: dict[str, Any]) -> Fate:
@@ -267,8 +267,10 @@ class Weather:
                 self.fleet.outage(fault.seconds)
             case FaultKind.STALE_INDEX:
                 self._for_a_while(fault, lambda on: setattr(self, "index_lag", fault.seconds if on else 0.0))
-            case kind if kind in MOODS:
-                self._for_a_while(fault, lambda on: setattr(self.moods, MOODS[kind], fault.share if on else 0.0))
+            case kind if kind in READ_FAULTS:
+                self._for_a_while(
+                    fault, lambda on: setattr(self.read_faults, READ_FAULTS[kind], fault.share if on else 0.0)
+                )
             case kind if kind in _FATES or kind in _FATES_DRAWN:
                 if process is not None or fault.target in ("any", ""):
                     self._gather(_Storm(fault, process, random))

@@ -1,4 +1,4 @@
-"""Applies faults to a fleet, and changes to its tables by hand. Implements `weather.Fleet`."""
+"""Applies faults to a fleet, and changes to its tables by hand. Implements `active_faults.Fleet`."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -16,7 +16,7 @@ _MEMORY_KEY: Final = "kdLeaderMemory"
 _SLOW_STORAGE_SECONDS: Final = 3.0
 
 
-class Hands:
+class FaultEffects:
     """Applies faults. The numbers select one of the processes or rows that exist at that moment."""
 
     def __init__(self, simulation: "Simulation") -> None:

@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 
 from kcl_dagster.tables.attributes import PENDING, SWITCHES
+from tests.simulation.active_faults import ActiveFaults, Fleet
 from tests.simulation.dagster import Orchestrator, Run
 from tests.simulation.faults import Fault, FaultKind
 from tests.simulation.incidents import FIRST
 from tests.simulation.kernel import Kernel, Process
 from tests.simulation.network import Fate
 from tests.simulation.scenario import Scenario, draw
-from tests.simulation.weather import Fleet, Weather
 
 SUSPENDS = 2  # this bit of a pause's number
 
@@ -40,16 +40,16 @@ class Calls:
 
     def __post_init__(self) -> None:
         self.process = Process(self.kernel, "worker")
-        weather = Weather(self.kernel, cast("Fleet", OneWorker(self.process)), seed=1, stretch=1)
-        weather.forecast((self.fault,))
+        active = ActiveFaults(self.kernel, cast("Fleet", OneWorker(self.process)), seed=1, stretch=1)
+        active.schedule((self.fault,))
 
         def run() -> None:
             for request in self.requests:
                 self.kernel.sleep(1.0)
-                weather.fate(self.process, "dynamodb", "update_item", request)
+                active.fate(self.process, "dynamodb", "update_item", request)
                 self.kernel.sleep(0.0)
                 self.made.append(self.kernel.now)
-                weather.served(self.process, "update_item", request)
+                active.served(self.process, "update_item", request)
 
         self.kernel.spawn(self.process, "main", run)
         self.kernel.run(100.0)
@@ -85,13 +85,13 @@ HEARTBEAT = {"UpdateExpression": "SET lut = :lut"}
 
 def test_only_writes_that_keep_a_lease_are_slow_and_none_for_longer_than_the_fault_lasts(kernel: Kernel) -> None:
     process = Process(kernel, "worker")
-    weather = Weather(kernel, cast("Fleet", OneWorker(process)), seed=1, stretch=1)
+    active = ActiveFaults(kernel, cast("Fleet", OneWorker(process)), seed=1, stretch=1)
     slow = Fault(1, FaultKind.WRITES_SLOW, at=0.0, seconds=120.0, service="dynamodb", operation="update_item")
-    weather.forecast((slow,))
+    active.schedule((slow,))
     kernel.run(1.0)
 
     def fates(request: dict[str, Any]) -> list[Fate]:
-        return [weather.fate(process, "dynamodb", "update_item", request) for _ in range(50)]
+        return [active.fate(process, "dynamodb", "update_item", request) for _ in range(50)]
 
     assert {fate.kind for fate in fates(RENEWAL) + fates(PIN)} == {"slow request", "slow answer"}
     assert max(fate.late for fate in fates(PIN)) < max(fate.late for fate in fates(RENEWAL))
