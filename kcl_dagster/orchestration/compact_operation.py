@@ -49,7 +49,7 @@ class CompactOperation(Operation):
         default=3600.0, ge=0, description="Parquet only: files younger than this may still be written again"
     )
     merges_at_once: int = Field(
-        default=2, ge=1, description="Parquet only: each of them needs twice target_mebibytes of memory"
+        default=2, ge=1, description="Parquet only: each of them needs four times target_mebibytes of memory"
     )
     beside_others: bool = Field(
         default=False,

@@ -34,7 +34,10 @@ NAMED_AT_MOST: Final = 5  # keys that an error names; a batch may have a thousan
 
 # Codes that DeleteObjects returns for single keys: the key does not exist, and errors that pass.
 NOT_THERE: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
-_NOT_FOUND: Final = NOT_THERE | {"404"}  # an answer to HeadObject has no body that could name the code
+# An answer to HeadObject has no body that could name the code. 403 is also said of a key that does not exist, where
+# s3:ListBucket is granted below a prefix only (condition s3:prefix).
+_NOT_FOUND: Final = NOT_THERE | {"404"}
+_FORBIDDEN: Final = "403"
 _PASSING: Final = frozenset(
     {"InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown"}
 )
@@ -370,6 +373,8 @@ class S3Store:
         try:
             answer = self._ask("head_object", Key=self._key(path))
         except RequestRefused as error:
+            if error.code == _FORBIDDEN:
+                return next((file for file in self.files(path, hidden=True) if file.path == path), None)
             if error.code not in _NOT_FOUND:
                 raise
             return None

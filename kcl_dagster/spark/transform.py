@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType
+from types import FunctionType
 
 from pyspark.sql import DataFrame
 
@@ -39,8 +39,10 @@ def returns_its_argument(transform: Transform) -> bool:
     functions that return their argument at the end of anything longer."""
     if isinstance(transform, Observed):
         return returns_its_argument(transform.transform)
-    code = getattr(transform, "__code__", None)
-    return isinstance(code, CodeType) and (code.co_code, code.co_argcount) == (unchanged.__code__.co_code, 1)
+    if type(transform) is not FunctionType:  # objects may show the code, and the class, of a function they wrap
+        return False
+    code = transform.__code__
+    return (code.co_code, code.co_argcount) == (unchanged.__code__.co_code, 1)
 
 
 def guarded(transform: Transform) -> Transform:

@@ -70,8 +70,9 @@ def compact_delta(
     another compaction, which knows this one as `by`.
 
     `storage_options` are delta-rs's, instead of what it is told of `s3`. The merged files' sources stay in the
-    folder until they are vacuumed. `vacuum`: delete those that were removed from the table longer ago than it wants
-    to keep them, unless this compaction has merged some.
+    folder until they are vacuumed. `vacuum`: first delete those that were removed from the table longer ago than it
+    wants to keep them. So what this compaction merges stays for readers until the next one, also in a table that
+    wants to keep nothing.
 
     Leaves alone, with a warning: tables that anything else has compacted, because two compactions at once have the
     rows twice, until it was called with `beside_others`; tables that are partitioned by a decimal or binary column,
@@ -92,10 +93,9 @@ def compact_delta(
             reason = f"{name} is left alone: {other} has compacted it, and two at once would have the rows twice"
             log.warning(reason)
             return Compaction(0, 0, 0, left_alone=reason)
-        done = _compact(table, name, target_bytes, lock)
-        if vacuum and not done.merged:
+        if vacuum:
             _vacuum(table, name, lock)
-        return done
+        return _compact(table, name, target_bytes, lock)
 
 
 class _Looked(msgspec.Struct, frozen=True):

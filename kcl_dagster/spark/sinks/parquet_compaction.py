@@ -46,7 +46,7 @@ MIN_AGE_SECONDS: Final = 3600.0
 JOURNAL: Final = "_compaction"  # readers pass over names that begin with an underscore
 DRAFTS: Final = "_drafts"  # of version 0.1: files that a fetch has written and no batch has published
 LOCKS: Final = "_compaction_turns"
-MERGES_AT_ONCE: Final = 2  # each has its sources and its result in memory
+MERGES_AT_ONCE: Final = 2  # each has its sources, its result and what it sends in memory
 GETS_AT_ONCE: Final = 8  # of each merge
 # After which no merge is begun: the first compaction of a large folder is not the last one, and they are hourly.
 MOST_SECONDS: Final = 2700.0
@@ -141,7 +141,7 @@ class _Merging:
 
     failed: list[str] = field(default_factory=list)
     _over: Event = field(default_factory=Event)
-    """Set when one merge has failed as all others would."""
+    """Set when one merge has failed as all others would, and when the compaction is interrupted."""
 
     def is_late(self) -> bool:
         return self.runtime.clock.monotonic() >= self.until
@@ -149,7 +149,12 @@ class _Merging:
     def all_of(self, planned: Iterable[Sequence[StoredFile]], at_once: int) -> Compaction:
         """Several at once: a merge waits for S3 half of its time, and pyarrow works beside other threads."""
         with ThreadPoolExecutor(at_once, "kcl-merge") as pool:
-            done = [asked.result() for asked in [pool.submit(self._group, group) for group in planned]]
+            asked = [pool.submit(self._group, group) for group in planned]
+            try:
+                done = [one.result() for one in asked]
+            except BaseException:  # an interruption arrives on this thread alone
+                self._over.set()
+                raise
         return Compaction(*(sum(getattr(one, name) for one in done) for name in ("merged", "into", "bytes")))
 
     def _group(self, group: Sequence[StoredFile]) -> Compaction:

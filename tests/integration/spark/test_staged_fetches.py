@@ -189,10 +189,24 @@ def wrapped(records: DataFrame) -> DataFrame:
     return filtered(as_it_came(records))
 
 
+class Wrapper:
+    """Shows the attributes of the function that it wraps, as decorators of wrapt do."""
+
+    def __init__(self, function: Transform) -> None:
+        self._function = function
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+    def __call__(self, records: DataFrame) -> DataFrame:
+        return filtered(self._function(records))
+
+
 @pytest.mark.parametrize(
     ("transform", "does"),
     [
         (unchanged, True),
+        (Wrapper(as_it_came), False),
         (as_it_came, True),
         (lambda batch: batch, True),
         (Observed(as_it_came, lambda _: None), True),

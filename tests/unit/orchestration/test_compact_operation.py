@@ -199,6 +199,14 @@ def test_files_that_were_merged_long_ago_are_deleted_and_no_others(tmp_path: Pat
     assert deltalake.DeltaTable(tmp_path).to_pyarrow_table().num_rows == 4
 
 
+def test_old_files_of_a_table_that_always_has_something_to_merge_are_deleted(tmp_path: Path) -> None:
+    appended(tmp_path, 0, configuration={KEPT: "interval 0 seconds"})
+    for _ in range(3):
+        appended(tmp_path, 1, 2)
+        assert compact_delta(str(tmp_path), vacuum=True).merged == 3
+        assert len(list(tmp_path.glob("part-*.parquet"))) == 4, "the merged one and its sources"
+
+
 def test_nothing_is_deleted_from_a_table_whose_wish_delta_rs_does_not_understand(tmp_path: Path) -> None:
     """It takes it for a week."""
     appended(tmp_path, 0, configuration={KEPT: "INTERVAL 30 DAYS"})

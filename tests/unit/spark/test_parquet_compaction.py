@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -439,6 +440,38 @@ def test_a_store_that_fails_one_of_several_merges_ends_the_others(
             run(tmp_path)
     merged = sum(MERGED in name for name in names(tmp_path))
     assert merged <= 5  # those before it, and those that were at work
+    assert run(tmp_path).into == 20 - merged
+    assert contents(tmp_path) == before
+
+
+def test_a_compaction_that_is_interrupted_begins_no_further_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the end of its run: the signal arrives on the main thread, and none of the merges fails."""
+    for folder in range(20):
+        lake(tmp_path, files=2, folder=f"{folder:02d}")
+    before, put, arrived = contents(tmp_path), LocalStore.put, threading.Event()
+
+    def interrupt(*_: object) -> None:
+        arrived.set()
+        raise KeyboardInterrupt
+
+    def interrupted(store: LocalStore, path: str, content: memoryview | bytes) -> None:
+        if MERGED in path and not arrived.is_set():
+            signal.pthread_kill(int(threading.main_thread().ident or 0), signal.SIGINT)
+            assert arrived.wait(30)
+        put(store, path, content)
+
+    former = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalStore, "put", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                run(tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, former)
+    merged = sum(MERGED in name for name in names(tmp_path))
+    assert merged <= 5  # those that were at work, or about to be
     assert run(tmp_path).into == 20 - merged
     assert contents(tmp_path) == before
 

@@ -345,3 +345,14 @@ def test_one_file_is_found_by_its_name(store: Store) -> None:
     assert abs(found.modified - listed.modified) < 1
     for absent in ("a/two.parquet", "a/one", "a/one.parquet/below"):
         assert store.found(absent) is None
+
+
+def test_one_file_is_found_where_listing_is_granted_below_a_prefix_only(stormy: Emulator) -> None:
+    """S3 answers 403 then for a key that does not exist."""
+    store = Bucket(stormy).store
+    store.put("a/one.parquet", b"12345")
+    store.put("a/one.parquet.1", b"1")
+    for path, size in (("a/one.parquet", 5), ("a/one", None)):
+        stormy.faults.add(FaultRule(service="s3", times=1, error="AccessDenied", status=403))
+        found = store.found(path)
+        assert (found and found.bytes) == size
