@@ -92,6 +92,12 @@ class Storing:
     bytes_per_second: float | None = None
     """Of all workers. None: so much that each batch is read by all tasks."""
 
+    def batch_seconds(self, longest: float, most_bytes: int, workers: int) -> float:
+        """How long a batch of a worker is read, until it has `most_bytes`."""
+        if self.bytes_per_second is None:
+            return longest
+        return min(longest, most_bytes * max(1, workers) / self.bytes_per_second)
+
     def files(self, shards: int, batches: float) -> float:
         """Of one batch of one worker that has so many shards with records. `batches`: how many all workers together
         store in a second."""
@@ -134,7 +140,7 @@ class Storing:
         if self.announces_batches:
             parts.append("batches announced in leases")
         if self.commits:
-            parts.append(f"a commit every {self.commit_seconds:g} s")
+            parts.append(f"a commit every {self.commit_seconds:.3g} s")
         return ", ".join(parts)
 
 
@@ -257,12 +263,13 @@ def estimate(
     renewals = 1 / timings.renewal_interval
     # Checkpoints are written with the renewals. If a batch that is announced takes longer than a renewal interval,
     # its leases are renewed in between.
-    announced = WRITES_PER_BATCH / batch.max_seconds if storing.announces_batches else 0.0
+    seconds = storing.batch_seconds(batch.max_seconds, batch.max_bytes, workers)
+    announced = WRITES_PER_BATCH / seconds if storing.announces_batches else 0.0
     while_busy = max(announced, renewals)
     each = max(1, -(-shards // max(1, workers)))
-    batches = workers * busy / batch.max_seconds
+    batches = workers * busy / seconds
     table_units = -(-(shards + workers) * ROW_BYTES // READ_UNIT_BYTES)
-    of_batch = storing.files(each, workers / batch.max_seconds)
+    of_batch = storing.files(each, workers / seconds)
     files = batches * of_batch
     compaction = storing.compaction(files)
     lines = (
@@ -280,7 +287,7 @@ def estimate(
         *(() if compaction is None else (compaction,)),
     )
     hours, files = workers * SECONDS_PER_MONTH / SECONDS_PER_HOUR, files * SECONDS_PER_HOUR
-    assumptions = f"batches of {batch.max_seconds:g} s, shards busy {busy:.0%} of the time, {storing}"
+    assumptions = f"batches of {seconds:.3g} s, shards busy {busy:.0%} of the time, {storing}"
     return Cost(shards, workers, busy, prices or Prices(), lines, hours, files, assumptions)
 
 
@@ -324,5 +331,5 @@ def estimate_catch_up(
     hours = SECONDS_PER_MONTH / every * run_seconds / SECONDS_PER_HOUR
     files *= SECONDS_PER_HOUR
     reading = f"{READING_SHARE * run_seconds:g} s of reading in a run of {run_seconds:g} s"
-    assumptions = f"batches of {batch_seconds:g} s, {reading}, {storing}"
+    assumptions = f"batches of {batch_seconds:.3g} s, {reading}, {storing}"
     return Cost(shards, 1, run_seconds / every, prices or Prices(), lines, hours, files, assumptions)

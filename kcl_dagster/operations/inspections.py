@@ -276,6 +276,8 @@ class CostOperation(Operation):
             self.workers,
         )
         if self.catch_up is not None:
+            if workers is not None:
+                raise ConfigurationError("catch-up is one run at a time: leave workers out")
             workers = 1
         if shards is None or workers is None:
             try:

@@ -15,6 +15,7 @@ from dagster import (
 )
 from pydantic import Field
 
+from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.doctor.orchestrator import COMPACTION_TAG
 from kcl_dagster.operations.operation import Answer, Operation, OperationContext
 from kcl_dagster.orchestration.admin_job import config_of, job_context
@@ -67,6 +68,10 @@ class CompactOperation(Operation):
         here = job_context(context)
         sink, target, by = here.sink, self.target_mebibytes * MEBIBYTE, f"the compaction of {here.by}"
         if sink.kind == "parquet":
+            if self.vacuum or self.beside_others:
+                raise ConfigurationError(
+                    "vacuum and beside_others are for Delta tables; this is a folder of Parquet"
+                )
             done = compact(
                 sink.place,
                 target_bytes=target,
@@ -86,10 +91,16 @@ class CompactOperation(Operation):
                 beside_others=self.beside_others,
                 vacuum=self.vacuum,
             )
+        lines = [done.left_alone or f"merged {done.merged} files into {done.into}, {done.bytes} bytes"]
+        if not (done.merged or done.failed or done.left_alone):
+            old = f" that are older than {self.min_age_seconds:.0f} s" if sink.kind == "parquet" else ""
+            lines = [f"nothing to merge: no folder has two small files{old}"]
+        if self.vacuum:
+            lines.append(f"deleted {done.deleted} files that the table had removed")
         failed = f"{len(done.failed)} could not be merged, all else was: {'; '.join(done.failed[:NAMED_AT_MOST])}"
         return Answer(
-            [done.left_alone or f"merged {done.merged} files into {done.into}, {done.bytes} bytes"],
-            {"merged": done.merged, "into": done.into, "bytes": done.bytes},
+            lines,
+            {"merged": done.merged, "into": done.into, "bytes": done.bytes, "deleted": done.deleted},
             wrong=failed if done.failed else None,
         )
 

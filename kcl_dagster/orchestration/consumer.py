@@ -217,7 +217,8 @@ def kcl_consumer(
         fleet: How many workers there may be, and for how long each lives.
         timings: How often, and how long until.
         batch: How records are read, and what happens to those that cannot be processed.
-        visible_within: Seconds after its arrival within which readers are to see a record, while workers keep up.
+        visible_within: Seconds after its arrival, from 1 to 3600, within which readers are to see a record, while
+            workers keep up.
             How long a batch is read follows from it, and how often a table is committed to; `batch.max_seconds` and
             `commit_seconds` of the sink win where you give them. Longer is cheaper, and makes larger files. Left
             out: as soon as a batch of 5 s is stored, and in a table half a minute later.

@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -93,9 +94,8 @@ def compact_delta(
             reason = f"{name} is left alone: {other} has compacted it, and two at once would have the rows twice"
             log.warning(reason)
             return Compaction(0, 0, 0, left_alone=reason)
-        if vacuum:
-            _vacuum(table, name, lock)
-        return _compact(table, name, target_bytes, lock)
+        deleted = _vacuum(table, name, lock) if vacuum else 0
+        return replace(_compact(table, name, target_bytes, lock), deleted=deleted)
 
 
 class _Looked(msgspec.Struct, frozen=True):
@@ -126,16 +126,16 @@ def _engine_of_compaction(commit: Mapping[str, Any]) -> str | None:
     return str(commit.get("engineInfo") or commit.get("clientVersion") or "another engine")
 
 
-def _vacuum(table: "DeltaTable", name: str, lock: StoreLock) -> None:
-    """Files that the table has never had, such as those that are staged, are not looked at."""
+def _vacuum(table: "DeltaTable", name: str, lock: StoreLock) -> int:
+    """Returns how many files were deleted. Files that the table has never had, such as those that are staged, are
+    not looked at."""
     lock.check()
     with table_errors(name), renewed_in_background(lock):
         table.update_incremental()
         kept = table.metadata().configuration.get(KEPT)
         if kept is not None and _INTERVAL.fullmatch(kept) is None:
             raise ConfigurationError(f"{KEPT} is {kept!r}, which delta-rs takes for a week: nothing was deleted")
-        if table.vacuum(dry_run=True):
-            table.vacuum(dry_run=False)
+        return len(table.vacuum(dry_run=False)) if table.vacuum(dry_run=True) else 0
 
 
 def _compact(table: "DeltaTable", name: str, target_bytes: int, lock: StoreLock) -> Compaction:

@@ -68,6 +68,8 @@ class Compaction:
     """What could not be merged, and why. The rest was merged."""
     left_alone: str | None = None
     """Why nothing was merged."""
+    deleted: int = 0
+    """Files that a vacuum has deleted."""
 
 
 def compact(
@@ -282,6 +284,7 @@ def _merge(store: Store, sources: _Sources, name: str, lock: StoreLock, failed: 
     store.delete([staged for path in paths if (staged := staged_for(path)) is not None])
     journal = f"{JOURNAL}/{name}.json"
     store.put(journal, msgspec.json.encode(_Merge(target, tuple(paths))))
+    lock.check()  # if it was lost, another compaction removes the journal, and may merge the sources
     store.put(target, content)
     store.delete(paths)
     store.delete([journal])
@@ -357,7 +360,12 @@ def _finish_all(store: Store, lock: StoreLock, failed: list[str]) -> tuple[int, 
     finished, unfinished = 0, set()
     for journal in list(store.files(f"{JOURNAL}/", hidden=True)):
         lock.check()  # listing a large store takes time, and the journals may belong to another compaction by now
-        plan = _read_journal(store, journal.path)
+        try:
+            plan = _read_journal(store, journal.path)
+        except (KclError, OSError) as error:
+            if _is_gone(error):
+                continue  # a compaction that has lost its lock has finished it
+            raise
         try:
             is_shown = store.found(plan.target) is not None
             if is_shown:

@@ -55,6 +55,14 @@ def test_small_batches_are_in_one_file() -> None:
     assert rarely.files_per_hour == pytest.approx(often.files_per_hour / 2)
 
 
+def test_batches_that_are_full_early_are_shorter() -> None:
+    paced = APPLICATION.model_copy(update={"batch": BatchSettings(max_seconds=72)})
+    cost = estimate(paced, shards=100, workers=4, storing=Storing(bytes_per_second=50e6))
+    seconds = 64 * 1024 * 1024 * 4 / 50e6
+    assert cost.files_per_hour == pytest.approx(4 * 2 * 3600 / seconds)
+    assert cost.assumptions.startswith("batches of 5.37 s, ")
+
+
 def test_the_commits_of_a_table_do_not_depend_on_the_workers() -> None:
     def commits(workers: int) -> float:
         return of_storing(Storing("table", commit_seconds=60), workers).lines[-1].puts - workers * 3 / 5

@@ -68,6 +68,13 @@ def compaction(
     )
 
 
+def test_settings_of_a_delta_table_are_refused_for_a_folder(tmp_path: Path) -> None:
+    sink = kcl.parquet(str(tmp_path))
+    config = config_of(consumer(sink), "compact", vacuum=True)
+    result = admin(sink).execute_in_process(config, instance=dg.DagsterInstance.ephemeral(), raise_on_error=False)
+    assert "vacuum and beside_others are for Delta tables" in str(result.all_events)
+
+
 def test_small_parquet_files_become_one(tmp_path: Path) -> None:
     for number in range(4):
         path = tmp_path / f"shard.{number}-0.{number}.parquet"
@@ -193,7 +200,8 @@ def test_files_that_were_merged_long_ago_are_deleted_and_no_others(tmp_path: Pat
         os.utime(file, (LONG_AGO, LONG_AGO))
     assert compact_delta(str(tmp_path)).merged == 0
     assert len(list(tmp_path.glob("part-*.parquet"))) == 5, "only if it is asked for"
-    assert compact_delta(str(tmp_path), vacuum=True).merged == 0
+    second = compact_delta(str(tmp_path), vacuum=True)
+    assert (second.merged, second.deleted) == (0, 4)
     assert staged.exists()
     assert len(list(tmp_path.glob("part-*.parquet"))) == 1
     assert deltalake.DeltaTable(tmp_path).to_pyarrow_table().num_rows == 4

@@ -383,6 +383,42 @@ def test_a_compaction_that_slept_and_was_followed_by_another_merges_nothing(
     assert contents(tmp_path) == before
 
 
+def test_a_journal_that_another_compaction_has_finished_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake(tmp_path)
+    journal = tmp_path / "_compaction" / "one.json"
+    journal.parent.mkdir()
+    journal.write_text("{}")
+    get = LocalStore.get
+
+    def gone(store: LocalStore, path: str) -> bytes:
+        journal.unlink(missing_ok=True)
+        return get(store, path)
+
+    monkeypatch.setattr(LocalStore, "get", gone)
+    assert run(tmp_path).merged == 6
+
+
+def test_a_compaction_that_loses_its_lock_after_its_journal_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake(tmp_path)
+    before, put = contents(tmp_path), LocalStore.put
+
+    def then_sleeps(store: LocalStore, path: str, content: memoryview | bytes) -> None:
+        put(store, path, content)
+        if path.startswith("_compaction/"):
+            monkeypatch.setattr(LocalStore, "put", put)
+            CLOCK.advance(LOCK_SECONDS)
+            assert run(tmp_path).merged == 6
+
+    monkeypatch.setattr(LocalStore, "put", then_sleeps)
+    with pytest.raises(Unsafe, match="another one has taken over"):
+        run(tmp_path)
+    assert contents(tmp_path) == before
+
+
 def test_a_publisher_of_a_chain_that_slept_finds_nothing_to_publish_again(tmp_path: Path) -> None:
     """On S3 a file may be copied to its final name and be staged still when its publisher pauses."""
     lake(tmp_path, files=0)
