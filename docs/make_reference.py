@@ -58,7 +58,7 @@ COMPONENT_PARTS = {
     "telemetry": TelemetryModel,
     "connection": ConnectionModel,
 }
-DECODERS = ("with_json", "with_decoded", "protobuf", "avro", "registered_avro")
+DECODERS = ("with_json", "with_decoded", "protobuf", "avro", "registered_avro", "ConfluentRegistry", "GlueRegistry")
 
 
 def pages() -> Mapping[str, str]:

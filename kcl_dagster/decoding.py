@@ -1,6 +1,8 @@
 """Payloads as columns, for the functions of consumers: DataFrames and Arrow tables."""
 
 from kcl_dagster.spark.arrow_decoding import decode_json
+from kcl_dagster.spark.confluent_registry import ConfluentRegistry
+from kcl_dagster.spark.glue_registry import GlueRegistry
 from kcl_dagster.spark.payload_decoding import (
     UnknownSchema,
     avro,
@@ -11,6 +13,8 @@ from kcl_dagster.spark.payload_decoding import (
 )
 
 __all__ = [
+    "ConfluentRegistry",
+    "GlueRegistry",
     "UnknownSchema",
     "avro",
     "decode_json",

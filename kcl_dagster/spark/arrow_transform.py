@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from kcl_dagster.errors import CodeExited, KclError, TransformError
+from kcl_dagster.errors import CodeExited, KclError, TransformError, Unavailable
 from kcl_dagster.spark.arrow_columns import OutputColumns, Types, united
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.schema import RECORDS
@@ -35,6 +35,8 @@ class ArrowTransform:
         """What the function makes of some records. Errors of the function are never mistaken for ours."""
         try:
             output = self.function(records)
+        except Unavailable:
+            raise
         except KclError as error:
             raise TransformError(f"the function raised {type(error).__name__}: {redacted(str(error))}") from error
         except SystemExit as error:  # would end the Python worker, and look like a lost process

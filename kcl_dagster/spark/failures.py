@@ -23,6 +23,7 @@ from kcl_dagster.errors import (
     RecordRefused,
     SinkError,
     TransformError,
+    Unavailable,
 )
 from kcl_dagster.spark.throwables import chain_of, reasons, says_a_lost_block, says_a_lost_process
 from kcl_dagster.worker.error_text import encodable, redacted, text_of
@@ -39,6 +40,9 @@ TRANSFORM_FAILED: Final = "KCL_TRANSFORM_FAILED"
 
 WRONG_CONFIGURATION: Final = "KCL_WRONG_CONFIGURATION"
 """For an output that the settings of the sink do not fit."""
+
+UNAVAILABLE: Final = "KCL_UNAVAILABLE"
+"""For what the consumer's code needs and does not reach."""
 
 
 @contextmanager
@@ -86,6 +90,8 @@ class Marks:
             raise TransformError(f"{self.of(TRANSFORM_FAILED)}: {error}") from error
         except SinkError as error:
             raise SinkError(f"{self.of(SINK_FAILED)}: {error}") from error
+        except Unavailable as error:
+            raise Unavailable(f"{self.of(UNAVAILABLE)}: {error}") from error
 
 
 _MINE: Final = Marks()
@@ -139,6 +145,8 @@ def write_failures(sink: str) -> Iterator[None]:
             raise TransformError(wrong) from error
         if (failed := _marked_line(error, SINK_FAILED)) is not None:
             raise SinkError(f"sink {sink}: {failed}") from error
+        if (away := _marked_line(error, UNAVAILABLE)) is not None:
+            raise Unavailable(away) from error
         if _is_from_py4j(error):
             raise BatchError(f"Spark went away while {sink} was written: {first_line(error)}") from error
         if isinstance(error, OSError) and error.errno in _EXHAUSTED:

@@ -7,6 +7,7 @@ the batch with `malformed="fail"`, which hands it to the application's failure p
 import io
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any, Final, Literal
 from uuid import UUID
@@ -16,8 +17,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-from kcl_dagster.errors import ConfigurationError, PackageMissing
-from kcl_dagster.spark.failures import encodable_errors
+from kcl_dagster.errors import ConfigurationError, KclError, PackageMissing
+from kcl_dagster.spark.failures import Marks
 
 Malformed = Literal["null", "fail"]
 Decode = Callable[[bytes], Any]
@@ -33,6 +34,7 @@ _CORRUPT: Final = "_corrupt"
 _FRAMING_OF: Final[Mapping[int, Framing]] = {5: "confluent", 18: "glue"}
 _CONFLUENT_VERSION, _GLUE_VERSION = 0, 3
 _GLUE_PLAIN, _GLUE_ZLIB = 0, 5
+MOST_SCHEMAS: Final = 1_000  # that one decoder keeps
 MOST_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024  # a megabyte in a stream can be a gigabyte of zeros
 
 
@@ -100,21 +102,31 @@ def avro(schema: Any, *, skip_bytes: int = 0) -> Callable[[], Decode]:
 
 
 def registered_avro(
-    schemas: Schemas, *, framing: Framing = "confluent", reader: Any = None
+    schemas: Schemas, *, framing: Framing | None = None, reader: Any = None
 ) -> Callable[[], Decode]:
     """A decoder of Avro with a schema registry's prefix, for `with_decoded`. Each value is decoded with the schema
     it was written with, whose id is in the prefix.
 
-    `schemas` gives the parsed JSON of a writer's schema for an id: the number of Confluent's registry, or the UUID
-    of the schema version, as text, of AWS Glue's. A function is called in the executors, once for an id and task.
-    With `reader`, values come in the form of that schema, as Avro resolves it. Else columns are found by name.
+    `schemas` is a ConfluentRegistry or a GlueRegistry. A mapping or a function gives the parsed JSON of a writer's
+    schema for an id: the number of Confluent's registry, or the UUID of the schema version, as text, of AWS Glue's.
+    A function is called in the executors, once for an id and task. `framing` is that of the registry, else
+    Confluent's. With `reader`, values come in the form of that schema, as Avro resolves it. Else columns are found
+    by name.
 
     A prefix of another form is a malformed payload. An id without a schema, or a function that raises, fails the
-    batch with UnknownSchema, whatever `malformed` says.
+    batch with UnknownSchema, whatever `malformed` says. A function may raise `kcl.Unavailable` while a registry is
+    away, as the registries here do: the batch is then tried again, and no record is set aside.
     """
-    if framing not in _FRAMING_OF.values():
+    return _RegisteredAvro(schemas, _framing(schemas, framing), reader)
+
+
+def _framing(schemas: Schemas, framing: Framing | None) -> Framing:
+    if framing not in (None, *_FRAMING_OF.values()):
         raise ConfigurationError(f"framing {framing!r} is neither 'confluent' nor 'glue'")
-    return _RegisteredAvro(schemas, framing, reader)
+    own: Framing | None = getattr(schemas, "framing", None)
+    if own is not None and framing not in (None, own):
+        raise ConfigurationError(f"framing {framing!r} is not that of {type(schemas).__name__}, which is {own!r}")
+    return framing or own or "confluent"
 
 
 def _struct(ddl: str) -> StructType:
@@ -141,10 +153,11 @@ class _DecodeBatches:
     def __init__(self, decoding: "_Decoding", kind: pa.DataType) -> None:
         self._decoding = decoding
         self._kind = kind
+        self._marks = Marks()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            with encodable_errors():
+            with self._marks.errors():
                 values = [self._decoding(payload) for payload in batch.column("data").to_pylist()]
                 column = as_arrow(values, self._kind, is_strict=self._decoding.is_strict)
             names = [*batch.schema.names, "decoded"]
@@ -196,7 +209,7 @@ class _Decoding:
             self._decode = self._make_decoder()
         try:
             return self._decode(payload)
-        except UnknownSchema:
+        except (UnknownSchema, KclError):  # is not the fault of the payload
             raise
         except Exception:
             # Decoders have no common error; which payload it is, the failure policy finds out.
@@ -296,20 +309,26 @@ class _RegisteredAvro:
     def __call__(self) -> Decode:
         fastavro = _fastavro()
         reader = None if self._reader is None else fastavro.parse_schema(self._reader)
-        parsed: dict[int | str, Any] = {}
+        parsed = lru_cache(MOST_SCHEMAS)(partial(self._parsed, fastavro))
 
         def decode(payload: bytes) -> Any:
             id_, body = self._unframe(payload)
-            schema = parsed.get(id_)
-            if schema is None:
-                schema = parsed[id_] = fastavro.parse_schema(self._written(id_))
-            return _read(fastavro, body, schema, reader)
+            return _read(fastavro, body, parsed(id_), reader)
 
         return decode
+
+    def _parsed(self, fastavro: Any, id_: int | str) -> Any:
+        written = self._written(id_)
+        try:
+            return fastavro.parse_schema(written)
+        except Exception as error:  # fastavro raises whatever the wrong type of a part leads to
+            raise UnknownSchema(f"what was found for the schema {id_} is no Avro schema: {error}") from error
 
     def _written(self, id_: int | str) -> Any:
         try:
             found = self._schemas(id_) if callable(self._schemas) else self._schemas.get(id_)
+        except (UnknownSchema, KclError):
+            raise
         except Exception as error:
             raise UnknownSchema(f"the schema {id_} could not be looked up: {error}") from error
         if found is None:

@@ -12,16 +12,21 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from dagster import EnvVar
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from kcl_dagster.errors import ConfigurationError, PackageMissing
+from kcl_dagster.errors import ConfigurationError, PackageMissing, Unavailable
 from kcl_dagster.spark import payload_decoding
 from kcl_dagster.spark.batch_records import Records
+from kcl_dagster.spark.confluent_registry import ConfluentRegistry
+from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.payload_decoding import as_arrow, avro, protobuf, registered_avro, with_decoded, with_json
 from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
 from kcl_dagster.worker.batch import Batch
+from kcl_dagster.worker.error_class import class_of
+from tests.doubles.registries import confluent_server
 from tests.integration.spark import test_sinks
 from tests.integration.spark.test_sinks import batch, part, records
 
@@ -211,6 +216,26 @@ def test_a_schema_that_is_not_known_fails_the_batch_even_where_malformed_payload
     decoder = registered_avro(schemas.__getitem__ if by_function else schemas)
     with pytest.raises(Exception, match=r"UnknownSchema: .*9"):
         with_decoded(frame, decoder, "user string, page string", malformed="null").collect()
+
+
+def test_a_registry_is_asked_in_the_executors_and_its_outage_is_none_of_the_code(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGISTRY_TOKEN", "s3cret")
+    with confluent_server() as server:
+        server.authorization = "Bearer s3cret"
+        server.register(7, "clicks-value", 1, USERS)
+        registry = ConfluentRegistry(server.url, token=EnvVar("REGISTRY_TOKEN"))
+        decoder = registered_avro(registry)
+        frame = with_decoded(payloads(spark, framed(7, b"\x06ann\x02/")), decoder, "user string, page string")
+        assert [row.value for row in frame.collect()] == [("ann", "/")]
+        assert "s3cret" not in str(frame._jdf.queryExecution())
+        monkeypatch.setenv("REGISTRY_TOKEN", "another-s3cret")
+        unknown = with_decoded(payloads(spark, framed(8, b"")), decoder, "user string, page string")
+        with pytest.raises(Unavailable, match="does not accept the credentials") as away, write_failures("lake"):
+            unknown.collect()
+        assert "s3cret" not in str(away.value)
+    assert class_of(away.value).is_outage
 
 
 @pytest.mark.audit("A9")

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kcl_dagster.errors import ConfigurationError, RecordRefused, TransformError
+from kcl_dagster.errors import ConfigurationError, RecordRefused, TransformError, Unavailable
 from kcl_dagster.spark.arrow_columns import OutputColumns, plain, united
 from kcl_dagster.spark.arrow_transform import TABLE_ROWS, ApplyFunction, ArrowTransform, table_of, tables
 from kcl_dagster.spark.sinks.batch_files import RequireColumns
@@ -130,6 +130,14 @@ def test_a_function_may_return_anything_with_the_arrow_interface() -> None:
 def test_a_function_that_returns_no_table_is_refused(rubbish: object) -> None:
     with pytest.raises(TransformError, match="an Arrow function"):
         table_of(rubbish)
+
+
+def test_a_function_may_say_that_what_it_needs_is_away() -> None:
+    def priced(records: pa.Table) -> pa.Table:
+        raise Unavailable("the exchange rates cannot be read")
+
+    with pytest.raises(Unavailable, match="exchange rates"):
+        ArrowTransform(priced).table(pa.table({}))
 
 
 def some(rows: int) -> pa.RecordBatch:

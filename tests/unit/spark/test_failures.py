@@ -22,12 +22,14 @@ from kcl_dagster.errors import (
     RecordRefused,
     SinkError,
     TransformError,
+    Unavailable,
 )
 from kcl_dagster.spark.failures import (
     CONTENT_CHANGED,
     RECORD_REFUSED,
     SINK_FAILED,
     TRANSFORM_FAILED,
+    UNAVAILABLE,
     Marks,
     encodable_errors,
     fetch_failures,
@@ -147,7 +149,7 @@ def test_a_full_disk_of_the_driver_is_not_the_codes_failure() -> None:
 
 CHECKPOINT_LOST = "[CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND] Checkpoint block rdd_1_1 not found!"
 FORGED = [
-    *(f"{kind}: x" for kind in (CONTENT_CHANGED, SINK_FAILED, RECORD_REFUSED, TRANSFORM_FAILED)),
+    *(f"{kind}: x" for kind in (CONTENT_CHANGED, SINK_FAILED, RECORD_REFUSED, TRANSFORM_FAILED, UNAVAILABLE)),
     *(Marks("0123456789abcdef").of(kind) for kind in (CONTENT_CHANGED, SINK_FAILED)),
     CHECKPOINT_LOST,
     f"x\n{CHECKPOINT_LOST}",
@@ -186,9 +188,17 @@ def test_a_block_that_was_lost_while_a_table_was_written_is_not_the_codes_failur
 
 def test_marks_come_from_executors_with_the_token_of_the_driver() -> None:
     there = Marks("of the driver")
-    for error in (SinkError("x"), TransformError("x"), RecordRefused("x")):
+    for error in (SinkError("x"), TransformError("x"), RecordRefused("x"), Unavailable("x")):
         with pytest.raises(type(error), match="of the driver: x"), pickle.loads(pickle.dumps(there)).errors():
             raise error
+
+
+def test_what_the_code_needs_and_does_not_reach_is_an_outage() -> None:
+    text = f"PythonException:\nTraceback...\nUnavailable: {Marks().of(UNAVAILABLE)}: the registry is away\n at"
+    with pytest.raises(Unavailable) as caught, write_failures("lake"):
+        raise PySparkException(text)
+    assert str(caught.value) == "the registry is away"
+    assert class_of(caught.value) is ErrorClass.PLATFORM
 
 
 def test_what_user_code_raises_stays_what_it_is() -> None:

@@ -1,0 +1,87 @@
+"""Avro schemas that refer to types of other schemas, made into one schema that contains them all. Pure."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+_NAMED: Final = frozenset({"record", "error", "enum", "fixed"})
+_PRIMITIVE: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+
+
+def self_contained(schema: Any, referenced: Iterable[Any]) -> Any:
+    """`schema` with the definitions that it takes from the `referenced` ones, each where it is used first.
+
+    All of them are parsed JSON. Raises KeyError or TypeError for what is no Avro schema. A name without a
+    definition is left as it is.
+    """
+    definitions: dict[str, Any] = {}
+    for one in referenced:
+        _collect(one, "", definitions)
+    return _Inlining(definitions).of(schema, "")
+
+
+def _collect(schema: Any, namespace: str, found: dict[str, Any]) -> None:
+    """The named types in a schema by their full names, each with its namespace said."""
+    if isinstance(schema, list):
+        for one in schema:
+            _collect(one, namespace, found)
+    if not isinstance(schema, dict):
+        return
+    kind = schema["type"]
+    if isinstance(kind, str) and kind in _NAMED:
+        inside, name = _names(schema, namespace)
+        full = f"{inside}.{name}" if inside else name
+        found[full] = {**schema, "name": name, "namespace": inside}
+        for field in schema.get("fields", ()):
+            _collect(field["type"], inside, found)
+    else:
+        for part in (kind, schema.get("items"), schema.get("values")):
+            _collect(part, namespace, found)
+
+
+def _names(schema: dict[str, Any], namespace: str) -> tuple[str, str]:
+    """The namespace of a named type, and its name in there."""
+    said, _, name = schema["name"].rpartition(".")
+    return said or schema.get("namespace", namespace) or "", name
+
+
+class _Inlining:
+    def __init__(self, definitions: dict[str, Any]) -> None:
+        self._definitions = definitions
+        self._defined: set[str] = set()
+
+    def of(self, schema: Any, namespace: str) -> Any:
+        match schema:
+            case str():
+                return self._named(schema, namespace)
+            case list():
+                return [self.of(one, namespace) for one in schema]
+            case {"type": str(kind)} if kind in _NAMED:
+                return self._definition(schema, namespace)
+            case {"type": "array", "items": items}:
+                return {**schema, "items": self.of(items, namespace)}
+            case {"type": "map", "values": values}:
+                return {**schema, "values": self.of(values, namespace)}
+            case _:
+                return {**schema, "type": self.of(schema["type"], namespace)}
+
+    def _named(self, name: str, namespace: str) -> Any:
+        if name in _PRIMITIVE:
+            return name
+        near = f"{namespace}.{name}" if namespace and "." not in name else name
+        for full in (near, name):  # as Avro for Java looks names up
+            if full in self._defined:
+                return full
+            if full in self._definitions:
+                return self.of(self._definitions[full], "")
+        return name
+
+    def _definition(self, schema: dict[str, Any], namespace: str) -> Any:
+        inside, name = _names(schema, namespace)
+        full = f"{inside}.{name}" if inside else name
+        if full in self._defined:
+            return full
+        self._defined.add(full)
+        if "fields" not in schema:
+            return schema
+        fields = [{**field, "type": self.of(field["type"], inside)} for field in schema["fields"]]
+        return {**schema, "fields": fields}

@@ -1,0 +1,37 @@
+"""Writers' schemas that were fetched from registries, kept for the life of the process.
+
+The schema of an id never changes, so it is fetched once. Spark's Python workers serve many tasks, and share it.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Final
+
+KEPT_SCHEMAS: Final = 1_000  # of all registries; the records of a stream name a few dozen
+
+_kept: OrderedDict[tuple[Hashable, Hashable], Any] = OrderedDict()
+_lock = threading.Lock()
+
+
+def fetched_once(registry: Hashable, id_: Hashable, fetch: Callable[[], Any]) -> Any:
+    """What `fetch` returned for this id of this registry. Threads that ask at the same time wait for one fetch. An
+    error of `fetch` is raised and not kept."""
+    with _lock:
+        key = (registry, id_)
+        if key not in _kept:
+            _kept[key] = fetch()
+            while len(_kept) > KEPT_SCHEMAS:
+                _kept.popitem(last=False)
+        _kept.move_to_end(key)
+        return _kept[key]
+
+
+def _new_lock() -> None:
+    """A thread that a forked process does not have may hold the former one."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_lock)
