@@ -58,7 +58,19 @@ COMPONENT_PARTS = {
     "telemetry": TelemetryModel,
     "connection": ConnectionModel,
 }
-DECODERS = ("with_json", "with_decoded", "protobuf", "avro", "registered_avro", "ConfluentRegistry", "GlueRegistry")
+DECODERS = (
+    "with_json",
+    "with_decoded",
+    "decode_json",
+    "decode_column",
+    "avro",
+    "registered_avro",
+    "ConfluentRegistry",
+    "GlueRegistry",
+    "protobuf",
+    "split_lines",
+    "split_log_events",
+)
 
 
 def pages() -> Mapping[str, str]:
@@ -204,6 +216,7 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 def _annotation(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = text.replace("~Records", "DataFrame | Table")  # the same type as what is returned
     return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text)
 
 

@@ -1,6 +1,6 @@
 """Payloads as columns, for the functions of consumers: DataFrames and Arrow tables."""
 
-from kcl_dagster.spark.arrow_decoding import decode_json
+from kcl_dagster.spark.arrow_decoding import decode_column, decode_json
 from kcl_dagster.spark.confluent_registry import ConfluentRegistry
 from kcl_dagster.spark.glue_registry import GlueRegistry
 from kcl_dagster.spark.payload_decoding import (
@@ -11,15 +11,19 @@ from kcl_dagster.spark.payload_decoding import (
     with_decoded,
     with_json,
 )
+from kcl_dagster.spark.payload_splitting import split_lines, split_log_events
 
 __all__ = [
     "ConfluentRegistry",
     "GlueRegistry",
     "UnknownSchema",
     "avro",
+    "decode_column",
     "decode_json",
     "protobuf",
     "registered_avro",
+    "split_lines",
+    "split_log_events",
     "with_decoded",
     "with_json",
 ]

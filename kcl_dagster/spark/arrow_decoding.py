@@ -16,24 +16,37 @@ import pyarrow as pa
 from pyarrow import types as kinds
 
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.spark.payload_compression import Compression, checked, opened
 from kcl_dagster.spark.payload_decoding import Decode, Malformed, as_arrow, decoding_of
 
 KEPT_DECODERS: Final = 16
+# What msgspec and the opening of payloads raise for malformed ones. UnicodeError is a ValueError.
+_MALFORMED: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-def decode_json(records: pa.Table, schema: pa.Schema, *, malformed: Malformed = "null") -> pa.Table:
+def decode_json(
+    records: pa.Table,
+    schema: pa.Schema,
+    *,
+    malformed: Malformed = "null",
+    compression: Compression | None = None,
+) -> pa.Table:
     """Parse `data` as JSON (UTF-8): the columns of `schema`. A field that is missing is null, others are left out.
     A payload with a value of another type is malformed, and null in every column.
 
     Types: integers, floats, decimals, texts, booleans, bytes (as base64), dates and timestamps (as ISO 8601 writes
     them), lists and structs.
+
+    With `compression`, payloads are opened before: `"gzip"`, `"zstd"`, or `"auto"` to see it in their first bytes.
+    A payload that cannot be opened, or holds more than 64 MiB, is malformed.
     """
-    decode, empty = _json_decoder(schema)
+    parse, empty = _json_decoder(schema)
+    decode = parse if checked(compression) is None else lambda payload: parse(opened(payload, compression))
     is_strict = malformed == "fail"
     payloads = records.column("data").to_pylist()
     try:
         rows = list(map(decode, payloads))
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    except _MALFORMED:
         if is_strict:
             raise
         rows = [_or(empty, decode, payload) for payload in payloads]
@@ -45,21 +58,28 @@ def decode_json(records: pa.Table, schema: pa.Schema, *, malformed: Malformed = 
 
 
 def decode_column(
-    records: pa.Table, make_decoder: Callable[[], Decode], kind: pa.DataType, *, malformed: Malformed = "null"
+    records: pa.Table,
+    make_decoder: Callable[[], Decode],
+    kind: pa.DataType,
+    *,
+    malformed: Malformed = "null",
+    compression: Compression | None = None,
 ) -> pa.Array:
-    """Decode `data` with what `make_decoder` makes: `avro(...)`, `registered_avro(...)`, `protobuf(...)` of
-    `kcl_dagster.spark.payload_decoding`, or a function of yours. `kind` is the type of a value, such as a struct. A
-    decoder is made once in each process, for as long as `make_decoder` is the same object."""
+    """Decode `data` with what `make_decoder` makes: `avro(...)`, `registered_avro(...)`, `protobuf(...)`, or a
+    function of yours. `kind` is the type of a value, such as a struct. `compression`: see `decode_json`. A decoder
+    is made once in each process, for as long as `make_decoder` is the same object."""
     is_strict = malformed == "fail"
-    decoding = _kept(make_decoder, is_strict)
+    decoding = _kept(make_decoder, is_strict, compression)
     return as_arrow(
         [decoding(payload) for payload in records.column("data").to_pylist()], kind, is_strict=is_strict
     )
 
 
 @lru_cache(KEPT_DECODERS)
-def _kept(make_decoder: Callable[[], Decode], is_strict: bool) -> Callable[[bytes | None], Any]:
-    return decoding_of(make_decoder, is_strict=is_strict)
+def _kept(
+    make_decoder: Callable[[], Decode], is_strict: bool, compression: Compression | None
+) -> Callable[[bytes | None], Any]:
+    return decoding_of(make_decoder, is_strict=is_strict, compression=compression)
 
 
 def _names(schema: pa.Schema) -> list[str]:
@@ -82,7 +102,7 @@ def _json_decoder(schema: pa.Schema) -> tuple[Callable[[bytes], Any], Any]:
 def _or(empty: Any, decode: Callable[[bytes], Any], payload: bytes) -> Any:
     try:
         return decode(payload)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    except _MALFORMED:
         return empty
 
 

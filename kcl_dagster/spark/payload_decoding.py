@@ -5,7 +5,6 @@ the batch with `malformed="fail"`, which hands it to the application's failure p
 """
 
 import io
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib import import_module
@@ -15,10 +14,11 @@ from uuid import UUID
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import DataType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
 from kcl_dagster.errors import ConfigurationError, KclError, PackageMissing
 from kcl_dagster.spark.failures import Marks
+from kcl_dagster.spark.payload_compression import Compression, checked, inflated, opened
 
 Malformed = Literal["null", "fail"]
 Decode = Callable[[bytes], Any]
@@ -30,12 +30,12 @@ Schemas = Mapping[Any, Any] | Callable[[Any], Any]
 Framing = Literal["confluent", "glue"]
 
 _CORRUPT: Final = "_corrupt"
+_OPENED: Final = "_kcl_opened_payload"
 # How long the prefixes are that name the writer's schema.
 _FRAMING_OF: Final[Mapping[int, Framing]] = {5: "confluent", 18: "glue"}
 _CONFLUENT_VERSION, _GLUE_VERSION = 0, 3
 _GLUE_PLAIN, _GLUE_ZLIB = 0, 5
 MOST_SCHEMAS: Final = 1_000  # that one decoder keeps
-MOST_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024  # a megabyte in a stream can be a gigabyte of zeros
 
 
 class UnknownSchema(LookupError):
@@ -44,13 +44,31 @@ class UnknownSchema(LookupError):
 
 
 def with_json(
-    records: DataFrame, schema: str | StructType, *, into: str = "value", malformed: Malformed = "null"
+    records: DataFrame,
+    schema: str | StructType,
+    *,
+    into: str = "value",
+    malformed: Malformed = "null",
+    compression: Compression | None = None,
 ) -> DataFrame:
-    """Parse `data` as JSON (UTF-8) into the struct `into`. `schema` is a StructType or `"id long, name string"`."""
+    """Parse `data` as JSON (UTF-8) into the struct `into`. `schema` is a StructType or `"id long, name string"`.
+    `compression` is that of the payloads: `"gzip"`, `"zstd"`, or `"auto"` to see it in their first bytes."""
+    if compression is not None:
+        # Spark cannot open them in the JVM.
+        content = with_decoded(
+            records, _Content(), BinaryType(), into=_OPENED, malformed=malformed, compression=compression
+        )
+        return _parsed_json(content, _OPENED, schema, into, malformed).drop(_OPENED)
+    return _parsed_json(records, "data", schema, into, malformed)
+
+
+def _parsed_json(
+    records: DataFrame, column: str, schema: str | StructType, into: str, malformed: Malformed
+) -> DataFrame:
     wanted = schema if isinstance(schema, StructType) else _struct(schema)
     if _CORRUPT in wanted.names:
         raise ConfigurationError(f"a JSON schema may not have a field named {_CORRUPT}")
-    text = F.col("data").cast("string")
+    text = F.col(column).cast("string")
     if malformed == "fail":
         return records.withColumn(into, F.from_json(text, wanted, {"mode": "FAILFAST"}))
     # Spark fills a struct with nulls for what it could not parse; we want no struct at all.
@@ -68,16 +86,20 @@ def with_decoded(
     *,
     into: str = "value",
     malformed: Malformed = "null",
+    compression: Compression | None = None,
 ) -> DataFrame:
     """Decode `data` in the executors with what `make_decoder` makes there, once for each task.
 
     The hook for schema registries: `make_decoder` may ask the registry, read credentials of the executor, and keep
     what it learns. It is sent to the executors by name or by value, so it may not hold open connections itself.
+
+    With `compression`, payloads are opened before: `"gzip"`, `"zstd"`, or `"auto"` to see it in their first bytes.
+    A payload that cannot be opened, or holds more than 64 MiB, is malformed.
     """
     kept = records.drop(into)
     # Spark 4.0 has no other way to hand Arrow columns to Python, and rows cost several times as much.
     given = StructType([*kept.schema.fields, StructField(into, _type(schema))])
-    decoding = _Decoding(make_decoder, is_strict=malformed == "fail")
+    decoding = _Decoding(make_decoder, is_strict=malformed == "fail", compression=checked(compression))
     return kept.mapInArrow(_DecodeBatches(decoding, _arrow_type(given, into)), given)
 
 
@@ -197,9 +219,12 @@ def _spelled(value: Any) -> Any:
 class _Decoding:
     """Decodes one payload after another. Pickled with the factory; the decoder is made where it runs."""
 
-    def __init__(self, make_decoder: Callable[[], Decode], *, is_strict: bool) -> None:
+    def __init__(
+        self, make_decoder: Callable[[], Decode], *, is_strict: bool, compression: Compression | None = None
+    ) -> None:
         self._make_decoder = make_decoder
         self._decode: Decode | None = None
+        self._compression = compression
         self.is_strict = is_strict
 
     def __call__(self, payload: bytes | None) -> Any:
@@ -208,7 +233,7 @@ class _Decoding:
         if self._decode is None:
             self._decode = self._make_decoder()
         try:
-            return self._decode(payload)
+            return self._decode(opened(payload, self._compression))
         except (UnknownSchema, KclError):  # is not the fault of the payload
             raise
         except Exception:
@@ -217,17 +242,26 @@ class _Decoding:
                 raise
             return None
 
-    def __getstate__(self) -> tuple[Callable[[], Decode], bool]:
-        return self._make_decoder, self.is_strict
+    def __getstate__(self) -> tuple[Callable[[], Decode], bool, Compression | None]:
+        return self._make_decoder, self.is_strict, self._compression
 
-    def __setstate__(self, state: tuple[Callable[[], Decode], bool]) -> None:
-        self._make_decoder, self.is_strict = state
+    def __setstate__(self, state: tuple[Callable[[], Decode], bool, Compression | None]) -> None:
+        self._make_decoder, self.is_strict, self._compression = state
         self._decode = None
 
 
-def decoding_of(make_decoder: Callable[[], Decode], *, is_strict: bool) -> Callable[[bytes | None], Any]:
+def decoding_of(
+    make_decoder: Callable[[], Decode], *, is_strict: bool, compression: Compression | None = None
+) -> Callable[[bytes | None], Any]:
     """Decodes one payload after another with one decoder. Without `is_strict`, None for malformed ones."""
-    return _Decoding(make_decoder, is_strict=is_strict)
+    return _Decoding(make_decoder, is_strict=is_strict, compression=checked(compression))
+
+
+class _Content:
+    """Makes a decoder that leaves payloads as they are."""
+
+    def __call__(self) -> Decode:
+        return bytes
 
 
 class _Protobuf:
@@ -351,10 +385,7 @@ def _glue(payload: bytes) -> tuple[str, io.BytesIO]:
         raise ValueError("the payload does not begin as the Glue schema registry frames it")
     id_, value = str(UUID(bytes=payload[2:18])), payload[18:]
     if payload[1] == _GLUE_ZLIB:
-        inflating = zlib.decompressobj()
-        value = inflating.decompress(value, MOST_DECOMPRESSED_BYTES)
-        if not inflating.eof:
-            raise ValueError(f"the payload is cut off, or holds more than {MOST_DECOMPRESSED_BYTES} bytes")
+        value, _ = inflated(value)
     return id_, io.BytesIO(value)
 
 

@@ -1,6 +1,8 @@
 """What user code is given beside the DataFrame: decoders, and functions that store."""
 
+import gzip
 import io
+import json
 import sys
 import zlib
 from collections.abc import Callable
@@ -18,11 +20,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.errors import ConfigurationError, PackageMissing, Unavailable
-from kcl_dagster.spark import payload_decoding
+from kcl_dagster.spark import payload_compression, payload_decoding
 from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.confluent_registry import ConfluentRegistry
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.payload_decoding import as_arrow, avro, protobuf, registered_avro, with_decoded, with_json
+from kcl_dagster.spark.payload_splitting import split_lines, split_log_events
 from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.error_class import class_of
@@ -247,7 +250,7 @@ def test_the_glue_registry_is_understood_and_its_compressed_values_are_bounded(
     body = b"\x06ann\x02/"
     for compression, value in ((0, body), (5, zlib.compress(body))):
         assert decode(bytes([3, compression]) + id_.bytes + value) == {"user": "ann", "page": "/"}
-    monkeypatch.setattr(payload_decoding, "MOST_DECOMPRESSED_BYTES", 1000)
+    monkeypatch.setattr(payload_compression, "MOST_DECOMPRESSED_BYTES", 1000)
     with pytest.raises(ValueError, match="more than 1000 bytes"):
         decode(bytes([3, 5]) + id_.bytes + zlib.compress(bytes(10_000)))
     with pytest.raises(ValueError, match="frames it"):
@@ -313,6 +316,29 @@ def test_a_value_that_does_not_fit_its_column_is_null_alone() -> None:
 def test_one_value_instead_of_a_struct_can_be_decoded(spark: SparkSession) -> None:
     found = with_decoded(payloads(spark, b"abc"), lambda: len, "int", into="size").collect()
     assert [row["size"] for row in found] == [3]
+
+
+def test_compressed_payloads_are_opened_and_split(spark: SparkSession) -> None:
+    frame = payloads(spark, gzip.compress(b'{"id": 1}\n{"id": 2}'), b'{"id": 3}', gzip.compress(b"x")[:-1])
+    frame = frame.withColumn("at", F.current_timestamp())
+    whole = with_json(frame, "id long", compression="auto")
+    assert whole.columns == ["data", "at", "value"]
+    assert [row.value for row in with_json(frame.where("data like '{%'"), "id long", compression="auto").collect()]
+    lines = with_json(split_lines(frame, compression="auto"), "id long")
+    assert [row.id for row in lines.select("value.id").collect()] == [1, 2, 3, None]
+    assert split_lines(frame).schema == frame.schema
+
+
+def test_log_events_of_cloudwatch_become_rows(spark: SparkSession) -> None:
+    event = {"id": "1", "timestamp": 1_510_109_208_016, "message": "first"}
+    told = {"messageType": "DATA_MESSAGE", "logGroup": "shop", "logEvents": [event, {**event, "message": "2nd"}]}
+    frame = payloads(spark, gzip.compress(json.dumps(told).encode()), b"text")
+    found = split_log_events(frame).withColumn("ms", F.unix_millis("log_timestamp"))
+    assert [(bytes(row.data), row.log_group, row.ms) for row in found.collect()] == [
+        (b"first", "shop", 1_510_109_208_016),
+        (b"2nd", "shop", 1_510_109_208_016),
+        (b"text", None, None),
+    ]
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

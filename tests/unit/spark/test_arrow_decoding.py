@@ -1,5 +1,6 @@
 """Payloads as columns of Arrow tables: a row for each record, whatever its payload is."""
 
+import gzip
 import io
 import json
 from datetime import UTC, date, datetime
@@ -104,3 +105,16 @@ def test_avro_is_decoded_as_in_frames() -> None:
     assert decode_column(records(out.getvalue(), b""), decoder, kind).to_pylist() == [{"id": 7}, None]
     with pytest.raises(EOFError):
         decode_column(records(b""), decoder, kind, malformed="fail")
+
+
+def test_compressed_payloads_are_opened_before() -> None:
+    mixed = records(gzip.compress(b'{"id": 1}'), b'{"id": 2}', gzip.compress(b'{"id": 3}')[:-1])
+    assert decode_json(mixed, SCHEMA, compression="auto")["id"].to_pylist() == [1, 2, None]
+    assert decode_json(mixed, SCHEMA, compression="gzip")["id"].to_pylist() == [1, None, None]
+    assert decode_json(mixed, SCHEMA)["id"].to_pylist() == [None, 2, None]
+    with pytest.raises(ValueError, match="cut off"):
+        decode_json(mixed, SCHEMA, compression="auto", malformed="fail")
+    found = decode_column(mixed, lambda: len, pa.int64(), compression="gzip")
+    assert found.to_pylist() == [9, None, None]
+    with pytest.raises(ConfigurationError, match="'brotli'"):
+        decode_json(mixed, SCHEMA, compression="brotli")  # type: ignore[arg-type]

@@ -1,0 +1,104 @@
+"""Opens compressed payloads, up to a bound."""
+
+import zlib
+from contextlib import suppress
+from typing import Final, Literal
+
+import pyarrow as pa
+
+from kcl_dagster.errors import ConfigurationError
+
+Compression = Literal["gzip", "zstd", "auto"]
+"""How payloads are compressed. `auto`: by their first bytes; a payload with other ones is left as it is."""
+
+MOST_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024  # a megabyte in a stream can be a gigabyte of zeros
+_GZIP: Final = b"\x1f\x8b"
+_ZSTD: Final = b"\x28\xb5\x2f\xfd"
+_GZIP_FORMAT: Final = 16 + zlib.MAX_WBITS  # zlib's number for gzip's header
+
+
+def checked(compression: Compression | None) -> Compression | None:
+    """Raises ConfigurationError for another word."""
+    if compression not in (None, "gzip", "zstd", "auto"):
+        raise ConfigurationError(f"compression {compression!r} is none of 'gzip', 'zstd' and 'auto'")
+    return compression
+
+
+def opened(payload: bytes, compression: Compression | None) -> bytes:
+    """The content of a payload. Raises ValueError for one that is not compressed so, is cut off, or holds more than
+    `MOST_DECOMPRESSED_BYTES`."""
+    if compression is None:
+        return payload
+    if compression == "auto":
+        compression = _by_first_bytes(payload)
+    match compression:
+        case "gzip":
+            return _gunzipped(payload)
+        case "zstd":
+            return _of_zstd(payload)
+        case _:
+            return payload
+
+
+def inflated(value: bytes, window_bits: int = zlib.MAX_WBITS) -> tuple[bytes, bytes]:
+    """What zlib compressed, and the bytes after it. Raises ValueError as `opened` does."""
+    inflating = zlib.decompressobj(window_bits)
+    try:
+        found = inflating.decompress(value, MOST_DECOMPRESSED_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"the payload cannot be decompressed: {error}") from error
+    if not inflating.eof:
+        raise ValueError(f"the payload is cut off, or holds more than {MOST_DECOMPRESSED_BYTES} bytes")
+    return found, inflating.unused_data
+
+
+def _by_first_bytes(payload: bytes) -> Compression | None:
+    if payload.startswith(_GZIP):
+        return "gzip"
+    return "zstd" if payload.startswith(_ZSTD) else None
+
+
+def _gunzipped(payload: bytes) -> bytes:
+    """gzip files may consist of several parts; each of them is opened."""
+    parts: list[bytes] = []
+    size = 0
+    rest = payload
+    while rest or not parts:
+        part, rest = inflated(rest, _GZIP_FORMAT)
+        size += len(part)
+        if size > MOST_DECOMPRESSED_BYTES:
+            raise ValueError(f"the payload holds more than {MOST_DECOMPRESSED_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _of_zstd(payload: bytes) -> bytes:
+    if not payload.startswith(_ZSTD):
+        raise ValueError("the payload is not compressed by zstd")
+    size = _size_said(payload)
+    if 0 < size <= MOST_DECOMPRESSED_BYTES:
+        # Costs a tenth of a stream. Fails if other frames follow, and for broken payloads.
+        with suppress(OSError):
+            whole: bytes = pa.Codec("zstd").decompress(payload, size, asbytes=True)
+            return whole
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(payload), "zstd") as stream:
+            found: bytes = stream.read(MOST_DECOMPRESSED_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"the payload cannot be decompressed: {error}") from error
+    if len(found) > MOST_DECOMPRESSED_BYTES:
+        raise ValueError(f"the payload holds more than {MOST_DECOMPRESSED_BYTES} bytes")
+    return found
+
+
+def _size_said(frame: bytes) -> int:
+    """The size of the content by the frame's header (RFC 8878, 3.1.1.1), 0 where the header does not say it."""
+    if len(frame) <= len(_ZSTD):
+        return 0
+    descriptor = frame[len(_ZSTD)]
+    is_single_segment = bool(descriptor & 0b10_0000)
+    length = (1 if is_single_segment else 0, 2, 4, 8)[descriptor >> 6]
+    window, dictionary = (0 if is_single_segment else 1), (0, 1, 2, 4)[descriptor & 0b11]
+    start = len(_ZSTD) + 1 + window + dictionary
+    said = int.from_bytes(frame[start : start + length], "little")
+    return said + 256 if length == 2 else said  # of two bytes, 0 means 256
