@@ -62,6 +62,7 @@ DECODERS = (
     "with_json",
     "with_decoded",
     "decode_json",
+    "decode_table",
     "decode_column",
     "avro",
     "registered_avro",

@@ -1,6 +1,6 @@
 """Payloads as columns, for the functions of consumers: DataFrames and Arrow tables."""
 
-from kcl_dagster.spark.arrow_decoding import decode_column, decode_json
+from kcl_dagster.spark.arrow_decoding import decode_column, decode_json, decode_table
 from kcl_dagster.spark.confluent_registry import ConfluentRegistry
 from kcl_dagster.spark.glue_registry import GlueRegistry
 from kcl_dagster.spark.payload_decoding import (
@@ -20,6 +20,7 @@ __all__ = [
     "avro",
     "decode_column",
     "decode_json",
+    "decode_table",
     "protobuf",
     "registered_avro",
     "split_lines",

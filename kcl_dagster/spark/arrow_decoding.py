@@ -57,6 +57,27 @@ def decode_json(
     return pa.Table.from_arrays(columns, schema=schema)
 
 
+def decode_table(
+    records: pa.Table,
+    make_decoder: Callable[[], Decode],
+    schema: pa.Schema,
+    *,
+    malformed: Malformed = "null",
+    compression: Compression | None = None,
+) -> pa.Table:
+    """Decode `data` with `avro(...)`, `registered_avro(...)`, `protobuf(...)`, or a function of yours that makes a
+    decoder: the columns of `schema`, as `decode_json` gives them. A field that is missing is null, others are left
+    out. A payload with a value that does not fit its column is malformed, and null in every column.
+
+    `compression`: see `decode_json`. A decoder is made once in each process, for as long as `make_decoder` is the
+    same object: make it outside of the function, not with each table.
+    """
+    found = decode_column(
+        records, make_decoder, pa.struct(list(schema)), malformed=malformed, compression=compression
+    )
+    return pa.Table.from_arrays(found.flatten(), schema=schema)
+
+
 def decode_column(
     records: pa.Table,
     make_decoder: Callable[[], Decode],
@@ -65,9 +86,8 @@ def decode_column(
     malformed: Malformed = "null",
     compression: Compression | None = None,
 ) -> pa.Array:
-    """Decode `data` with what `make_decoder` makes: `avro(...)`, `registered_avro(...)`, `protobuf(...)`, or a
-    function of yours. `kind` is the type of a value, such as a struct. `compression`: see `decode_json`. A decoder
-    is made once in each process, for as long as `make_decoder` is the same object."""
+    """Decode `data` into one column, as `decode_table` does into several. `kind` is the type of a value, such as a
+    struct."""
     is_strict = malformed == "fail"
     decoding = _kept(make_decoder, is_strict, compression)
     return as_arrow(

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 import kcl_dagster as kcl
 from kcl_dagster.chains.publication import staged
-from kcl_dagster.errors import BatchError, ConfigurationError, RecordRefused, SinkError, TransformError
+from kcl_dagster.errors import BatchError, ConfigurationError, RecordRefused, SinkError, TransformError, Unavailable
 from kcl_dagster.spark.arrow_transform import ArrowTransform
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.sinks.parquet import ParquetSink
@@ -130,6 +130,10 @@ def exits(table: pa.Table) -> pa.Table:
     raise SystemExit(3)
 
 
+def away(table: pa.Table) -> pa.Table:
+    raise Unavailable("the registry cannot be read")
+
+
 def refused(table: pa.Table) -> pa.Table:
     return pa.table({"at": pa.array([2**62] * len(table), pa.int64()).cast(pa.timestamp("s"))})
 
@@ -140,6 +144,7 @@ def refused(table: pa.Table) -> pa.Table:
         (raises, [], Exception, "a record that cannot be processed"),
         (exits, [], Exception, "the function raised SystemExit"),
         (refused, [], RecordRefused, "column at has a value"),
+        (away, [], Unavailable, "the registry cannot be read"),
         (lambda table: 1, [], TransformError, "must return a pyarrow.Table"),
         (lambda table: table, ["kind"], ConfigurationError, r"partitioned by \['kind'\]"),
         (lambda table: table.select(["data"]), ["day(at)"], ConfigurationError, "the output has no at"),

@@ -13,8 +13,11 @@ import pyarrow as pa
 import pytest
 
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.spark.arrow_decoding import decode_column, decode_json
-from kcl_dagster.spark.payload_decoding import avro
+from kcl_dagster.spark.arrow_decoding import decode_column, decode_json, decode_table
+from kcl_dagster.spark.confluent_registry import ConfluentRegistry
+from kcl_dagster.spark.payload_decoding import UnknownSchema, avro, protobuf, registered_avro
+from tests.docs.protobuf import CLICK_DESCRIPTOR
+from tests.doubles.registries import confluent_server
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("price", pa.float64())])
 
@@ -105,6 +108,71 @@ def test_avro_is_decoded_as_in_frames() -> None:
     assert decode_column(records(out.getvalue(), b""), decoder, kind).to_pylist() == [{"id": 7}, None]
     with pytest.raises(EOFError):
         decode_column(records(b""), decoder, kind, malformed="fail")
+
+
+CLICK: dict[str, Any] = {
+    "type": "record",
+    "name": "Click",
+    "fields": [
+        {"name": "user", "type": "string"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+    ],
+}
+MOMENT = datetime(2026, 11, 23, 1, 2, 3, 4, UTC)
+
+
+def encoded(value: Any) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, CLICK, value)
+    return out.getvalue()
+
+
+def test_avro_becomes_columns_with_and_without_a_registry() -> None:
+    schema = pa.schema(
+        [
+            ("at", pa.timestamp("us", "UTC")),
+            ("tags", pa.list_(pa.string())),
+            ("no", pa.int8()),
+            ("user", pa.string()),
+        ]
+    )
+    body = encoded({"user": "ann", "at": MOMENT, "tags": ["a", "b"]})
+    expected = [{"at": MOMENT, "tags": ["a", "b"], "no": None, "user": "ann"}, dict.fromkeys(schema.names)]
+    found = decode_table(records(body, b"?"), avro(CLICK), schema)
+    assert found.schema == schema
+    assert found.to_pylist() == expected
+    prefix = b"\x00\x00\x00\x00\x07"
+    with confluent_server() as server:
+        server.register(7, "clicks-value", 1, CLICK)
+        decoder = registered_avro(ConfluentRegistry(server.url))
+        given = records(gzip.compress(prefix + body), body)
+        for _ in range(2):
+            assert decode_table(given, decoder, schema, compression="auto").to_pylist() == expected
+        assert server.asked == ["/schemas/ids/7"]
+        with pytest.raises(UnknownSchema, match="schema 8"):
+            decode_table(records(b"\x00\x00\x00\x00\x08" + body), decoder, schema)
+
+
+def test_protobuf_becomes_columns() -> None:
+    schema = pa.schema([("page", pa.string()), ("user", pa.string())])
+    decoder = protobuf(CLICK_DESCRIPTOR, "shop.Click")
+    given = records(b"\x0a\x03ann\x12\x01/", b"", b"\xff")
+    assert decode_table(given, decoder, schema).to_pylist() == [
+        {"page": "/", "user": "ann"},
+        {"page": "", "user": ""},
+        {"page": None, "user": None},
+    ]
+    with pytest.raises(Exception, match="parsing"):
+        decode_table(given, decoder, schema, malformed="fail")
+
+
+def test_a_value_that_does_not_fit_its_column_makes_its_payload_null_alone() -> None:
+    schema = pa.schema([("user", pa.int64()), ("tags", pa.list_(pa.string()))])
+    body = encoded({"user": "ann", "at": MOMENT, "tags": []})
+    assert decode_table(records(body), avro(CLICK), schema).to_pylist() == [{"user": None, "tags": None}]
+    with pytest.raises(pa.ArrowException):
+        decode_table(records(body), avro(CLICK), schema, malformed="fail")
 
 
 def test_compressed_payloads_are_opened_before() -> None:
