@@ -410,7 +410,7 @@ def _cli() -> str:
     parts.append(_table(("option", "meaning"), _option_rows(verbs.choices["status"], shared)))
     in_job = {operation.name: operation for operation in OPERATIONS if operation.is_in_job}
     for name, verb in verbs.choices.items():
-        parts += [f"## {name}", f"{_capital(verb.description or _help_of(verbs, name))}."]
+        parts += [f"## {name}", f"{_capital(verb.description or _help_of(verbs, name)).removesuffix('.')}."]
         if name in in_job:
             parts.append(f"In the job `<application>_admin`: `{_config_of(in_job[name])}`.")
         rows = list(_option_rows(verb, _options(verb) - shared))
