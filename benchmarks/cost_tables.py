@@ -37,7 +37,7 @@ from kcl_dagster.spark.sinks.batch_files import StageFiles, batch_files
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.sinks.chain_folder import ChainFolder
 from kcl_dagster.spark.sinks.delta import DeltaFormat
-from kcl_dagster.spark.sinks.delta_commits import COMMITS_TO_CLEANING
+from kcl_dagster.spark.sinks.delta_appends import COMMITS_TO_CLEANING
 from kcl_dagster.spark.sinks.delta_compaction import compact_delta
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
 from kcl_dagster.spark.sinks.iceberg import IcebergFormat

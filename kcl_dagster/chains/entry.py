@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 
 from kcl_dagster.errors import Unsafe
+from kcl_dagster.model.change_rules import ChangeRules
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.claim import ClaimId
 from kcl_dagster.model.lease import LeaseKey
@@ -15,7 +16,7 @@ VERSION: Final = 1
 
 class StagedFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """A file that an entry publishes. `path`: its final one, relative to the root of the sink; of an Iceberg table,
-    the whole one.
+    the whole one; of change rows, where they are staged.
 
     Of a table: `partition`: the value of each partition column as text, None for null. `statistics`: as the table
     keeps them.
@@ -31,12 +32,14 @@ class StagedFile(msgspec.Struct, frozen=True, omit_defaults=True):
 class TableRules(msgspec.Struct, frozen=True):
     """By which rules of a table the files of an entry were written. `schema`: of the rows, as text that the sink
     reads. `required`: columns in which they have no nulls. `conditions`: SQL that is true of them, by name.
-    `table`: the id of the table, where it has one that no other table gets."""
+    `table`: the id of the table, where it has one that no other table gets. `changes`: the files hold change rows,
+    and the table does not get the files themselves."""
 
     schema: str
     required: tuple[str, ...] = ()
     conditions: dict[str, str] = {}
     table: str | None = None
+    changes: ChangeRules | None = None
 
 
 class StoredRange(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from kcl_dagster.chains.store import check_store
 from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.folder import misspelt
+from kcl_dagster.model.change_rules import change_rules
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.orchestration.metadata import TABLE_NAME, URI
 from kcl_dagster.orchestration.secret_options import refuse_literals, refuse_secret_in, resolved
@@ -147,6 +148,9 @@ def delta(
     storage_options: Mapping[str, str] | None = None,
     commit_seconds: float | None = None,
     evolve: Evolve = "refuse",
+    merge_on: Sequence[str] = (),
+    delete_when: str | None = None,
+    order_by: str | None = None,
 ) -> SinkChoice:
     """A Delta table, each record once. Needs the `delta` extra.
 
@@ -163,6 +167,12 @@ def delta(
             until you have changed the table or the function. `add`: the table gets them before the batch is stored,
             and they allow nulls. `ignore`: they are not stored. A type that the table's column cannot hold is
             refused in any case.
+        merge_on: The columns of the key, if the output is change rows: each updates the rows of the table that have
+            its key, or is inserted. The last change of a key wins, by the order of its shard. Left out, rows are
+            appended.
+        delete_when: SQL over a change row. Where it is true, the rows with the key are deleted. Needs `merge_on`.
+        order_by: A column of the output and the table that says which change is later, such as a version: a change
+            with a lower value than the table's row has no effect. Needs `merge_on`.
 
     Example:
         .. code-block:: python
@@ -176,6 +186,7 @@ def delta(
         "leave it out and delta-rs takes it from the environment or the role of the machine",
     )
     _refuse_commits("kcl.delta", commit_seconds, evolve)
+    change_rules(merge_on, delete_when, order_by, "kcl.delta")
     between_commits = COMMIT_SECONDS if commit_seconds is None else commit_seconds
 
     def again(seconds: float) -> SinkChoice:
@@ -185,6 +196,9 @@ def delta(
             storage_options=storage_options,
             commit_seconds=seconds,
             evolve=evolve,
+            merge_on=merge_on,
+            delete_when=delete_when,
+            order_by=order_by,
         )
 
     def open_staging(transform: Transform, s3: Connection) -> "SparkSink":
@@ -199,6 +213,9 @@ def delta(
             storage_options=choice.delta_options(),
             commit_seconds=between_commits,
             evolve=evolve,
+            merge_on=merge_on,
+            delete_when=delete_when,
+            order_by=order_by,
         )
 
     choice = SinkChoice(

@@ -271,6 +271,7 @@ class Worker(Generic[D]):
             self._clock,
             chains.commits.seconds,
             self.completeness.last,
+            chains.commits.stages,
         )
 
     def _is_listed(self, lease: Lease, shard_id: str) -> bool:

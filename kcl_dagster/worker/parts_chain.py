@@ -159,7 +159,8 @@ def publisher_of(sink: StagingSink[D], owner: str, runtime: Runtime) -> Publishe
     entries, commits = sink.entries, sink.commits
     if commits is None:
         return FolderPublisher(entries.files)
-    return TableCommitter(entries, commits.table, owner, runtime.new_id, runtime.clock, commits.seconds)
+    table, seconds, stages = commits.table, commits.seconds, commits.stages
+    return TableCommitter(entries, table, owner, runtime.new_id, runtime.clock, seconds, stages=stages)
 
 
 def _number(unique: str) -> int:

@@ -28,10 +28,11 @@ class StagedBatch:
 @dataclass(frozen=True, slots=True)
 class PublishedByCommits:
     """Of a sink whose entries are published by commits of a table, and not by moving files. `table`: below its root
-    are the chains. `seconds`: between two commits."""
+    are the chains. `seconds`: between two commits. `stages`: whether files are staged as those of a folder are."""
 
     table: ChainedTable
     seconds: float
+    stages: bool = False
 
 
 class FormerParts(Protocol):

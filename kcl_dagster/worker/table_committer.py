@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from kcl_dagster.chains.entry import PublishingEntry
-from kcl_dagster.chains.publication import beginning_of
+from kcl_dagster.chains.publication import FolderPublisher, beginning_of
 from kcl_dagster.chains.store import Entries, FoundEntry
 from kcl_dagster.chains.table_commits import Selection, TableCommit, TableCommits, selected
 from kcl_dagster.errors import KclError, OutcomeUnknown, SinkError, Unsafe
@@ -57,6 +57,9 @@ class TableCommitter:
     clock: Clock
     seconds: float = COMMIT_SECONDS
     complete: Callable[[], WrittenThrough | None] = lambda: None
+    stages: bool = False
+    """Whether files are staged beside the chains, as those of change rows are. A commit removes those that it has
+    applied, unless its worker ends just then."""
 
     _contained: Mapping[ChainId, int] = field(default_factory=dict)
     """The last entry of each chain that the table contains, as far as it is known here."""
@@ -83,10 +86,11 @@ class TableCommitter:
         return self._contained.get(chain, 0)
 
     def settle(self, chain: ChainId, decided: Mapping[int, PublishingEntry]) -> None:
-        """Files of batches that were not decided remain, as those of commits that failed do in every table: vacuum
-        removes them."""
+        """Data files of batches that were not decided remain, as those of commits that failed do in every table:
+        vacuum removes them."""
         if decided:
             self.finish({chain: max(decided)})
+        self.forget(chain)
 
     def passes_over(self, chain: ChainId, first: int) -> bool:
         _, plan = self._newest()
@@ -99,9 +103,13 @@ class TableCommitter:
 
     def forget(self, chain: ChainId) -> None:
         """The next plan forgets a chain that has no entries."""
+        if self.stages:
+            FolderPublisher(self.entries.files).forget(chain)
 
     def remove_left_behind(self, beginning: str, before: float, known: Collection[ChainId]) -> None:
         """See `settle`."""
+        if self.stages:
+            FolderPublisher(self.entries.files).remove_left_behind(beginning, before, known)
 
     # Commits
 

@@ -75,10 +75,12 @@ class BatchFile:
 class ForTable:
     """How files are written for a table, under their final names: readers see what the table contains. `target`:
     its columns; None: there is no table yet. `statistics`: makes of a file's footer what the driver needs for the
-    statistics of the table."""
+    statistics of the table. `holds_changes`: the table does not get the files themselves, and they are staged as
+    those of a folder are."""
 
     target: Target | None
     statistics: Callable[[Footer], str]
+    holds_changes: bool = False
 
 
 Rows = Iterator[pa.RecordBatch]
@@ -163,7 +165,8 @@ class StageFiles:
 
     def written_path(self, path: str) -> str:
         """Where a file is written whose final path this is."""
-        return path if self.table is not None else staged_path(self.chain, path)
+        is_final = self.table is not None and not self.table.holds_changes
+        return path if is_final else staged_path(self.chain, path)
 
 
 @dataclass(slots=True)

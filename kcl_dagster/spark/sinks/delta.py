@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from kcl_dagster.chains.entry import StagedFile, TableRules
-from kcl_dagster.errors import SinkError
+from kcl_dagster.model.change_rules import ChangeRules, change_rules
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable
+from kcl_dagster.spark.sinks.delta_changes import DeltaChanges, change_rows
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
 from kcl_dagster.spark.sinks.delta_log import DeltaLog, check_settings, delta_options
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules
@@ -21,7 +22,7 @@ from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
 from kcl_dagster.spark.sinks.table_errors import table_errors
 from kcl_dagster.spark.sinks.table_sink import TableSink, WritingRules
-from kcl_dagster.spark.sinks.target import Target, nullable
+from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough
@@ -33,7 +34,7 @@ class DeltaSink(TableSink):
 
     The table is made with the first batch, with the schema of the output, and partitioned by `partition_by`. A
     table that is there already is written to by its own rules, see `delta_rules`. `commit_seconds`: between two
-    commits.
+    commits. `merge_on`, `delete_when`, `order_by`: the output is change rows, see `model.change_rules`.
     """
 
     def __init__(
@@ -47,15 +48,21 @@ class DeltaSink(TableSink):
         commit_seconds: float = COMMIT_SECONDS,
         target_bytes: int = TARGET_BYTES,
         evolve: Evolve = "refuse",
+        merge_on: Sequence[str] = (),
+        delete_when: str | None = None,
+        order_by: str | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         check_settings(partition_by)
+        changes = change_rules(merge_on, delete_when, order_by, "a DeltaSink")
         self._store = open_store(path, s3)
         transform, columns = partitioned(transform, partition_by)
+        if changes is not None:
+            transform = change_rows(transform, changes)
         log = DeltaLog(self._store, dict(storage_options or delta_options(s3 or S3Options())), columns)
         self._log = log
         super().__init__(
-            DeltaFormat(log, runtime or system()),
+            DeltaFormat(log, runtime or system(), changes),
             transform,
             commit_seconds=commit_seconds,
             target_bytes=target_bytes,
@@ -89,6 +96,7 @@ class DeltaFormat:
 
     log: DeltaLog
     runtime: Runtime
+    changes: ChangeRules | None = None
 
     @property
     def name(self) -> str:
@@ -103,6 +111,10 @@ class DeltaFormat:
         return DeltaCommits(self.log, self.runtime)
 
     @property
+    def stages(self) -> bool:
+        return self.changes is not None
+
+    @property
     def former_parts(self) -> DeltaParts:
         return DeltaParts(self.log)
 
@@ -113,10 +125,18 @@ class DeltaFormat:
 
     def rules(self) -> WritingRules | None:
         table = self.log.refreshed()
-        return None if table is None else DeltaWriting(self.log, DeltaRules.of(table, self.log.name))
+        if table is None:
+            return None
+        rules = DeltaRules.of(table, self.log.name, self.changes)
+        return (
+            DeltaWriting(self.log, rules) if self.changes is None else DeltaChanges(self.log, rules, self.changes)
+        )
 
-    def first_rules(self, output: pa.Schema) -> WritingRules:  # noqa: ARG002 - the first rows make the table
-        return DeltaWriting(self.log, None)
+    def first_rules(self, output: pa.Schema) -> WritingRules:
+        """The first rows make the table."""
+        if self.changes is None:
+            return DeltaWriting(self.log, None)
+        return DeltaChanges(self.log, None, self.changes, output)
 
     def add(self, columns: pa.Schema) -> None:
         self.log.add(columns)
@@ -152,20 +172,6 @@ class DeltaWriting:
         return transform if self.rules is None else self.rules.applied(transform)
 
     def staged(self, files: Sequence[BatchFile], output: pa.Schema) -> tuple[tuple[StagedFile, ...], TableRules]:
-        rules = self.rules or self._of_new_table(output)
+        rules = self.rules or self.log.rules_of_new_table(output)
         staged = (StagedFile(file.path, file.rows, file.bytes, file.partition, file.statistics) for file in files)
         return tuple(staged), rules.fulfilled(output)
-
-    def _of_new_table(self, output: pa.Schema) -> DeltaRules:
-        table = self.log.open(output)
-        assert table is not None
-        rules = DeltaRules.of(table, self.log.name)
-        rules.target.check(output)
-        is_other = nullable(rules.target.stored(output)) != nullable(output)  # it is made without such promises
-        has_rules = bool(rules.conditions or rules.target.required)
-        if is_other or has_rules or set(rules.partition_columns) != set(self.log.columns):
-            raise SinkError(
-                f"{self.log.name} was made by another writer while its first files were written: the next attempt "
-                "writes them by the rules of the table"
-            )
-        return rules

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from kcl_dagster.chains.store import found_content
 from kcl_dagster.errors import ConfigurationError, PackageMissing, SinkError
+from kcl_dagster.model.change_rules import ChangeRules
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.completeness import (
     RECENT_COMMITS,
@@ -93,6 +94,23 @@ class DeltaLog:
                 storage_options=dict(self.options),
             )
         return self._table
+
+    def rules_of_new_table(self, output: pa.Schema, changes: ChangeRules | None = None) -> DeltaRules:
+        """Make the table after an output whose files were written while there was none. Raises SinkError if another
+        writer has made one meanwhile, by rules that the files do not follow."""
+        table = self.open(output)
+        assert table is not None
+        rules = DeltaRules.of(table, self.name, changes)
+        rules.target.check(output)
+        is_other = nullable(rules.target.stored(output)) != nullable(output)  # it is made without such promises
+        has_rules = bool(rules.conditions or rules.target.required)
+        is_partitioned_otherwise = changes is None and set(rules.partition_columns) != set(self.columns)
+        if is_other or has_rules or is_partitioned_otherwise:
+            raise SinkError(
+                f"{self.name} was made by another writer while its first files were written: the next attempt "
+                "writes them by the rules of the table"
+            )
+        return rules
 
     def refreshed(self) -> "DeltaTable | None":
         """The table as it is now. Raises SinkError if it is another one than before."""

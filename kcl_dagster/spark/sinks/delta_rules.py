@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from kcl_dagster.chains.entry import PublishingEntry, TableRules
 from kcl_dagster.errors import SinkError
+from kcl_dagster.model.change_rules import DELETES, ChangeRules
 from kcl_dagster.spark.sinks.batch_files import ForTable
 from kcl_dagster.spark.sinks.delta_statistics import INDEXED_COLUMNS, DeltaStatistics
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
@@ -44,6 +45,19 @@ _HONOURED: Final = frozenset(
         "vacuumProtocolCheck",
     }
 )
+# Features of a table that a merge of delta-rs knows. It takes tables with deletion vectors, too, and whether it
+# leaves the rows out that they delete was not shown.
+_MERGED: Final = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",
+        "generatedColumns",
+        "invariants",
+        "timestampNtz",
+    }
+)
 _CONSTRAINT: Final = "delta.constraints."
 _STATISTICS: Final = "delta.dataSkippingNumIndexedCols"
 
@@ -62,12 +76,15 @@ class DeltaRules:
     indexed_columns: int
 
     @classmethod
-    def of(cls, table: "DeltaTable", name: str) -> "DeltaRules":
-        """Raises SinkError for a table that asks for more than the sink can do."""
+    def of(cls, table: "DeltaTable", name: str, changes: ChangeRules | None = None) -> "DeltaRules":
+        """Raises SinkError for a table that asks for more than the sink can do. `changes`: by which the rows of the
+        table are to be changed."""
         metadata = table.metadata()
         described = StructType.fromJson(json.loads(table.schema().to_json()))
         configuration: Mapping[str, str] = metadata.configuration
-        _refuse(table, described, configuration, name)
+        _refuse(table, described, configuration, name, _HONOURED if changes is None else _MERGED)
+        if changes is not None:
+            _refuse_changes(described, configuration, changes, name)
         conditions = {
             key.removeprefix(_CONSTRAINT): text
             for key, text in configuration.items()
@@ -105,9 +122,10 @@ class DeltaRules:
     def target(self) -> Target:
         return Target(self.table, self.schema, " (DeltaTable.alter.add_columns)")
 
-    def applied(self, transform: Transform) -> Transform:
-        """The transform, with what the table computes, and failing for rows that violate its constraints."""
-        if not self.conditions and not self.expressions:
+    def applied(self, transform: Transform, *, to_changes: bool = False) -> Transform:
+        """The transform, with what the table computes, and failing for rows that violate its constraints.
+        `to_changes`: its rows are change rows. Those that delete a row of the table may violate them."""
+        if not self.conditions and not self.expressions and not (to_changes and self.target.required):
             return transform
 
         def with_rules(records: DataFrame) -> DataFrame:
@@ -117,11 +135,14 @@ class DeltaRules:
             for name, (sql, kind) in self.expressions.items():
                 if name not in output.columns:
                     output = output.withColumn(name, F.expr(sql).cast(kind))
-            for name, sql in self.conditions.items():
+            conditions = dict(self.conditions)
+            if to_changes:
+                required = [name for name in self.target.required if name in output.columns]
+                conditions |= {f"{name} NOT NULL": f"`{name}` IS NOT NULL" for name in required}
+            for name, sql in conditions.items():
+                holds = F.col(DELETES) | F.expr(sql) if to_changes else F.expr(sql)
                 said = F.lit(f"a row violates the constraint {name} of {self.table}: {sql}")
-                output = output.where(
-                    F.when(F.expr(sql), F.lit(True)).otherwise(F.raise_error(said).cast("boolean"))
-                )
+                output = output.where(F.when(holds, F.lit(True)).otherwise(F.raise_error(said).cast("boolean")))
             return output
 
         return with_rules
@@ -136,6 +157,8 @@ class DeltaRules:
         if not entry.files or entry.rules is None:
             return
         self.target.check_rules(entry.rules, self.conditions)
+        if entry.rules.changes is not None:
+            return
         for file in entry.files:
             if set(file.partition or {}) != set(self.partition_columns):
                 raise SinkError(
@@ -144,8 +167,10 @@ class DeltaRules:
                 )
 
 
-def _refuse(table: "DeltaTable", schema: StructType, configuration: Mapping[str, str], name: str) -> None:
-    wanted = set(table.protocol().writer_features or ()) - _HONOURED
+def _refuse(
+    table: "DeltaTable", schema: StructType, configuration: Mapping[str, str], name: str, honoured: frozenset[str]
+) -> None:
+    wanted = set(table.protocol().writer_features or ()) - honoured
     if configuration.get("delta.columnMapping.mode", "none") != "none":
         wanted.add("columnMapping")
     if any(key.startswith("delta.identity.") for field in schema for key in field.metadata):
@@ -155,3 +180,11 @@ def _refuse(table: "DeltaTable", schema: StructType, configuration: Mapping[str,
             f"{name} demands of writers what this sink does not do: {', '.join(sorted(wanted))}. Write to another "
             "table, or use the foreach_batch sink with an engine that does"
         )
+
+
+def _refuse_changes(schema: StructType, configuration: Mapping[str, str], changes: ChangeRules, name: str) -> None:
+    if configuration.get("delta.appendOnly", "false").lower() == "true":
+        raise SinkError(f"{name} says delta.appendOnly, so no row of it can be changed: leave merge_on out")
+    missing = [column for column in changes.needed if column not in schema.names]
+    if missing:
+        raise SinkError(f"{name} lacks {missing}, which merge_on or order_by names: add it to the table first")

@@ -108,6 +108,10 @@ class IcebergFormat:
         return IcebergCommits(self.table, self.chains, self.runtime)
 
     @property
+    def stages(self) -> bool:
+        return False
+
+    @property
     def former_parts(self) -> IcebergParts:
         return IcebergParts(self.table, self.runtime)
 

@@ -77,6 +77,10 @@ class TableFormat(Protocol):
     def commits(self) -> ChainedTable: ...
 
     @property
+    def stages(self) -> bool:
+        """See `worker.staging.PublishedByCommits`."""
+
+    @property
     def former_parts(self) -> FormerParts: ...
 
     def errors(self) -> AbstractContextManager[None]:
@@ -128,7 +132,7 @@ class TableSink:
     @property
     def commits(self) -> PublishedByCommits:
         """See `worker.staging.StagingSink`."""
-        return PublishedByCommits(self._table.commits, self._commit_seconds)
+        return PublishedByCommits(self._table.commits, self._commit_seconds, self._table.stages)
 
     @property
     def former_parts(self) -> FormerParts:

@@ -29,6 +29,9 @@ class Target:
     hint: str = ""
     """How columns are added to such a table."""
 
+    required_by: str = "the table"
+    """What allows no nulls in some columns."""
+
     def check(self, output: pa.Schema) -> None:
         """Raise SinkError if an output of this schema does not fit into the table."""
         wrong = []
@@ -98,7 +101,7 @@ class Target:
         counts = null_counts(read_footer(footer))
         wrong = [name for name in self.required if counts.get(name, 0) or (partition or {}).get(name, "") is None]
         if wrong:
-            raise RecordRefused(f"{self.table}: a row has null in {wrong}, which the table does not allow")
+            raise RecordRefused(f"{self.table}: a row has null in {wrong}, which {self.required_by} does not allow")
 
     def stored(self, output: pa.Schema) -> pa.Schema:
         """The schema of what is stored of an output."""

@@ -83,6 +83,9 @@ OTHER: dict[str, Any] = {
     "catalog_name": "other",
     "commit_seconds": 7.0,
     "evolve": "add",
+    "merge_on": ["id"],
+    "delete_when": "op = 'D'",
+    "order_by": "version",
     "chains_path": "s3://lake/chains",
 }
 """For each setting a value that is not its default."""

@@ -19,6 +19,7 @@ from kcl_dagster.chains.chain import Chain
 from kcl_dagster.chains.entry import PublishingEntry, StoredRange
 from kcl_dagster.chains.publication import chain_id
 from kcl_dagster.chains.store import Entries, FileStore
+from kcl_dagster.model.change_rules import ChangeRules
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import ChainId, ClaimId
 from kcl_dagster.model.lease import LeaseKey
@@ -71,7 +72,13 @@ class Lake(ABC):
     def committer(self, complete: WrittenThrough | None = None) -> TableCommitter:
         entries = Entries(self.store)
         return TableCommitter(
-            entries, self.process().commits, APPLICATION, self.ids, self.clock, complete=lambda: complete
+            entries,
+            self.process().commits,
+            APPLICATION,
+            self.ids,
+            self.clock,
+            complete=lambda: complete,
+            stages=self.format.stages,
         )
 
     def staged(self, chain: ChainId, number: int, *batches: pa.RecordBatch) -> StagedBatch:
@@ -137,10 +144,15 @@ class Lake(ABC):
         """Make the table by hand, without partitions."""
 
 
+@dataclass
 class DeltaLake(Lake):
+    """`changes`: its batches are change rows."""
+
+    changes: ChangeRules | None = None
+
     def process(self) -> TableFormat:
         store = LocalStore(str(self.folder / "table"))
-        return DeltaFormat(DeltaLog(store, {}, self.columns), self.runtime)
+        return DeltaFormat(DeltaLog(store, {}, self.columns), self.runtime, self.changes)
 
     def table(self) -> DeltaTable:
         return DeltaTable(url_of(self.store.root))
@@ -243,7 +255,7 @@ class LakeOfWorkers:
 
     def __post_init__(self) -> None:
         table = cast("ChainedTable", Fused(self.lake.process().commits, self.fuse))
-        self.commits = PublishedByCommits(table, self.commit_seconds)
+        self.commits = PublishedByCommits(table, self.commit_seconds, self.lake.format.stages)
 
     @property
     def entries(self) -> Entries:

@@ -20,7 +20,7 @@ from deltalake.schema import PrimitiveType
 from kcl_dagster.errors import RecordRefused, SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.spark.sinks import delta_commits
+from kcl_dagster.spark.sinks import delta_appends
 from kcl_dagster.spark.sinks.batch_files import StageFiles, batch_files
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
 from kcl_dagster.spark.sinks.delta_compaction import compact_delta
@@ -367,7 +367,7 @@ def test_the_log_of_delta_is_cleaned_with_some_commits_only(
     delta: DeltaLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """delta-rs lists the whole log for it."""
-    monkeypatch.setattr(delta_commits, "COMMITS_TO_CLEANING", 3)
+    monkeypatch.setattr(delta_appends, "COMMITS_TO_CLEANING", 3)
     left = []
     for number in range(3):
         delta.decide(rows_of(range(number, number + 1)))

@@ -1,0 +1,60 @@
+"""Adding files that are there already to a Delta table, with delta-rs."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from kcl_dagster.chains.entry import PublishingEntry
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.spark.sinks.delta_log import LOG_RETRIES
+from kcl_dagster.spark.sinks.delta_rules import DeltaRules
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
+
+COMMITS_TO_CLEANING: Final = 100  # as many as are between two checkpoints, without which delta-rs deletes nothing
+
+
+def append(
+    table: "DeltaTable",
+    rules: DeltaRules,
+    runtime: Runtime,
+    entries: Sequence[PublishingEntry],
+    properties: "CommitProperties",
+    hooks: "PostCommitHookProperties",
+) -> None:
+    """Add the files of the entries in one commit, which is made in any case. Raises what delta-rs raises."""
+    from deltalake.transaction import AddAction
+
+    now = round(runtime.clock.now() * 1000)
+    table.create_write_transaction(
+        [
+            AddAction(file.path, file.bytes, dict(file.partition or {}), now, True, file.statistics or "{}")
+            for entry in entries
+            for file in entry.files
+        ],
+        "append",
+        table.schema(),
+        partition_by=list(rules.partition_columns) or None,
+        commit_properties=properties,
+        post_commithook_properties=hooks,
+    )
+
+
+def commit_properties(transactions: Mapping[str, int], metadata: Mapping[str, str]) -> "CommitProperties":
+    """`transactions`: the versions of applications, by their ids. Two commits with versions of one application
+    conflict."""
+    from deltalake import CommitProperties, Transaction
+
+    return CommitProperties(
+        custom_metadata=dict(metadata),
+        app_transactions=[Transaction(name, version) for name, version in transactions.items()],
+        max_commit_retries=LOG_RETRIES,
+    )
+
+
+def cleaning(number: int) -> "PostCommitHookProperties":
+    """delta-rs lists the whole log before it deletes what is too old. So only some commits do it, if the table says
+    so (None)."""
+    from deltalake import PostCommitHookProperties
+
+    return PostCommitHookProperties(cleanup_expired_logs=None if number % COMMITS_TO_CLEANING == 0 else False)

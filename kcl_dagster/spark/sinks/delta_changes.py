@@ -1,0 +1,118 @@
+"""Batches of change rows for a Delta table, as executors stage them.
+
+The files of such a batch are no files of the table. They are staged beside the chains, and the commit that applies
+them removes them, see `delta_merges`. Each row says whether it deletes its key: the predicate is evaluated before
+the batch is decided, so that an error in it is the failure of the batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from kcl_dagster.chains.entry import StagedFile, TableRules
+from kcl_dagster.chains.publication import staged_for
+from kcl_dagster.errors import ConfigurationError, SinkError
+from kcl_dagster.model.change_rules import DELETES, ChangeRules
+from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable
+from kcl_dagster.spark.sinks.delta_log import DeltaLog
+from kcl_dagster.spark.sinks.delta_rules import DeltaRules
+from kcl_dagster.spark.sinks.delta_statistics import DeltaStatistics
+from kcl_dagster.spark.sinks.layout import Layout, TableFolders
+from kcl_dagster.spark.sinks.target import Target
+from kcl_dagster.spark.storage import Store
+from kcl_dagster.spark.transform import Transform
+
+_MARK: Final = pa.field(DELETES, pa.bool_(), nullable=False)
+
+
+def change_rows(transform: Transform, changes: ChangeRules) -> Transform:
+    """The transform, whose rows say which of them delete a row of the table. It raises ConfigurationError for an
+    output without the columns that the rules name."""
+
+    def with_deletes(records: DataFrame) -> DataFrame:
+        output = transform(records)
+        if not hasattr(output, "columns"):
+            return output  # no DataFrame, which is refused where all of them are
+        missing = [name for name in changes.needed if name not in output.columns]
+        if missing:
+            raise ConfigurationError(
+                f"merge_on or order_by names {missing}, which the function's output does not have: {output.columns}"
+            )
+        if DELETES in output.columns:
+            raise ConfigurationError(
+                f"the function's output has a column {DELETES}, which the sink adds: rename it"
+            )
+        deletes = F.lit(False)
+        if changes.delete_when is not None:
+            deletes = F.coalesce(F.expr(changes.delete_when), deletes)
+        return output.withColumn(DELETES, deletes)
+
+    return with_deletes
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaChanges:
+    """See `table_sink.WritingRules`. `rules`: None where there is no table yet; then `output` is the schema of the
+    first change rows."""
+
+    log: DeltaLog
+    rules: DeltaRules | None
+    changes: ChangeRules
+    output: pa.Schema | None = None
+
+    @property
+    def store(self) -> Store:
+        return self.log.store
+
+    @property
+    def layout(self) -> Layout:
+        """The changes of a key are in order only if its file does not depend on them."""
+        return TableFolders(())
+
+    @property
+    def for_table(self) -> ForTable:
+        return ForTable(self._accepted, DeltaStatistics(0), holds_changes=True)
+
+    @property
+    def target(self) -> Target | None:
+        return None if self.rules is None else self._accepted
+
+    @property
+    def _accepted(self) -> Target:
+        """The columns that change rows may have. A row that deletes its key may have nulls in all others."""
+        known = self.output if self.rules is None else self.rules.target.schema
+        assert known is not None
+        fields = [field.with_nullable(field.name not in self.changes.merge_on) for field in known]
+        schema = pa.schema([*(field for field in fields if field.name != DELETES), _MARK])
+        hint = "" if self.rules is None else self.rules.target.hint
+        return Target(self.log.name, schema, hint, required_by="merge_on")
+
+    def applied(self, transform: Transform) -> Transform:
+        return transform if self.rules is None else self.rules.applied(transform, to_changes=True)
+
+    def staged(self, files: Sequence[BatchFile], output: pa.Schema) -> tuple[tuple[StagedFile, ...], TableRules]:
+        rows = pa.schema([field for field in output if field.name != DELETES])
+        self._check_kinds(rows)
+        rules = self.rules or self.log.rules_of_new_table(rows, self.changes)
+        rules.target.check(rows)
+        staged = tuple(StagedFile(_staged_path(file.path), file.rows, file.bytes) for file in files)
+        return staged, msgspec.structs.replace(rules.fulfilled(rows), changes=self.changes)
+
+    def _check_kinds(self, rows: pa.Schema) -> None:
+        for name in self.changes.needed:
+            kind = rows.field(name).type
+            is_key = name in self.changes.merge_on
+            if pa.types.is_nested(kind) or (is_key and pa.types.is_floating(kind)):
+                what = "merge_on" if is_key else "order_by"
+                raise SinkError(f"{self.log.name}: {what} names {name} of type {kind}, which has no such order")
+
+
+def _staged_path(path: str) -> str:
+    found = staged_for(path)
+    assert found is not None
+    return found
