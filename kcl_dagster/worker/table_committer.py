@@ -24,6 +24,7 @@ from kcl_dagster.tables.completeness_row import WrittenThrough
 
 COMMIT_SECONDS: Final = 30.0  # between two commits: readers of a table pay for each
 PATIENCE_SECONDS: Final = 10.0  # a commit takes a second; one that takes longer is carried out by another worker
+MERGE_PATIENCE_SECONDS: Final = 120.0  # a commit of changes reads the table
 RETRY_SECONDS: Final = 5.0  # after a failure: a table that was altered is repaired by people
 TRIES: Final = 100  # other workers may make a commit before each
 
@@ -124,8 +125,9 @@ class TableCommitter:
         with self._noting_failures():
             number, plan = self._newest()
             age = now - self._seen[1]
+            patience = MERGE_PATIENCE_SECONDS if self.stages else PATIENCE_SECONDS
             if plan is not None and not self._is_carried_out(number, plan):
-                if age >= PATIENCE_SECONDS or self._failure is not None:
+                if age >= patience or self._failure is not None:
                     self._carry_out(number, plan)
                 self._look_due = now + PATIENCE_SECONDS
             elif age >= self.seconds or plan is None:

@@ -245,3 +245,70 @@ def test_a_task_that_fails_leaves_no_files(fetched: tuple[Batch, Any], tmp_path:
     with pytest.raises(Exception, match="this record cannot be processed"):
         stage(sink_of(kind, tmp_path, transform=fails_late, target_bytes=1), fetched)
     assert files_below(tmp_path) == []
+
+
+def changes(records: DataFrame) -> DataFrame:
+    """Sixteen keys, whose last change is the one with the highest `n`. Every third one of these deletes."""
+    numbers = records.select(F.substring(F.col("data").cast("string"), 1, 8).cast("int").alias("n"))
+    key = (F.col("n") % 16).cast("long").alias("key")
+    deletes = (F.col("n") % 16 % 3 == 0) & (F.col("n") >= RECORDS - 16)
+    name = F.when(~deletes, F.concat(F.lit("name "), F.col("n").cast("string"))).alias("name")
+    return numbers.select(key, "n", name, F.when(deletes, "D").alias("op"), F.lit("x").alias("kind"))
+
+
+def merging(path: Path, **more: Any) -> DeltaSink:
+    settings = {"transform": changes, "merge_on": ["key"], "delete_when": "op = 'D'", "order_by": "n", **more}
+    return DeltaSink(str(path), **settings)
+
+
+def current(path: Path) -> dict[int, tuple[int, str]]:
+    return {row["key"]: (row["n"], row["name"]) for row in rows(path).to_pylist()}
+
+
+LAST = {n % 16: (n, f"name {n}") for n in range(RECORDS - 16, RECORDS) if n % 16 % 3}
+
+
+def test_change_rows_update_insert_and_delete(fetched: tuple[Batch, Any], tmp_path: Path) -> None:
+    sink = merging(tmp_path, partition_by=["kind"])
+    first, second = stage(sink, fetched), stage(sink, fetched, 2)
+    assert all(file.path.startswith("_staged/") for file in first.files)
+    assert DeltaTable(str(tmp_path)).metadata().partition_columns == ["kind"]
+    for number, batch in ((1, first), (1, first), (2, second)):
+        commit(sink, number, batch)
+        assert current(tmp_path) == LAST
+    assert rows(tmp_path).num_rows == len(LAST)
+
+
+def test_change_rows_fulfil_the_rules_of_a_table_unless_they_delete(
+    fetched: tuple[Batch, Any], tmp_path: Path
+) -> None:
+    fields = [("key", pa.int64()), ("n", pa.int32()), pa.field("name", pa.string(), nullable=False)]
+    DeltaTable.create(str(tmp_path), pa.schema(fields)).alter.add_constraint({"named": "name > 'a'"})
+    sink = merging(tmp_path, evolve="ignore")  # op and kind are left out, and the predicate sees them
+    commit(sink, 1, stage(sink, fetched))
+    assert current(tmp_path) == LAST
+    nameless = merging(tmp_path, evolve="ignore", delete_when=None)
+    with pytest.raises(Exception, match="violates the constraint") as caught:
+        stage(nameless, fetched, 2)
+    assert class_of(caught.value) is ErrorClass.CODE
+
+
+def test_columns_of_change_rows_are_added_to_the_table(fetched: tuple[Batch, Any], tmp_path: Path) -> None:
+    sink = merging(tmp_path)
+    commit(sink, 1, stage(sink, fetched))
+    wider = merging(tmp_path, evolve="add", transform=lambda records: changes(records).withColumn("more", F.lit(1)))
+    commit(wider, 2, stage(wider, fetched, 2))
+    assert rows(tmp_path)["more"].to_pylist() == [1] * len(LAST)
+
+
+def test_change_rows_without_a_key_are_refused_before_the_decision(
+    fetched: tuple[Batch, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(Exception, match=r"null in \['key'\], which merge_on does not allow") as caught:
+        stage(
+            merging(tmp_path, transform=lambda records: changes(records).withColumn("key", F.expr("nullif(n, 7)"))),
+            fetched,
+        )
+    assert class_of(caught.value) is ErrorClass.RECORD
+    with pytest.raises(Exception, match=r"merge_on or order_by names \['id'\]"):
+        stage(merging(tmp_path, merge_on=["id"]), fetched)

@@ -21,7 +21,13 @@ from kcl_dagster.model.claim import ChainId, ClaimId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.storage import StoredFile
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.worker.table_committer import COMMIT_SECONDS, PATIENCE_SECONDS, RETRY_SECONDS, TableCommitter
+from kcl_dagster.worker.table_committer import (
+    COMMIT_SECONDS,
+    MERGE_PATIENCE_SECONDS,
+    PATIENCE_SECONDS,
+    RETRY_SECONDS,
+    TableCommitter,
+)
 from tests.doubles.clock import FakeClock
 from tests.unit.chains.memory import Killed, MemoryFiles
 from tests.unit.chains.memory_table import MemoryTable, TableState
@@ -233,12 +239,16 @@ def test_another_worker_goes_on_when_the_committer_ends() -> None:
     assert len(world.state.commits) == 2
 
 
-def test_a_commit_that_was_planned_only_is_carried_out_by_another_worker() -> None:
+@pytest.mark.parametrize(("stages", "patience"), [(False, PATIENCE_SECONDS), (True, MERGE_PATIENCE_SECONDS)])
+def test_a_commit_that_was_planned_only_is_carried_out_by_another_worker(stages: bool, patience: float) -> None:
     world = with_three_entries()
     first, second = world.committer(), world.committer()
+    second.stages = stages
     first.table.commit = lambda *_: killed()  # type: ignore[method-assign]
     with pytest.raises(Killed):
         first.step(dict(world.wanted))
+    second.step(dict(world.wanted))
+    world.clock.advance(patience - 1)
     second.step(dict(world.wanted))
     assert world.state.commits == []  # its worker may just be at it
     world.clock.advance(PATIENCE_SECONDS)

@@ -1,0 +1,155 @@
+"""What a commit of changes costs: `make bench-merges`, with `ARGS=--large` also at 100 million rows.
+
+Delta tables of some sizes get changes of 10,000 keys, of which a tenth is new and a tenth is deleted: of keys at
+random in the whole table, and of keys at random among its newest tenth. Each case begins with a new table, whose
+files hold a million keys each, in their order. The production classes, without Spark. A minute; with `--large` half
+an hour, and ten gigabytes below TMPDIR.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from deltalake import DeltaTable, WriterProperties, write_deltalake
+
+from benchmarks.cost_tables import CostFigure
+from kcl_dagster.chains.chain import Chain
+from kcl_dagster.chains.entry import StoredRange
+from kcl_dagster.chains.publication import chain_id
+from kcl_dagster.chains.store import Entries
+from kcl_dagster.model.change_rules import DELETES, ChangeRules
+from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.model.claim import ClaimId
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.spark.sinks.batch_files import StageFiles, batch_files
+from kcl_dagster.spark.sinks.delta import DeltaFormat
+from kcl_dagster.spark.sinks.delta_log import DeltaLog
+from kcl_dagster.spark.storage import LocalStore
+from kcl_dagster.worker.table_committer import TableCommitter
+from tests.doubles.clock import FakeClock
+
+MILLION: Final = 1_000_000
+SIZES: Final = (1, 10)  # million rows
+LARGE: Final = 100
+CHANGED: Final = 10_000
+COMMITS: Final = 3  # the figure is their median; with LARGE there is one
+ROWS_OF_A_FILE: Final = MILLION
+MEGABYTE: Final = 1e6
+
+
+class Customers:
+    """A Delta table with `rows` rows, whose keys are 0, 1, 2, and its one worker."""
+
+    def __init__(self, folder: Path, rows: int) -> None:
+        self.rows = rows
+        self.random = np.random.default_rng(1)
+        self.clock = FakeClock()
+        runtime = Runtime(clock=self.clock, random=random.Random(1))
+        self.store = LocalStore(str(folder / "table"))
+        self.format = DeltaFormat(DeltaLog(self.store, {}), runtime, ChangeRules(("id",)))
+        self._ids = iter(range(sys.maxsize))
+        self.chain = Chain(Entries(self.store), chain_id("customers", "w1", "1"), self._new_id)
+        for first in range(0, rows, ROWS_OF_A_FILE):
+            some = self._values(np.arange(first, min(first + ROWS_OF_A_FILE, rows)))
+            zstd = WriterProperties(compression="ZSTD")
+            write_deltalake(self.store.root, pa.table(some), mode="append", writer_properties=zstd)
+
+    def _new_id(self) -> str:
+        return str(next(self._ids))
+
+    def _values(self, keys: np.ndarray) -> dict[str, pa.Array]:
+        balances = self.random.random(len(keys))
+        return {
+            "id": pa.array(keys, pa.int64()),
+            "name": pa.array([f"customer {key}" for key in keys]),
+            "email": pa.array([f"{value:.12f}@example.com" for value in balances]),
+            "balance": pa.array(balances),
+        }
+
+    def decide(self, lowest: int) -> None:
+        """A batch of changes of keys at random that are not below `lowest`."""
+        old = self.random.choice(np.arange(lowest, self.rows), CHANGED * 9 // 10, replace=False)
+        new = np.arange(self.rows, self.rows + CHANGED - len(old))
+        self.rows += len(new)
+        deletes = np.arange(CHANGED) < CHANGED // 10
+        output = pa.record_batch(self._values(np.concatenate([old, new])) | {DELETES: pa.array(deletes)})
+        rules, number = self.format.rules(), self.chain.last + 1
+        assert rules is not None
+        task = StageFiles(rules.store, rules.layout, self.chain.id, number, 1 << 27, table=rules.for_table)
+        files = batch_files([row for manifest in task(iter([output])) for row in manifest.to_pylist()])
+        staged, fulfilled = rules.staged(files, output.schema)
+        ranges = [StoredRange(LeaseKey("shard"), ClaimId("c"), TRIM_HORIZON, Checkpoint(str(number)), CHANGED, 1)]
+        assert self.chain.decide(staged, ranges, fulfilled) is not None
+
+    def commit(self) -> None:
+        committer = TableCommitter(
+            self.chain.entries, self.format.commits, "customers", self._new_id, self.clock, stages=True
+        )
+        committer.finish({self.chain.id: self.chain.last})
+
+    def written(self) -> float:
+        """Megabytes that the last commit has added to the table."""
+        metrics = DeltaTable(self.store.root)
+        added = metrics.get_add_actions(flatten=True)
+        newest = pa.table(added).sort_by([("modification_time", "descending")])
+        count = int(metrics.history(1)[0]["operationMetrics"]["num_target_files_added"])
+        return sum(newest["size_bytes"].slice(0, count).to_pylist()) / MEGABYTE
+
+
+def peak_of(action: Callable[[], None]) -> tuple[float, float]:
+    """Seconds, and megabytes by which the process has grown meanwhile."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before, begun = _memory("VmRSS"), time.perf_counter()
+    action()
+    return time.perf_counter() - begun, max(0.0, _memory("VmHWM") - before)
+
+
+def _memory(name: str) -> float:
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
+    return int(line.split()[1]) * 1024 / MEGABYTE
+
+
+def measured(millions: int) -> Iterator[CostFigure]:
+    rows, commits = millions * MILLION, COMMITS if millions < LARGE else 1
+    for keys, lowest in (("all keys", 0), ("the newest tenth of keys", rows * 9 // 10)):
+        seconds, grown, written = [], [], []
+        with tempfile.TemporaryDirectory() as folder:
+            customers = Customers(Path(folder), rows)
+            for _ in range(commits):
+                customers.decide(lowest)
+                took, more = peak_of(customers.commit)
+                seconds.append(took)
+                grown.append(more)
+                written.append(customers.written())
+        where = f"{CHANGED:,} changes of {keys}, {millions} million rows"
+        yield CostFigure(f"merge: a commit, {where}", median(seconds), "s")
+        yield CostFigure(f"merge: written by a commit, {where}", median(written), "MB")
+        yield CostFigure(f"merge: memory of a commit, {where}", max(grown), "MB")
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.merges", description=__doc__)
+    parser.add_argument("--large", action="store_true", help=f"also with {LARGE} million rows")
+    parser.add_argument("--millions", type=int, nargs="+", default=SIZES, help="of rows of the tables")
+    given = parser.parse_args(arguments)
+    figures = []
+    for millions in (*given.millions, *([LARGE] if given.large else [])):
+        for figure in measured(millions):
+            print(figure.as_row(), flush=True)
+            figures.append(figure)
+    for figure in figures:
+        print(figure.as_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

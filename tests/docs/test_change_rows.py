@@ -1,0 +1,115 @@
+"""The consumers of change data on the page on sinks, with records as Debezium and AWS DMS send them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+import kcl_dagster as kcl
+from kcl_dagster.testing import consume, embedded_aws
+from tests.docs.pages import ROOT, blocks
+
+PAGE = ROOT / "docs/how-to/sinks.md"
+
+pytestmark = pytest.mark.spark
+
+
+def debezium(op: str, before: dict[str, Any] | None, after: dict[str, Any] | None, lsn: int) -> dict[str, Any]:
+    """As Debezium Server sends it to Kinesis, without schemas."""
+    source = {"version": "2.7.0.Final", "connector": "postgresql", "name": "shop", "db": "shop", "schema": "public"}
+    return {
+        "before": before,
+        "after": after,
+        "source": source | {"ts_ms": 1_795_435_200_000 + lsn, "table": "customers", "txId": 600 + lsn, "lsn": lsn},
+        "transaction": None,
+        "op": op,
+        "ts_ms": 1_795_435_200_100 + lsn,
+    }
+
+
+def dms(operation: str, data: dict[str, Any] | None, kind: str = "data") -> dict[str, Any]:
+    """As AWS DMS sends it to Kinesis."""
+    metadata = {
+        "timestamp": "2026-11-23T12:00:00.000000Z",
+        "record-type": kind,
+        "operation": operation,
+        "partition-key-type": "primary-key",
+        "schema-name": "public",
+        "table-name": "customers",
+        "transaction-id": 8_589_934_592,
+    }
+    return {"data": data, "metadata": metadata} if data is not None else {"metadata": metadata}
+
+
+def row(key: int, name: str, email: str | None = None) -> dict[str, Any]:
+    return {"id": key, "name": name, "email": email}
+
+
+ANNA, ANN, BO, BOB, CY, DI = (
+    row(1, "Anna"),
+    row(1, "Ann", "ann@example.com"),
+    row(2, "Bo"),
+    row(2, "Bob"),
+    row(3, "Cy"),
+    row(4, "Di"),
+)
+OF_DEBEZIUM = [
+    [
+        debezium("r", None, ANNA, 0),
+        debezium("c", None, BO, 1),
+        debezium("c", None, CY, 2),
+        debezium("d", CY, None, 3),
+    ],
+    [
+        debezium("u", ANNA, ANN, 4),
+        debezium("d", BO, None, 5),
+        debezium("c", None, BOB, 6),
+        debezium("c", None, DI, 7),
+    ],
+    [debezium("d", row(4, ""), None, 8)],
+]
+OF_DMS = [
+    [
+        dms("create-table", None, "control"),
+        *(dms("load", ANNA), dms("insert", BO), dms("insert", CY), dms("delete", CY)),
+    ],
+    [dms("update", ANN), dms("delete", BO), dms("insert", BOB), dms("insert", DI)],
+    [dms("delete", DI)],
+]
+
+
+def consumers(lake: Path) -> dict[str, kcl.Consumer]:
+    """Those of the page, with another lake."""
+    known: dict[str, Any] = {"kcl": kcl, "__name__": "page_sinks"}
+    for block in blocks(PAGE):
+        if block.language == "python" and "CUSTOMER" in block.text:
+            exec(block.text.replace("s3://lake", str(lake)), known)
+    return {one.application.name: one for one in known.values() if isinstance(one, kcl.Consumer)}
+
+
+@pytest.mark.parametrize(
+    ("application", "stream", "table", "records"),
+    [
+        ("customers-debezium", "customers", "customers", OF_DEBEZIUM),
+        ("customers-dms", "customers-dms", "customers_dms", OF_DMS),
+    ],
+)
+def test_the_table_is_as_the_database(
+    spark: SparkSession,
+    tmp_path: Path,
+    application: str,
+    stream: str,
+    table: str,
+    records: list[list[dict[str, Any]]],
+) -> None:
+    consumer = consumers(tmp_path)[application]
+    with embedded_aws(streams={stream: 1}) as aws:
+        for some in records:
+            aws.put(stream, [json.dumps(one).encode() for one in some])
+            assert consume(consumer, aws.resource(), spark) == len(some)
+    found = DeltaTable(str(tmp_path / table)).to_pyarrow_table().drop_columns(["op"]).sort_by("id").to_pylist()
+    assert found == [ANN, BOB]
+    assert list((tmp_path / table).glob("_staged/**/*.parquet")) == []
