@@ -102,7 +102,7 @@ class Customers:
         added = metrics.get_add_actions(flatten=True)
         newest = pa.table(added).sort_by([("modification_time", "descending")])
         count = int(metrics.history(1)[0]["operationMetrics"]["num_target_files_added"])
-        return sum(newest["size_bytes"].slice(0, count).to_pylist()) / MEGABYTE
+        return float(sum(newest["size_bytes"].slice(0, count).to_pylist())) / MEGABYTE
 
 
 def peak_of(action: Callable[[], None]) -> tuple[float, float]:

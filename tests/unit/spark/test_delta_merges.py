@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -23,6 +24,8 @@ from kcl_dagster.chains.settlement import settle
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import ConfigurationError, RecordRefused, SinkError
 from kcl_dagster.model.change_rules import DELETES, ChangeRules, change_rules
+from kcl_dagster.model.claim import ChainId
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.sinks import delta_merges
 from kcl_dagster.spark.sinks.completeness import application_key
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
@@ -30,9 +33,11 @@ from kcl_dagster.spark.sinks.delta_compaction import compact_delta
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
 from kcl_dagster.spark.sinks.delta_merges import steps
 from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.worker.batch import Batch
+from kcl_dagster.worker.staging import StagedBatch
 from kcl_dagster.worker.table_committer import RETRY_SECONDS, TableCommitter
-from tests.unit.spark.chained_lakes import APPLICATION, DeltaLake, Fused
-from tests.unit.worker.kit import Fuse, Killed
+from tests.unit.spark.chained_lakes import APPLICATION, DeltaLake, Fused, LakeOfWorkers
+from tests.unit.worker.kit import Data, Fuse, Killed, World
 
 BY_ID = ChangeRules(("id",))
 Row = tuple[Any, ...]
@@ -448,6 +453,55 @@ def test_commits_say_through_when_the_application_is_complete(lake: DeltaLake) -
     lake.committer(WrittenThrough(1_795_435_200)).finish(lake.wanted)
     assert '"through": "2026-11-23T' in lake.complete_through()
     assert lake.table().transaction_version(f"{application_key(APPLICATION)}/step") == 1001
+
+
+@dataclass
+class ChangesOfWorkers(LakeOfWorkers):
+    """Each shard is one key, whose changes are its records in turn; every third one deletes the key."""
+
+    def stage(self, data: Data, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
+        rows = pa.record_batch(
+            {
+                "shard": [row[0] for row in data],
+                "n": pa.array([row[1] for row in data], pa.int64()),
+                DELETES: [row[1] % 3 == 2 for row in data],
+            }
+        )
+        staged = self.lake.staged(chain, number, rows)
+        self.fuse.point()
+        return staged
+
+
+EVERY = 7  # points between two kills: each point is tried with a table in memory, see test_chained_tables
+
+
+def test_changes_are_applied_in_the_order_of_the_shard_whichever_workers_own_it(tmp_path: Path) -> None:
+    for point in itertools.count(1, EVERY):
+        lake = lake_in(tmp_path / str(point), changes=ChangeRules(("shard",)))
+        world = World(shards=2)
+        shards = [LeaseKey(f"shardId-{number:012}") for number in range(2)]
+        for shard in shards:
+            world.stream.put(shard, *(f"record {number}" for number in range(7)))
+        sink = ChangesOfWorkers(lake, Fuse(burns_at=point))
+        run = world.worker("w1", chains=sink)
+        world.assign(run)
+        with suppress(Killed):
+            run.until_idle()
+            run.worker.protocol.close()
+            run.worker.step_renewal()
+            sink.fuse.burns_at = None
+        for shard, more in zip(shards, (1, 2), strict=True):
+            world.stream.put(shard, *["more"] * more)
+        following = world.worker("w2", chains=ChangesOfWorkers(lake, Fuse()))
+        world.assign(following)
+        following.until_idle()
+        following.worker.protocol.close()
+        newest = {shard: n for shard, n, _ in sorted(world.stream.everything())}
+        expected = {shard: n for shard, n in newest.items() if n % 3 != 2}
+        assert {row["shard"]: row["n"] for row in lake.table().to_pyarrow_table().to_pylist()} == expected
+        if sink.fuse.burns_at is None:
+            assert point > 50
+            return
 
 
 # Files of changes
