@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -161,12 +162,12 @@ def last_changes(contents: Sequence[bytes], changes: ChangeRules) -> pa.Table:
     files = [pq.ParquetFile(BytesIO(content)) for content in contents]
     read = [file.read(columns=list(changes.needed)) for file in files]
     keys = pa.concat_tables(read, promote_options="default")
-    keys = keys.append_column(_PLACE, pa.array(range(keys.num_rows), pa.int64()))
+    keys = keys.append_column(_PLACE, pa.array(np.arange(keys.num_rows)))
     if changes.order_by is not None:
         keys = keys.append_column(_IS_KNOWN, pc.is_valid(keys.column(changes.order_by)))
         order = [(name, "ascending") for name in (_IS_KNOWN, changes.order_by, _PLACE)]  # null is the least value
         keys = keys.take(pc.sort_indices(keys, sort_keys=order))
-    keys = keys.append_column(_RANK, pa.array(range(keys.num_rows), pa.int64()))
+    keys = keys.append_column(_RANK, pa.array(np.arange(keys.num_rows)))
     ranks = keys.group_by(list(changes.merge_on)).aggregate([(_RANK, "max")]).column(f"{_RANK}_max")
     places = pc.take(keys.column(_PLACE), ranks).combine_chunks()
     places = pc.take(places, pc.sort_indices(places))

@@ -1,5 +1,6 @@
 """Batches for tables that are decided in chains, in Spark: what the table says of its rows holds for each."""
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,16 +14,19 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from kcl_dagster.aws import client
 from kcl_dagster.chains.entry import PublishingEntry
-from kcl_dagster.emulator import Emulator
+from kcl_dagster.emulator import Emulator, Endpoint
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.sinks.delta import DeltaSink
+from kcl_dagster.spark.sinks.delta_log import delta_options
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
 from kcl_dagster.spark.sinks.table_sink import TableSink
 from kcl_dagster.spark.sinks.target import decoded_schema
+from kcl_dagster.spark.storage import S3Options
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.error_class import ErrorClass, class_of
@@ -277,6 +281,20 @@ def test_change_rows_update_insert_and_delete(fetched: tuple[Batch, Any], tmp_pa
         commit(sink, number, batch)
         assert current(tmp_path) == LAST
     assert rows(tmp_path).num_rows == len(LAST)
+
+
+def test_change_rows_are_applied_on_s3(fetched: tuple[Batch, Any], sidecar: Endpoint) -> None:
+    bucket = f"bucket-{random.getrandbits(40):x}"
+    s3 = S3Options("us-east-1", sidecar.url, access_key="test", secret_key="test")
+    requests = client("s3", region="us-east-1", endpoint_url=sidecar.url, access_key="test", secret_key="test")
+    requests.create_bucket(Bucket=bucket)
+    root = f"s3://{bucket}/some/table"
+    sink = DeltaSink(root, s3=s3, transform=changes, merge_on=["key"], delete_when="op = 'D'", order_by="n")
+    for number in (1, 2):
+        commit(sink, number, stage(sink, fetched, number))
+        found = DeltaTable(root, storage_options=delta_options(s3)).to_pyarrow_table().to_pylist()
+        assert {row["key"]: (row["n"], row["name"]) for row in found} == LAST
+    assert [file.path for file in sink.stores_into.files("_staged/", hidden=True)] == []
 
 
 def test_change_rows_fulfil_the_rules_of_a_table_unless_they_delete(
