@@ -120,9 +120,9 @@ class StagingJob:
             raise SinkError(f"{self.sink}: a batch of {batch.records} records would be stored in {rows} rows")
 
     def discard(self, files: Sequence[BatchFile]) -> None:
-        """Remove the files of a batch that is not decided. What cannot be removed now stays: a folder's when the
-        chain is settled, a table's until it is vacuumed."""
-        if self.table is not None:
+        """Remove the files of a table's batch that is not decided. What cannot be removed now stays until the table
+        is vacuumed. Files that are staged are removed with their chain."""
+        if self.table is not None and not self.table.holds_changes:
             with suppress(KclError, OSError), uninterrupted():
                 self.store.delete([file.path for file in files])
 
