@@ -4,8 +4,9 @@ One worker with the default settings stores shards that are always busy on the e
 where they arrive. They are those of the steady state: the first batches, in which leases are taken, are left out.
 
 Then what commits of tables cost, see `benchmarks.cost_tables`: `--commits 20000` for a week of them, which takes an
-hour for each format. Then how long storing each record exactly once takes, over storing it in any way, see `benchmarks.ours`, and
-how long a shard stays unread after its worker was killed, see `benchmarks.failover`. `--only` chooses one of these.
+hour for each format. Then how long storing each record exactly once takes, over storing it in any way, see
+`benchmarks.ours`, and how long a shard stays unread after its worker was killed, see `benchmarks.failover`.
+`--only` chooses one of these.
 
 Prints a table and one JSON line for each figure, beside those of commit cf50fa6, which decided its batches in
 leases, where they are known. About ten minutes.
