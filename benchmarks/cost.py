@@ -35,7 +35,7 @@ from benchmarks.cost_tables import CostFigure, table_figures, visibility, visibi
 from benchmarks.failover import bar_of, side_by_side
 from benchmarks.ours import Ours
 from benchmarks.source import LOADS, Source, emulator
-from benchmarks.worker import COMPARED, MEGABYTES, PAIRS, WARM_UP_MEGABYTES, WARM_UPS
+from benchmarks.worker import COMPARED, WARM_UP_MEGABYTES
 from kcl_dagster.emulator.gateway import Gateway
 from kcl_dagster.emulator.http.http_messages import HttpRequest, Response
 from kcl_dagster.leader.construction import open_leader
@@ -57,6 +57,7 @@ SHARDS: Final = 25
 RECORD_BYTES: Final = 5000
 PUT_SECONDS: Final = 0.5  # from one round of records for all shards to the next
 IDLE_SECONDS: Final = 30.0
+SETTLING_SECONDS: Final = 20.0  # after the last record, in which checkpoints are written and entries are deleted
 HOUR: Final = 3600.0
 GB: Final = 1e9
 LEASE_WRITES: Final = "writes to leases"
@@ -86,6 +87,9 @@ FORMER_OVER_UNSAFE: Final = 1.03
 FORMER_TAKEOVER: Final = 13.3
 TAKEOVER_LEASE: Final = 10.0
 TAKEOVERS: Final = 3
+SPEED_MEGABYTES: Final = 448.0  # eight batches, nearly as large as batches may be by default
+SPEED_PAIRS: Final = 5
+SPEED_WARM_UPS: Final = 12
 FORMER_BATCHES: Final = 720  # an hour
 FORMER_DOLLARS: Final = 71.0
 
@@ -194,8 +198,8 @@ class SteadyEventLog(RunEventLog):
                 self.produced.set()
         elif report.records:
             self.idle_since = None
-        elif self.idle_since is None:
-            self.idle_since = now
+        elif self.idle_since is None or now < self.idle_since:
+            self.idle_since = self.idle_since or now + SETTLING_SECONDS
             self.requests.clear()
         elif now - self.idle_since >= IDLE_SECONDS:
             self.idle = Counter(self.requests)
@@ -368,11 +372,11 @@ def speed_figures() -> list[CostFigure]:
         with emulator() as (endpoint, pid):
             load = LOADS[COMPARED]
             warm_up = Ours(Source.fill(load, WARM_UP_MEGABYTES, endpoint, "warm-up"), spark, pid, folder)
-            for _ in range(WARM_UPS):
+            for _ in range(SPEED_WARM_UPS):
                 warm_up.exactly_once()
                 warm_up.unsafe()
-            ours = Ours(Source.fill(load, MEGABYTES[COMPARED], endpoint, "speed"), spark, pid, folder)
-            pairs = [(ours.unsafe().seconds, ours.exactly_once().seconds) for _ in range(3 * PAIRS)]
+            ours = Ours(Source.fill(load, SPEED_MEGABYTES, endpoint, "speed"), spark, pid, folder)
+            pairs = [(ours.unsafe().seconds, ours.exactly_once().seconds) for _ in range(SPEED_PAIRS)]
     finally:
         spark.stop()
         shutil.rmtree(folder)
