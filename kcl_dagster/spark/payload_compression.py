@@ -25,8 +25,8 @@ def checked(compression: Compression | None) -> Compression | None:
 
 
 def opened(payload: bytes, compression: Compression | None) -> bytes:
-    """The content of a payload. Raises ValueError for one that is not compressed so, is cut off, or holds more than
-    `MOST_DECOMPRESSED_BYTES`."""
+    """The content of a payload. Raises ValueError if the payload is not compressed in this way, if it is cut off,
+    or if its content has more than `MOST_DECOMPRESSED_BYTES`."""
     if compression is None:
         return payload
     if compression == "auto":

@@ -157,8 +157,8 @@ class DeltaMerges:
 
 
 def last_changes(contents: Sequence[bytes], changes: ChangeRules) -> pa.Table:
-    """The last change of each key, of Parquet files in the order of their changes. Of two changes, the one with the
-    higher value of `order_by` is later, and of equal ones the one that comes later in the files."""
+    """The last change of each key. The files are Parquet, in the order of their changes. A change with a higher
+    value of `order_by` is later; where the values are equal, the order in the files decides."""
     files = [pq.ParquetFile(BytesIO(content)) for content in contents]
     read = [file.read(columns=list(changes.needed)) for file in files]
     keys = pa.concat_tables(read, promote_options="default")

@@ -48,7 +48,7 @@ from tests.integration.spark.conftest import batch_of
 from tests.integration.spark.executor_faults import Stall, kill_all, kill_one
 
 SHARDS = 4
-LAST = "last"  # a round after all records were produced; the one that reads none ends the run
+LAST = "last"  # a round after all records were produced; the run ends when such a round reads nothing
 BUDGET = Budget(records=100_000, bytes=1 << 28, seconds=0.5)
 # The same path leads each process below the directory it was started in, as on machines with disks of their own.
 OWN_DIRECTORY = Path("/proc/self/cwd/own")

@@ -239,18 +239,6 @@ def test_a_batch_that_is_not_what_was_read_leaves_no_files(
     assert files_below(tmp_path) == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_task_that_fails_leaves_no_files(fetched: tuple[Batch, Any], tmp_path: Path, kind: str) -> None:
-    def fails_late(records: DataFrame) -> DataFrame:
-        is_last = F.substring(F.col("data").cast("string"), 1, 8).cast("int") == RECORDS - 1
-        value = F.when(is_last, F.raise_error(F.lit("this record cannot be processed"))).otherwise(F.lit("x"))
-        return records.coalesce(1).select(F.repeat(value.cast("string"), 20_000).alias("value"))
-
-    with pytest.raises(Exception, match="this record cannot be processed"):
-        stage(sink_of(kind, tmp_path, transform=fails_late, target_bytes=1), fetched)
-    assert files_below(tmp_path) == []
-
-
 def changes(records: DataFrame) -> DataFrame:
     """Sixteen keys, whose last change is the one with the highest `n`. Every third one of these deletes."""
     numbers = records.select(F.substring(F.col("data").cast("string"), 1, 8).cast("int").alias("n"))

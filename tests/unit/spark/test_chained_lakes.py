@@ -378,3 +378,22 @@ def test_the_log_of_delta_is_cleaned_with_some_commits_only(
         left.append((delta.folder / "table" / "_delta_log" / f"{0:020}.json").exists())
     assert left == [True, True, False]
     assert delta.numbers() == [0, 1, 2]
+
+
+def test_a_task_that_fails_leaves_no_files(lake: Lake) -> None:
+    rows = rows_of(range(20_000))
+    rules = lake.format.rules() or lake.format.first_rules(rows.schema)
+    task = StageFiles(rules.store, rules.layout, lake.chain.id, 1, 1, table=rules.for_table)
+    before = set(lake.folder.rglob("*.parquet"))
+    seen: list[int] = []
+
+    def cut_off() -> Iterator[pa.RecordBatch]:
+        for _ in range(20):
+            yield rows
+            seen.append(len(set(lake.folder.rglob("*.parquet")) - before))
+        raise ValueError("the function has failed")
+
+    with pytest.raises(ValueError, match="the function has failed"):
+        list(task(cut_off()))
+    assert max(seen) > 1, "files were closed before"
+    assert set(lake.folder.rglob("*.parquet")) == before

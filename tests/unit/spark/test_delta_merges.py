@@ -1,4 +1,4 @@
-"""Change rows in a real Delta table: the last change of each key, once, whoever commits."""
+"""Change rows in a real Delta table: each commit applies the last change of each key once."""
 
 import itertools
 import threading
