@@ -157,6 +157,7 @@ class ChainProtocol(Generic[D]):
         return planned
 
     def _run(self, this: Round, abandon: Callable[[], bool]) -> None:
+        self.sink.begin_reading(self.claims.chain.id, None if self.rules is None else self.rules.time_column)
         fetched = self.reading.fetch(this)
         if fetched is None:
             return

@@ -68,6 +68,10 @@ class StagingSink(Protocol[D_contra]):
         commits `wanted` (epoch seconds) or a later moment of the epoch is attached needs no other entry. Called on
         a thread of its own, possibly while a batch is staged. May take its time, and may raise anything."""
 
+    def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
+        """Called before records are read that are to be decided in this chain: a fetch may stage them already.
+        `time_column`: of the batch. Raises nothing."""
+
     def stage(self, data: D_contra, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """Write the output of the batch below `chains.publication.staged_path` of the chain, durably, all of it,
         and check that no row is missing. `number`: no other batch of the chain has it. Readers must not see the

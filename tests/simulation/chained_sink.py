@@ -56,6 +56,9 @@ class ChainedSink:
         """See `worker.staging.StagingSink`."""
         return FormerParts(self.lake, self.process, self.draw)
 
+    def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
+        """See `worker.staging.StagingSink`."""
+
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         """See `worker.staging.StagingSink`. What is written to the leases is checked, see S16."""
 

@@ -2,9 +2,8 @@
 
 The output of a batch is one set of files: rows of several shards are in one file, and rows need no `lease_key`. The
 executors stage the files; they get the names by which readers find them when the batch is decided. Records that are
-stored as they were read are staged by the fetch itself, where the transform says no more than `return records`, and
-as soon as a chain is open. The same holds for the output of a function of Arrow tables, which runs in the task that
-stages it.
+stored as they were read are staged by the fetch itself, where the transform says no more than `return records`. The
+same holds for the output of a function of Arrow tables, which runs in the task that stages it.
 """
 
 import itertools
@@ -144,6 +143,10 @@ class ParquetSink:
         """See `worker.staging.StagingSink`."""
         write_file(self._store, application, known)
 
+    def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
+        """See `worker.staging.StagingSink`."""
+        self._chain, self._time_column = chain, time_column
+
     def stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """See `worker.staging.StagingSink.stage`."""
         try:
@@ -165,7 +168,6 @@ class ParquetSink:
             self._is_checked = True
 
     def _stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
-        self._chain, self._time_column = chain, batch.time_column
         if self._arrow is not None:
             return self._stage_tables(self._arrow, data, batch, chain, number)
         held, records = data.held, data.frame

@@ -146,6 +146,9 @@ class TableSink:
         """See `worker.staging.StagingSink`."""
         self._table.keep_complete(application, known, wanted)
 
+    def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
+        """See `worker.staging.StagingSink`. Fetches stage nothing for a table."""
+
     def stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """See `worker.staging.StagingSink.stage`."""
         with self._table.errors():

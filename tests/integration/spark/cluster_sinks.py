@@ -90,6 +90,7 @@ class ChainedSink:
         self._numbers = itertools.count(1)  # of batches
         runtime, sink = system(), self.sink
         self._chain = Chain(sink.entries, chain_id(APPLICATION, "w1", runtime.new_id()), runtime.new_id)
+        self._sinks[STAGED].begin_reading(self._chain.id, None)
         self._publisher: Publisher = FolderPublisher(sink.entries.files)
         if sink.commits is not None:
             self._publisher = TableCommitter(

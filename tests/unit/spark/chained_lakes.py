@@ -265,6 +265,9 @@ class LakeOfWorkers:
     def former_parts(self) -> FormerParts:
         return self.lake.process().former_parts
 
+    def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
+        """See `worker.staging.StagingSink`."""
+
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         self.lake.process().keep_complete(application, known, wanted)
 

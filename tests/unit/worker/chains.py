@@ -80,6 +80,8 @@ class MemoryStagingSink:
     refuses: Callable[[Data], None] | None = None
     hooks: list[Callable[[Batch], None]] = field(default_factory=list)
     kept: list[WrittenThrough] = field(default_factory=list)
+    chain: ChainId | None = None
+    """For which the next batch is read."""
 
     @property
     def entries(self) -> Entries:
@@ -88,6 +90,10 @@ class MemoryStagingSink:
     @property
     def commits(self) -> None:
         """A folder."""
+
+    def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
+        """See `worker.staging.StagingSink`."""
+        self.chain = chain
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         self.kept.append(known)
@@ -161,6 +167,9 @@ class MemoryTableSink:
 
     def __post_init__(self) -> None:
         self.commits = PublishedByCommits(MemoryTable(self.state, self.files), self.commit_seconds)
+
+    def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
+        """See `worker.staging.StagingSink`."""
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         """Not looked at."""

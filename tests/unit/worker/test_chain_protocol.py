@@ -21,6 +21,7 @@ from kcl_dagster.worker.pending import pin_of
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from kcl_dagster.worker.report import Outcome
 from kcl_dagster.worker.staging import StagedBatch
+from tests.unit.chains.memory import MemoryFiles
 from tests.unit.worker.chains import A, B, ChainWorld, loses_its_lease_at, put, working
 from tests.unit.worker.kit import Data, Killed
 
@@ -55,6 +56,44 @@ def test_what_was_read_ahead_is_what_the_next_batch_asks_for() -> None:
         world.clock.advance(1)
     assert [len(ranges) for ranges in run.engine.hints] == [2, 2, 2]
     assert run.engine.asked[1:] == run.engine.hints[:2]
+
+
+def lose_first_answer(files: MemoryFiles) -> None:
+    """The file is created, and nobody is told."""
+    create = files.create
+
+    def lost(path: str, content: bytes) -> bool:
+        files.create = create  # type: ignore[method-assign]
+        create(path, content)
+        raise OSError("no answer")
+
+    files.create = lost  # type: ignore[method-assign]
+
+
+def test_the_sink_knows_the_chain_of_a_batch_before_it_is_read(world: ChainWorld) -> None:
+    """Also of the first one, and of the first one in another chain."""
+    put(world, records=4)
+    run = working(world)
+    sink, known, staged = world.sinks["w1"], [], []
+    fetch, stage = run.engine.fetch, sink.stage
+
+    def fetched(*arguments: Any) -> Any:
+        known.append(sink.chain)
+        return fetch(*arguments)
+
+    def staged_for(data: Data, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
+        staged.append(chain)
+        return stage(data, batch, chain, number)
+
+    run.engine.fetch, sink.stage = fetched, staged_for  # type: ignore[method-assign, assignment]
+    lose_first_answer(sink.files)
+    run.round()
+    world.clock.advance(5)
+    put(world, records=2)
+    run.until_idle()
+    world.check()
+    assert len(set(staged)) == 2
+    assert known[: len(staged)] == staged
 
 
 @pytest.mark.parametrize("successor", ["w1", "w2"])
@@ -205,14 +244,7 @@ def test_a_worker_whose_create_was_not_answered_settles_its_own_chain(world: Cha
     put(world)
     run = working(world)
     files = world.sinks["w1"].files
-    create = files.create
-
-    def lost(path: str, content: bytes) -> bool:
-        files.create = create  # type: ignore[method-assign]
-        create(path, content)
-        raise OSError("no answer")
-
-    files.create = lost  # type: ignore[method-assign]
+    lose_first_answer(files)
     run.round()
     world.clock.advance(5)
     run.until_idle()

@@ -52,6 +52,9 @@ class StagingFolder:
     def former_parts(self) -> FolderParts:
         return FolderParts(self.store)
 
+    def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
+        """See `worker.staging.StagingSink`."""
+
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         """Not looked at."""
 
