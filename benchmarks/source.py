@@ -101,11 +101,12 @@ def keys_of(shard: Shard) -> list[str]:
 
 
 @contextmanager
-def emulator() -> Iterator[tuple[str, int]]:
-    """Its endpoint and pid."""
+def emulator(*, has_limits: bool = False) -> Iterator[tuple[str, int]]:
+    """Its endpoint and pid. `has_limits`: those of Kinesis."""
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder, "ready.json")
-        command = [sys.executable, "-m", "kcl_dagster.emulator", "--port", "0", "--no-limits"]
+        command = [sys.executable, "-m", "kcl_dagster.emulator", "--port", "0"]
+        command += [] if has_limits else ["--no-limits"]
         command += ["--ready-file", str(ready), "--watch-pid", str(os.getpid())]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             while not ready.exists():

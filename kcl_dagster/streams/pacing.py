@@ -1,5 +1,6 @@
 """How fast one shard may be read, and how much a batch may read of all shards."""
 
+import math
 import threading
 from bisect import bisect_right
 from collections import deque
@@ -16,6 +17,10 @@ READS_PER_SECOND: Final = 4.0
 BYTES_PER_SECOND: Final = 1.9 * 1024 * 1024
 # An empty shard is asked once a second: that leaves four fifths of the shard's reads to others.
 IDLE_SECONDS: Final = 1.0
+# Of shards at their tip, so that what has arrived is in the batch that ends. Each takes a request: the last reads
+# of many shards begin earlier.
+LAST_READ_SECONDS: Final = 0.05
+LAST_READ_SECONDS_OF_SHARD: Final = 0.005
 # The largest page of GetRecords, and the largest record that a stream can be set up for.
 MAX_PAGE_BYTES: Final = 10 * 1024 * 1024
 # The largest record of a stream that was not set up for larger ones.
@@ -37,11 +42,14 @@ class ShardLimits:
     def unlimited(cls, idle_seconds: float = 0.05) -> "ShardLimits":
         return cls(reads_per_second=1e6, bytes_per_second=1e15, idle_seconds=idle_seconds)
 
-    def wait_after(self, page_bytes: int, *, is_at_tip: bool) -> float:
-        """Seconds to leave the shard alone after a page, counted from when the page was asked for."""
-        if is_at_tip:
-            return max(self.idle_seconds, 1 / self.reads_per_second)
-        return max(1 / self.reads_per_second, page_bytes / self.bytes_per_second)
+    def wait_after(self, page_bytes: int, *, is_at_tip: bool, left: float = math.inf) -> float:
+        """Seconds to leave the shard alone after a page, counted from when the page was asked for. `left`: until
+        the last read of the batch."""
+        pause = 1 / self.reads_per_second
+        if not is_at_tip:
+            return max(pause, page_bytes / self.bytes_per_second)
+        is_next_the_last = 0 < left < self.idle_seconds + pause
+        return max(pause, left if is_next_the_last else self.idle_seconds)
 
 
 class Allowance:
@@ -57,6 +65,7 @@ class Allowance:
         self._bytes = bytes_
         self._page_records = max(records // max(readers, 1), 1)
         self._page_bytes = max(bytes_ // max(readers, 1), 1)
+        self._readers = readers
         self._is_untouched = True
         self._is_closed = False
         self._asking = 0
@@ -67,6 +76,11 @@ class Allowance:
     def is_spent(self) -> bool:
         """Whether there is no room for another record. There is always room for a first one."""
         return self._is_closed or (not self._is_untouched and (self._records <= 0 or self._bytes <= 0))
+
+    def last_read_seconds(self, chance: float) -> float:
+        """How long before the end of the batch a shard at its tip is read for the last time. `chance`: from 0 to
+        1."""
+        return LAST_READ_SECONDS + chance * LAST_READ_SECONDS_OF_SHARD * self._readers
 
     @contextmanager
     def page_permit(self, is_stopped: Callable[[], bool], *, pinned: bool = False) -> Iterator[bool]:

@@ -86,6 +86,7 @@ class ShardReader:
         self._record_rows = bookmark.record_rows if bookmark else 1.0
         self._not_before = runtime.clock.monotonic() + (bookmark.wait_seconds if bookmark else 0.0)
         self._page_bytes = 0
+        self._last_read = 0.0
         self._failures = 0  # since the last answer
         self._cut = RangeCut(bounds, f"{shard_id} of stream {stream}", goes_on=self._iterator is not None)
 
@@ -122,6 +123,7 @@ class ShardReader:
         patience = PINNED_PATIENCE_SECONDS if pinned else OPEN_PATIENCE_SECONDS
         give_up = max(deadline, self._now() + patience)
         answered = False
+        self._last_read = deadline - allowance.last_read_seconds(self._runtime.random.random())
         while not (self.is_ended or self._cut.is_over or is_stopped()):
             if answered and not pinned and (allowance.is_spent or self._not_before >= deadline):
                 return
@@ -211,7 +213,8 @@ class ShardReader:
         size = self._page_bytes = size_of(answer["Records"])
         # A page can be empty far from the tip; only at the tip there is nothing to hurry for.
         is_at_tip = size == 0 and not answer.get("MillisBehindLatest")
-        self._not_before = began + self._limits.wait_after(size, is_at_tip=is_at_tip)
+        left = self._last_read - began
+        self._not_before = began + self._limits.wait_after(size, is_at_tip=is_at_tip, left=left)
         return answer
 
     def _find_place(self) -> str:

@@ -40,7 +40,7 @@ from kcl_dagster.worker.lost_owners import LostOwners
 from kcl_dagster.worker.pinned_leases import PinnedLeases, is_bound
 from kcl_dagster.worker.poison import middle_of
 from kcl_dagster.worker.protocol import never
-from kcl_dagster.worker.ranges import Planner, next_range
+from kcl_dagster.worker.ranges import Planner, following
 from kcl_dagster.worker.reading import Reading, Round, stored_through
 from kcl_dagster.worker.report import BatchReport, Outcome
 from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
@@ -164,14 +164,14 @@ class ChainProtocol(Generic[D]):
         try:
             found = self.reading.sound(this, fetched)
             full = [progress for progress in found if progress.records]
+            this.empty = [progress for progress in found if not progress.records]
             if abandon():
                 for progress in full:
                     this.report(progress.range.lease, Outcome.ABANDONED, progress)
             elif full:
                 self._store(this, fetched, full, abandon)
-            for progress in found:
-                if not progress.records:
-                    self._pass_over(this, progress)
+            for progress in this.empty:
+                self._pass_over(this, progress)
         finally:
             fetched.release()
 
@@ -249,11 +249,9 @@ class ChainProtocol(Generic[D]):
     def _stage(
         self, this: Round, fetched: Fetched[D], found: Sequence[Progress], abandon: Callable[[], bool]
     ) -> StagedBatch | None:
-        batch = self.reading.begin_batch(found, self.rules, abandon)
+        batch = self.reading.begin_batch(this, found, self.rules, abandon)
         self._batches += 1
-        self._ahead = {
-            progress.range.lease: following for progress in found if (following := next_range(progress)) is not None
-        }
+        self._ahead = {range_.lease: range_ for range_ in following(found, this.empty)}
         leases = [part.lease for part in batch.parts]
         try:
             with self.reading.timed(this, "write"), self.reading.processing.running(leases):

@@ -91,12 +91,15 @@ class BatchProtocol(Generic[D]):
         try:
             found = self.reading.sound(this, fetched)
             full = [progress for progress in found if progress.records]
+            empty = [progress for progress in found if not progress.records]
+            # The next batch of a lease that never had one gets another number, so it cannot be read ahead.
+            this.empty = [one for one in empty if this.holdings[one.range.lease].lease.batch]
             if abandon():
                 for progress in full:
                     this.report(progress.range.lease, Outcome.ABANDONED, progress)
             elif full:
                 self._store(this, fetched, full, abandon)
-            self._commit(this, [progress for progress in found if not progress.records])
+            self._commit(this, empty)
         finally:
             fetched.release()
 
@@ -174,7 +177,7 @@ class BatchProtocol(Generic[D]):
     def _write(
         self, this: Round, fetched: Fetched[D], found: Sequence[Progress], abandon: Callable[[], bool]
     ) -> bool:
-        batch = self.reading.begin_batch(found, self.rules, abandon)
+        batch = self.reading.begin_batch(this, found, self.rules, abandon)
         try:
             leases = [part.lease for part in batch.parts]
             with self.reading.timed(this, "write"), self.reading.processing.running(leases):

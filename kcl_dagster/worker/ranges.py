@@ -1,6 +1,6 @@
 """Which records each lease is to read next. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kcl_dagster.model.checkpoint import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Checkpoint
@@ -65,10 +65,19 @@ class Planner:
         )
 
 
+def following(*found: Sequence[Progress]) -> list[Range]:
+    """What will be asked for, as far as it is known."""
+    ranges = (next_range(progress) for some in found for progress in some)
+    return [range_ for range_ in ranges if range_ is not None]
+
+
 def next_range(progress: Progress) -> Range | None:
-    """What will be asked for once the batch of `progress` is committed; None when that is not known yet."""
+    """What will be asked for once the batch of `progress` is committed; None when that is not known yet. Of a range
+    that held nothing, the same again."""
     done = progress.range
-    if progress.ended or progress.through is None:
+    if progress.ended or progress.gone:
         return None
+    if progress.through is None:
+        return None if done.is_pinned else done
     number = done.number + 1 if progress.records or done.is_pinned else done.number
     return Range(done.lease, done.stream, done.shard_id, progress.through, number, hash_range=done.hash_range)

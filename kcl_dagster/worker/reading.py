@@ -21,7 +21,7 @@ from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.parents import Parents
 from kcl_dagster.worker.pending import pin_of
 from kcl_dagster.worker.processing_watch import ProcessingWatch
-from kcl_dagster.worker.ranges import next_range
+from kcl_dagster.worker.ranges import following
 from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
 from kcl_dagster.worker.retention import RetentionWatch, loss_in
 from kcl_dagster.worker.stored_counts import WindowRules
@@ -52,6 +52,10 @@ class Round:
     held: int = 0
     blocked: int = 0
     error: str | None = None
+    empty: list[Progress] = field(default_factory=list)
+    """Of ranges that held no records, and are read ahead with the others. Otherwise a shard that gets few records
+    would be read only after the others had been read ahead."""
+
     fetch_began: float | None = None
     """Epoch seconds by the clock that all workers share; None: not known."""
 
@@ -403,6 +407,7 @@ class Reading(Generic[R]):
 
     def begin_batch(
         self,
+        this: Round,
         found: Sequence[Progress],
         rules: WindowRules | None,
         abandon: Callable[[], bool],
@@ -412,8 +417,7 @@ class Reading(Generic[R]):
         for progress in found:
             self.holdings.delivered(progress.range.lease, progress.bytes)
         if settings.prefetch and not abandon():
-            ahead = [following for progress in found if (following := next_range(progress)) is not None]
-            self.engine.prefetch(ahead, settings.budget)
+            self.engine.prefetch(following(found, this.empty), settings.budget)
         parts = tuple(self.part(progress) for progress in found)
         return Batch(settings.application, settings.worker, parts, time_column)
 

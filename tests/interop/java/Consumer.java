@@ -184,7 +184,7 @@ public final class Consumer {
         RetrievalSpecificConfig retrieval = "FANOUT".equals(System.getProperty("retrieval"))
                 ? new FanOutConfig(kinesis).streamName(stream).applicationName(application)
                 : new PollingConfig(stream, kinesis).maxRecords(Integer.getInteger("batch", 100))
-                        .idleTimeBetweenReadsInMillis(250L);
+                        .idleTimeBetweenReadsInMillis(Long.getLong("idle", 250L));
 
         Scheduler scheduler = new Scheduler(
                 configs.checkpointConfig(), coordinator, leases, configs.lifecycleConfig(),

@@ -226,9 +226,35 @@ def test_a_busy_shard_is_read_four_times_a_second(world: World) -> None:
     assert world.calls.count("get_records") in range(19, 22)
 
 
-def test_an_idle_shard_is_read_once_a_second(world: World) -> None:
+def test_an_idle_shard_is_read_once_a_second_and_at_the_end_of_the_batch(world: World) -> None:
     world.read(world.reader(), seconds=10)
-    assert world.calls.count("get_records") == 10
+    assert world.calls.count("get_records") == 11
+
+
+@pytest.mark.parametrize("seconds", [0.6, 1.2, 3.5, 5.0])
+def test_what_arrives_in_the_last_moments_of_a_batch_is_in_it(world: World, seconds: float) -> None:
+    reader = world.reader()
+    world.clock.call_in(seconds - 0.1, lambda: world.put(b"late"))
+    assert payloads(world.read(reader, seconds)) == [b"late"]
+
+
+def test_the_last_reads_of_many_shards_are_spread() -> None:
+    moments = {Allowance(1, 1, 100).last_read_seconds(chance / 10) for chance in range(11)}
+    assert min(moments) < 0.1
+    assert max(moments) > 0.5
+    assert Allowance(1, 1, 2).last_read_seconds(1.0) < 0.1
+
+
+def test_a_shard_is_left_alone_between_two_batches_that_read_it_to_its_tip(world: World) -> None:
+    """The last read of a batch may be a moment before the first one of the next batch."""
+    began, throttled = world.clock.monotonic(), Throttling(world)
+    bookmark = None
+    for _ in range(20):
+        reader = world.reader(bookmark=bookmark)
+        world.read(reader, seconds=0.3)
+        bookmark = reader.bookmark
+    assert throttled.count == 0
+    assert world.calls.count("get_records") <= 4 * (world.clock.monotonic() - began) + 1
 
 
 def test_empty_pages_far_from_the_tip_are_passed_quickly(world: World) -> None:

@@ -58,6 +58,21 @@ def test_what_was_read_ahead_is_what_the_next_batch_asks_for() -> None:
     assert run.engine.asked[1:] == run.engine.hints[:2]
 
 
+def test_a_shard_without_records_is_read_ahead_with_the_others() -> None:
+    """Else it is read after they were, and what arrives there waits for two batches."""
+    world = ChainWorld(shards=2)
+    put(world, A, 3)
+    run = working(world)
+    run.round()
+    assert [sorted(range_.lease for range_ in ranges) for ranges in run.engine.hints] == [[A, B]]
+    put(world, A, 3)
+    put(world, B, 3)
+    run.round()
+    assert run.engine.asked[1] == run.engine.hints[0]
+    run.until_idle()
+    world.check()
+
+
 def lose_first_answer(files: MemoryFiles) -> None:
     """The file is created, and nobody is told."""
     create = files.create
