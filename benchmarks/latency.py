@@ -323,7 +323,7 @@ def iceberg(place: Place) -> Iterator[Sights]:
         yield sights
 
 
-def batches(retrieval: str) -> Reading:
+def batches(retrieval: str, linger: float | None = None) -> Reading:
     @contextmanager
     def reading(place: Place) -> Iterator[Sights]:
         file = place.folder / "noted"
@@ -334,7 +334,7 @@ def batches(retrieval: str) -> Reading:
             with file.open("a") as notes:
                 notes.write("".join(f"{payload} {now}.\n" for payload in payloads))
 
-        settings = kcl.BatchSettings(retrieval=retrieval)
+        settings = kcl.BatchSettings(retrieval=retrieval, linger_seconds=linger)
         consumer = consumer_of(place, kcl.foreach_batch(note), lambda records: records, batch=settings)
         with working(place, consumer):
             yield Noted(file)
@@ -392,6 +392,7 @@ def fanout_limits() -> dict[tuple[str, int], float]:
     return {(load, 50): FANOUT_SECONDS for load in LOADS}
 
 
+LINGER: Final = 0.05
 SOON: Final = 2.0  # `visible_within` of a folder that is to be fresher than by default
 WAYS: Final = (
     Way("Parquet on disk, default", folder(is_in_s3=False)),
@@ -404,7 +405,8 @@ WAYS: Final = (
     Way("Delta, default", delta, limits(99, TABLE_SECONDS + MARGIN_SECONDS)),
     Way("Iceberg, default", iceberg, limits(99, TABLE_SECONDS + MARGIN_SECONDS)),
     Way("foreach_batch, polling", batches("polling")),
-    Way("foreach_batch, fan-out", batches("fanout"), fanout_limits()),
+    Way("foreach_batch, fan-out", batches("fanout")),
+    Way(f"foreach_batch, fan-out, linger {LINGER:g} s", batches("fanout", LINGER), fanout_limits()),
     Way("record processor, polling", processors("polling")),
     Way("record processor, fan-out", processors("fanout"), fanout_limits()),
     Way("KCL 3.1.3 (Java), polling", java("POLLING")),

@@ -377,11 +377,17 @@ class BatchSettings(_Settings):
     driver's heap should be five times this."""
 
     idle_seconds: Seconds = 1.0
-    """Pause between batches when every shard is at its tip."""
+    """The shortest time from one batch to the next while every shard is at its tip."""
+
+    linger_seconds: Seconds | None = None
+    """A batch is closed so long after its first records, although `max_seconds` are not over: records are seen
+    sooner, and there are more batches. Backlogs are read in large batches all the same. Left out: 0.05 s for record
+    processors, and no limit for other batches, which cost a Spark job each."""
 
     retrieval: Retrieval = Retrieval.POLLING
-    """GetRecords, with at most five calls a second and shard; or enhanced fan-out, where a shard gives one batch in
-    five seconds: it is read all the time if `max_bytes` and `max_records` have room for what it pushes in them."""
+    """GetRecords, with at most four calls a second and shard; or enhanced fan-out, where the stream pushes what
+    arrives. A subscription goes on from one batch to the next as long as the same process reads the shard. Another
+    process subscribes five seconds after the last subscription at the earliest."""
 
     consumer_name: str | None = None
     """Fan-out consumer; the application's name when left out."""

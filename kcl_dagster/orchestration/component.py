@@ -176,8 +176,11 @@ class BatchModel(Described):
     """Of all shards of the worker together. The driver's heap should be five times this."""
 
     idle_seconds: float | None = None
-    """Pause between batches when every shard is at its tip. Left out: 1 s, or less as follows from
-    `visible_within`."""
+    """The shortest time from one batch to the next while every shard is at its tip. Left out: 1 s, or less as
+    follows from `visible_within`."""
+
+    linger_seconds: float | None = _BATCH.linger_seconds
+    """A batch is closed so long after its first records. Left out: 0.05 s for record processors."""
 
     consumer_name: str | None = _BATCH.consumer_name
     """Fan-out consumer; the application's name when left out."""

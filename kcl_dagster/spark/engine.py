@@ -23,6 +23,7 @@ from kcl_dagster.spark.frozen import FrozenRanges
 from kcl_dagster.spark.health import SessionHealth
 from kcl_dagster.spark.interruption import limited_jobs, tag_jobs
 from kcl_dagster.spark.plans import EngineSettings, Plans
+from kcl_dagster.spark.reader_processes import reader_processes
 from kcl_dagster.spark.schema import RECORD_DDL
 from kcl_dagster.spark.sealing import SEALED_DDL
 from kcl_dagster.spark.staged_ranges import FetchStaging, ReadAgain, StagedRanges
@@ -157,7 +158,9 @@ class SparkEngine:
 
     def _kept(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
         numbers, plan = self._tasks(ranges, budget)
-        read = FrozenRanges(ranges, numbers.mapInArrow(FetchTask(plan), SEALED_DDL))
+        with reader_processes(self._spark, is_fanout=plan.is_fanout):
+            fetched = numbers.mapInArrow(FetchTask(plan), SEALED_DDL)
+        read = FrozenRanges(ranges, fetched)
         self._remember(ranges, read)
         return read
 

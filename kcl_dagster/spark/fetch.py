@@ -20,19 +20,19 @@ import pyarrow.compute as pc
 from kcl_dagster.aws import Access, Client
 from kcl_dagster.errors import BatchError, EndpointUnreachable, KclError
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.runtime import Clock, Runtime, system
 from kcl_dagster.spark.schema import ARROW_SCHEMA, LEASE_KEY, PROGRESS, PROGRESS_TYPE
 from kcl_dagster.spark.sealing import seal
 from kcl_dagster.spark.settling import settle
-from kcl_dagster.streams.fanout import FanoutReader
-from kcl_dagster.streams.pacing import Allowance, ShardLimits
+from kcl_dagster.streams.fanout import FanoutReader, Subscriptions
+from kcl_dagster.streams.pacing import Allowance, Deadline, ShardLimits
 from kcl_dagster.streams.parsing import install
 from kcl_dagster.streams.polling import Bookmark, ShardReader
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import utf8_sizes
 from kcl_dagster.streams.unpacking import Columns, Unpacker
 from kcl_dagster.streams.window import WindowReader
-from kcl_dagster.worker.batch import Budget, Range
+from kcl_dagster.worker.batch import Budget, Range, is_near_tip
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,14 @@ class FetchPlan:
     budget: Budget
     limits: ShardLimits
     opens_aggregates: bool = True
+
+    @property
+    def is_fanout(self) -> bool:
+        return any(shard.consumer_arn is not None for shards in self.tasks for shard in shards)
+
+    def deadline(self, clock: Clock) -> Deadline:
+        """Of a task that begins to read now."""
+        return Deadline(clock.monotonic() + self.budget.seconds, clock, self.budget.linger)
 
     def allowance(self, task: int) -> Allowance:
         """The task's part of the budget, by its number of shards."""
@@ -142,6 +150,7 @@ class FetchTask:
 
 
 _clients: dict[Connection, Client] = {}
+_subscriptions: Final = Subscriptions()
 _making = threading.Lock()
 
 
@@ -152,8 +161,10 @@ def client_of(connection: Connection) -> Client:
         return _clients[connection]
 
 
-def fetch(plan: FetchPlan, task: int, client: Client, runtime: Runtime) -> Iterator[pa.RecordBatch]:
-    """Read the shards of one task, each on a thread of its own.
+def fetch(
+    plan: FetchPlan, task: int, client: Client, runtime: Runtime, deadline: Deadline | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Read the shards of one task, each on a thread of its own. `deadline`: one that others may bring forward.
 
     The first batch names this attempt for every shard, and comes before any record. The last batch records how far
     each shard was read. So a task that opens records can detect whether they are of another attempt than the one
@@ -164,9 +175,9 @@ def fetch(plan: FetchPlan, task: int, client: Client, runtime: Runtime) -> Itera
     yield _proofs([(shard.range, None) for shard in shards], attempt)
     output: queue.Queue[pa.RecordBatch | _Done] = queue.Queue(QUEUED_BATCHES)
     allowance = plan.allowance(task)
-    deadline = runtime.clock.monotonic() + plan.budget.seconds
+    deadline = deadline or plan.deadline(runtime.clock)
     attempts = {
-        shard.range.lease: _Attempt(shard.range, runtime, deadline) for shard in shards if shard.failure is None
+        shard.range.lease: _Attempt(shard.range, runtime, deadline.at) for shard in shards if shard.failure is None
     }
     trailers: dict[LeaseKey, tuple[Range, Trailer | None]] = {
         shard.range.lease: (shard.range, Trailer(failure=shard.failure))
@@ -239,7 +250,7 @@ def _read(
     plan: FetchPlan,
     shard: ShardPlan,
     allowance: Allowance,
-    deadline: float,
+    deadline: Deadline,
     client: Client,
     runtime: Runtime,
     output: "queue.Queue[pa.RecordBatch | _Done]",
@@ -263,6 +274,8 @@ def _read(
         columns, flushed = Columns(), 0
         opening = range_.window.opening() if range_.window is not None else allowance
         for page in reader.pages(allowance, deadline, attempt.is_stopped):
+            if is_near_tip(reader.millis_behind):  # a backlog is read in large batches
+                deadline.records_came()
             is_whole = unpacker.unpack_from(reader, page, columns, opening)
             if len(columns) >= BATCH_ROWS or unpacker.bytes - flushed >= BATCH_BYTES:
                 for batch in record_batches(range_, columns):
@@ -296,6 +309,7 @@ def _reader(
             bounds,
             runtime=runtime,
             bookmark=shard.bookmark,
+            subscriptions=_subscriptions,
         )
     return ShardReader(
         client,

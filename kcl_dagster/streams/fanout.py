@@ -1,8 +1,9 @@
 """Read one shard with SubscribeToShard (enhanced fan-out): the service pushes the records.
 
 `FanoutReader` has the interface of `polling.ShardReader`: it reads one range once, on one thread, and reports how
-far it came. A subscription ends after five minutes. If the range takes longer, the reader subscribes again, at the
-continuation sequence number of the last event.
+far it came. A subscription lasts for five minutes. Where a reader ends before, the next reader of the same process
+goes on with its subscription, if that is at the place where the next range begins. Otherwise it subscribes, at the
+continuation sequence number of the last event, which the service allows five seconds after the last subscription.
 """
 
 import queue
@@ -26,7 +27,7 @@ from kcl_dagster.errors import (
 from kcl_dagster.model.shard import ChildShard
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.cutting import RangeCut
-from kcl_dagster.streams.pacing import Allowance
+from kcl_dagster.streams.pacing import Allowance, Deadline
 from kcl_dagster.streams.polling import OPEN_PATIENCE_SECONDS, PINNED_PATIENCE_SECONDS, Bookmark, is_far_behind
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.presence import Gaps, Presence
@@ -35,6 +36,8 @@ from kcl_dagster.streams.records import StreamRecord, arrival_millis, child_shar
 # A consumer may subscribe to a shard again five seconds after its last subscription, which is then taken over.
 RESUBSCRIBE_SECONDS: Final = 5.1
 RETRY_SECONDS: Final = 1.0
+# For which a subscription waits for its next reader. Then the lease is read elsewhere, or not at all.
+KEPT_SECONDS: Final = 30.0
 # The next event may arrive while one is processed. With the event that waits for a place in the queue, a shard has
 # at most four events of about a megabyte in memory. The rest remains in the connection, whose flow-control window
 # the service respects.
@@ -57,8 +60,10 @@ class FanoutReader:
         runtime: Runtime,
         bookmark: Bookmark | None = None,
         in_background: bool = True,
+        subscriptions: "Subscriptions | None" = None,
     ) -> None:
-        """`in_background`: receive events on a separate thread, so that a deadline is kept on a shard without
+        """`subscriptions`: those that former readers of this process have left, and where this one leaves its own.
+        `in_background`: receive events on a separate thread, so that a deadline is kept on a shard without
         records. False for clients that return at once and may be used on one thread only."""
         self._client = client
         self._consumer_arn = consumer_arn
@@ -67,6 +72,7 @@ class FanoutReader:
         self._bounds = bounds
         self._runtime = runtime
         self._in_background = in_background
+        self._subscriptions = subscriptions
         self._continuation = bookmark.iterator if bookmark else None
         self._not_before = self._now() + (bookmark.wait_seconds if bookmark else 0.0)
         self._name = f"{shard_id} of stream {stream}"
@@ -93,46 +99,62 @@ class FanoutReader:
         return Bookmark(place, wait_seconds=wait, millis_behind=self.millis_behind)
 
     def pages(
-        self, allowance: Allowance, deadline: float, is_stopped: Callable[[], bool] = lambda: False
+        self, allowance: Allowance, deadline: Deadline, is_stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[list[StreamRecord]]:
-        """Yield the records of the range, as `ShardReader.pages` does, with two differences for an open range. If
-        its next subscription is not allowed before `deadline`, it yields nothing. If the wait is shorter, the
-        deadline is moved by the time waited."""
+        """Yield the records of the range, as `ShardReader.pages` does, with two differences for an open range that
+        begins with a subscription. If that is not allowed before `deadline`, it yields nothing. If the wait is
+        shorter, the deadline is moved by the time waited."""
         pinned = self._cut.is_pinned
         patience = PINNED_PATIENCE_SECONDS if pinned else OPEN_PATIENCE_SECONDS
         began = self._now()
-        if not pinned and self._not_before > began:
-            if self._not_before >= deadline:
-                self._runtime.clock.sleep(max(0.0, deadline - began))
+        kept = self._kept()
+        least = began
+        if kept is None and not pinned and self._not_before > began:
+            if self._not_before >= deadline.at:
+                deadline.sleep(max(0.0, deadline.at - began))
                 if self.millis_behind is not None:  # while a shard is not read, its lag grows with the clock
                     self.millis_behind += max(1, round((self._now() - began) * 1000))
                 return
             # Otherwise each batch would start its subscription as late as the batch before, and would read only for
             # the remaining time: if that was half a second of five once, for half a second of five ever after.
-            deadline = max(deadline, self._not_before + min(deadline - began, RESUBSCRIBE_SECONDS))
+            least = self._not_before + min(deadline.at - began, RESUBSCRIBE_SECONDS)
         # Until the first subscription succeeds. The former reader of the shard may have subscribed just now.
-        give_up = max(deadline, max(began, self._not_before) + max(patience, RESUBSCRIBE_SECONDS + RETRY_SECONDS))
+        first_wait = max(began, self._not_before) + max(patience, RESUBSCRIBE_SECONDS + RETRY_SECONDS)
+        give_up = max(deadline.at, least, first_wait)
         stood = answered = False
+
+        def until() -> float:
+            return deadline.at if deadline.is_early else max(deadline.at, least)
 
         def is_over() -> bool:
             if self.is_ended or self._cut.is_over or is_stopped():
                 return True
-            return answered and not pinned and (allowance.is_spent or self._now() >= deadline)
+            if pinned or not (answered or deadline.is_early):
+                return False
+            return allowance.is_spent or self._now() >= until()
 
         while not is_over():
             wait = self._not_before - self._now()
-            if wait > 0:
-                if answered and not pinned and self._not_before >= deadline:
+            if wait > 0 and kept is None:
+                if answered and not pinned and self._not_before >= until():
                     return
-                self._runtime.clock.sleep(wait)
+                if pinned:
+                    self._runtime.clock.sleep(wait)
+                else:
+                    deadline.sleep(wait)
                 continue  # a task that was abandoned meanwhile must not take over the subscription of its successor
             try:
-                events = self._subscribe()
+                events, kept, is_whole = kept or self._subscribe(), None, False
+                if not pinned:
+                    deadline.wakes(events.wake)
                 if not stood:
-                    stood, give_up = True, max(deadline, self._now() + patience)
+                    stood, give_up = True, max(until(), self._now() + patience)
                 try:
                     while not is_over():
-                        event = events.next(give_up if pinned or not answered else deadline)
+                        is_patient = pinned or not (answered or deadline.is_early)
+                        event = events.next(give_up if is_patient else until())
+                        if isinstance(event, Woken):
+                            continue
                         if event is None:
                             break  # five minutes are over, or the deadline is
                         if pinned:
@@ -148,8 +170,10 @@ class FanoutReader:
                             yield records
                         if self._cut.rest_is_left:
                             return
+                    is_whole = not (self._cut.has_more or self.is_ended or events.is_over)
                 finally:
-                    events.close()
+                    if not (is_whole and self._leave(events)):
+                        events.close()
                 if self._now() >= give_up and not is_over():
                     raise EndpointUnreachable(f"{self._name} sent no event for {patience:.0f} s")
             except ServiceError as error:
@@ -170,6 +194,17 @@ class FanoutReader:
 
     def _now(self) -> float:
         return self._runtime.clock.monotonic()
+
+    def _kept(self) -> "_Events | None":
+        registry = self._subscriptions
+        return None if registry is None else registry.take(self._consumer_arn, self._shard_id, self._continuation)
+
+    def _leave(self, events: "_Events") -> bool:
+        """Leave the subscription to the next reader. False: it cannot go on."""
+        if self._subscriptions is None or self._continuation is None or not events.waits():
+            return False
+        self._subscriptions.leave(self._consumer_arn, self._shard_id, self._continuation, events)
+        return True
 
     def _subscribe(self) -> "_Events":
         if self._continuation is not None:
@@ -230,6 +265,41 @@ class FanoutReader:
             raise ConsumerNotFound(f"{self._consumer_arn} was deregistered while shards were read") from missing
 
 
+class Subscriptions:
+    """Those of one process that wait for their next readers. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._left: dict[tuple[str, str], tuple[str, _Events]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, consumer_arn: str, shard_id: str, continuation: str | None) -> "_Events | None":
+        """The subscription of a shard, if its next event is the one after `continuation`. Any other one ends."""
+        with self._lock:
+            found = self._left.pop((consumer_arn, shard_id), None)
+        if found is None:
+            return None
+        place, events = found
+        if place == continuation and events.goes_on():
+            return events
+        events.close()
+        return None
+
+    def leave(self, consumer_arn: str, shard_id: str, continuation: str, events: "_Events") -> None:
+        """`continuation`: of the last event that was taken."""
+        with self._lock:
+            former = self._left.pop((consumer_arn, shard_id), None)
+            self._left[consumer_arn, shard_id] = continuation, events
+        if former is not None:
+            former[1].close()
+
+
+class Woken:
+    """Stands for the event that a reader waits for: its deadline was brought forward."""
+
+
+WOKEN: Final = Woken()
+
+
 class _Events:
     """Iterates over the events of one subscription."""
 
@@ -242,22 +312,49 @@ class _Events:
         self._iterator = iter(stream)
         self._runtime = runtime
         self._closed = threading.Event()
-        self._queue: queue.Queue[Event | KclError | None] | None = None
+        self._waits_since: float | None = None
+        self._waiting = threading.Lock()
+        self.is_over = False
+        """Whether the service has ended it, or it has failed."""
+
+        self._queue: queue.Queue[Event | KclError | Woken | None] | None = None
         if threaded:
             self._queue = queue.Queue(QUEUED_EVENTS)
             threading.Thread(target=self._pump, name="kcl-subscription", daemon=True).start()
 
-    def next(self, until: float) -> Event | None:
-        """The next event; None when there will be no more, or none before `until`."""
+    def next(self, until: float) -> Event | Woken | None:
+        """The next event; None when there will be no more, or none before `until`. WOKEN after `wake`."""
         if self._queue is None:
-            return self._draw()
+            event = self._draw()
+            self.is_over = event is None
+            return event
         try:
-            event = self._queue.get(timeout=max(0.0, until - self._runtime.clock.monotonic()))
+            found = self._queue.get(timeout=max(0.0, until - self._runtime.clock.monotonic()))
         except queue.Empty:
             return None
-        if isinstance(event, KclError):
-            raise event
-        return event
+        if isinstance(found, KclError):
+            self.is_over = True
+            raise found
+        self.is_over = found is None
+        return found
+
+    def wake(self) -> None:
+        """End the wait of a reader. One that finds an event in the queue does not wait."""
+        if self._queue is not None:
+            with suppress(queue.Full):
+                self._queue.put_nowait(WOKEN)
+
+    def waits(self) -> bool:
+        """It is without a reader from now on. False: it cannot be."""
+        with self._waiting:
+            self._waits_since = self._runtime.clock.monotonic()
+        return self._queue is not None
+
+    def goes_on(self) -> bool:
+        """It has a reader again. False: it has ended."""
+        with self._waiting:
+            self._waits_since = None
+            return not self._closed.is_set()
 
     def close(self) -> None:
         self._closed.set()
@@ -295,11 +392,16 @@ class _Events:
                 self._stream.close()
 
     def _put(self, event: Event | KclError | None) -> None:
+        """The queue is full soon where nobody reads: an event comes every five seconds."""
         assert self._queue is not None
         while not self._closed.is_set():
             with suppress(queue.Full):
                 self._queue.put(event, timeout=0.2)
                 return
+            with self._waiting:
+                since = self._waits_since
+                if since is not None and self._runtime.clock.monotonic() - since >= KEPT_SECONDS:
+                    self._closed.set()
 
 
 def _starting_position(bounds: Bounds) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
+from kcl_dagster.runtime import Clock
+
 # Kinesis allows five GetRecords a second on a shard, for all consumers together: one call is left for others.
 READS_PER_SECOND: Final = 4.0
 # Kinesis serves 2 MiB a second and answers a larger page by refusing the shard until the debt is paid off. A
@@ -50,6 +52,60 @@ class ShardLimits:
             return max(pause, page_bytes / self.bytes_per_second)
         is_next_the_last = 0 < left < self.idle_seconds + pause
         return max(pause, left if is_next_the_last else self.idle_seconds)
+
+
+class Deadline:
+    """When the readers of a batch stop to wait for records. Shared by them. Safe for threads.
+
+    With a `linger`, it comes as long after the first records as that says, and wakes the readers that wait."""
+
+    def __init__(self, at: float, clock: Clock, linger: float | None = None) -> None:
+        """`at`: by the monotonic clock. With a `linger`, readers wait in real time."""
+        self._at = at
+        self._clock = clock
+        self._linger = linger
+        self._changed = threading.Condition()
+        self._wake: list[Callable[[], None]] = []
+        self.is_early = False
+        """Whether records have brought it forward."""
+
+    @property
+    def at(self) -> float:
+        return self._at
+
+    @property
+    def is_over(self) -> bool:
+        return self._clock.monotonic() >= self._at
+
+    def records_came(self) -> None:
+        """Called after each page."""
+        if self._linger is not None and not self.is_early:
+            self.bring_forward(self._linger)
+
+    def bring_forward(self, seconds: float = 0.0) -> None:
+        """To so many seconds from now."""
+        with self._changed:
+            self._at = min(self._at, self._clock.monotonic() + seconds)
+            self.is_early = True
+            self._changed.notify_all()
+            wake = list(self._wake)
+        for one in wake:
+            one()
+
+    def wakes(self, one: Callable[[], None]) -> None:
+        """Have `one` called when the deadline is brought forward, on the thread that does it."""
+        with self._changed:
+            self._wake.append(one)
+
+    def sleep(self, seconds: float) -> None:
+        """May return early once the deadline was brought forward, and then not before it is over."""
+        if self._linger is None:
+            self._clock.sleep(seconds)
+            return
+        until = self._clock.monotonic() + seconds
+        with self._changed:
+            while (left := min(until, self._at if self.is_early else until) - self._clock.monotonic()) > 0:
+                self._changed.wait(left)
 
 
 class Allowance:

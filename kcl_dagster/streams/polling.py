@@ -13,7 +13,7 @@ from kcl_dagster.errors import EndpointUnreachable, ServiceError, StreamNotFound
 from kcl_dagster.model.shard import ChildShard
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.cutting import RangeCut
-from kcl_dagster.streams.pacing import Allowance, ShardLimits
+from kcl_dagster.streams.pacing import Allowance, Deadline, ShardLimits
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.presence import Gaps, Presence
 from kcl_dagster.streams.records import StreamRecord, arrival_millis, child_shards, size_of
@@ -107,13 +107,13 @@ class ShardReader:
         return Bookmark(place, self._record_bytes, self._record_rows, wait)
 
     def pages(
-        self, allowance: Allowance, deadline: float, is_stopped: Callable[[], bool] = lambda: False
+        self, allowance: Allowance, deadline: Deadline, is_stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[list[StreamRecord]]:
         """The records of the range, in order, in non-empty pages.
 
-        Ends when the range is complete, when the shard ends, when `allowance` or the time until `deadline` (of
-        the monotonic clock) is used up, or when `is_stopped` says so. An open range gets one answer at least,
-        unless other ranges have used up the allowance before. A pinned range knows neither allowance nor deadline.
+        Ends when the range is complete, when the shard ends, when `allowance` or the time until `deadline` is used
+        up, or when `is_stopped` says so. An open range gets one answer at least, unless other ranges have used up
+        the allowance or brought the deadline forward before. A pinned range knows neither allowance nor deadline.
 
         Whole Kinesis records: the edges inside an aggregate are the caller's to cut. Raises DataLoss when the
         records of a pinned range are gone, and Throttled, EndpointUnreachable or OutcomeUnknown when the shard
@@ -121,13 +121,19 @@ class ShardReader:
         """
         pinned = self._cut.is_pinned
         patience = PINNED_PATIENCE_SECONDS if pinned else OPEN_PATIENCE_SECONDS
-        give_up = max(deadline, self._now() + patience)
+        give_up = max(deadline.at, self._now() + patience)
         answered = False
-        self._last_read = deadline - allowance.last_read_seconds(self._runtime.random.random())
+        self._last_read = deadline.at - allowance.last_read_seconds(self._runtime.random.random())
         while not (self.is_ended or self._cut.is_over or is_stopped()):
-            if answered and not pinned and (allowance.is_spent or self._not_before >= deadline):
+            if answered and not pinned and (allowance.is_spent or self._not_before >= deadline.at):
                 return
-            self._wait()
+            wait = self._not_before - self._now()
+            if wait > 0 and pinned:
+                self._runtime.clock.sleep(wait)
+            elif wait > 0:
+                deadline.sleep(wait)
+                if deadline.is_early and self._not_before > self._now():
+                    return
             with allowance.page_permit(is_stopped, pinned=pinned) as granted:
                 if not granted:
                     break
@@ -193,11 +199,6 @@ class ShardReader:
 
     def _now(self) -> float:
         return self._runtime.clock.monotonic()
-
-    def _wait(self) -> None:
-        wait = self._not_before - self._now()
-        if wait > 0:
-            self._runtime.clock.sleep(wait)
 
     def _ask(self, limit: int, give_up: float) -> Mapping[str, Any] | None:
         """One GetRecords. None when the shard has to be asked again or has turned out to be gone."""

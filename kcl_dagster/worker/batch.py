@@ -6,7 +6,7 @@ Everything here is a value or a promise; nothing reads a stream or a table.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
@@ -77,6 +77,9 @@ class Budget:
     records: int
     bytes: int
     seconds: float
+    linger: float | None = None
+    """Seconds after the first records at which a batch of shards near their tips is closed; None: when `seconds`
+    are over."""
 
     def beside(self, records: int, bytes_: int, missing: int, ranges: int) -> "Budget":
         """What is left beside a fetch that holds so much, for the `missing` ones of so many ranges: the rest, and
@@ -86,7 +89,16 @@ class Budget:
             max(1, self.records - records, int(self.records * part)),
             max(1, self.bytes - bytes_, int(self.bytes * part)),
             self.seconds,
+            self.linger,
         )
+
+
+NEAR_TIP_MS: Final = 1000
+
+
+def is_near_tip(millis_behind: int | None) -> bool:
+    """Whether a shard was read so far that `Budget.linger` applies."""
+    return millis_behind is not None and millis_behind < NEAR_TIP_MS
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,11 @@ class Worker(Generic[D]):
         self._background = background
         self.for_each = for_each
         self.renew_each = renew_each or (WithoutWaiting() if for_each is several_at_once else for_each)
-        self.settings = WorkerSettings.of(surroundings.application, is_bounded=surroundings.bound is not None)
+        self.settings = WorkerSettings.of(
+            surroundings.application,
+            is_bounded=surroundings.bound is not None,
+            has_processors=surroundings.processors is not None,
+        )
         self.tell: OnEvent = unfailing(surroundings.on_event)
         self._on_batch = unfailing(surroundings.on_batch)
         self._on_lag = unfailing(surroundings.on_lag)
@@ -323,8 +327,9 @@ class Worker(Generic[D]):
             with self._background(self, str(self.identity.worker)):
                 try:
                     while not self.stop.is_requested():
+                        began = self._clock.monotonic()
                         if self.step_batch().is_idle:
-                            self._rest()
+                            self._rest(began + self.settings.idle)
                         self._wait_for_discovery()
                 finally:
                     self.protocol.close()
@@ -334,9 +339,8 @@ class Worker(Generic[D]):
             raise self._fatal
         return self.stop.reason or StopReason.ASKED
 
-    def _rest(self) -> None:
-        """Pause until there may be something to do."""
-        until = self._clock.monotonic() + self.settings.idle
+    def _rest(self, until: float) -> None:
+        """Pause, unless there is something to do."""
         held, was_ready = self.holdings.keys(), self._is_ready
         while (left := until - self._clock.monotonic()) > 0:
             if self.stop.is_requested() or self.holdings.keys() - held or self.is_ready() != was_ready:

@@ -11,7 +11,7 @@ from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock
-from kcl_dagster.worker.batch import Batch, Budget, Part, Progress, R, Range, Read, Reader
+from kcl_dagster.worker.batch import Batch, Budget, Part, Progress, R, Range, Read, Reader, is_near_tip
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
@@ -416,10 +416,16 @@ class Reading(Generic[R]):
         settings, time_column = self.settings, None if rules is None else rules.time_column
         for progress in found:
             self.holdings.delivered(progress.range.lease, progress.bytes)
-        if settings.prefetch and not abandon():
+        if settings.prefetch and not self._is_live(found) and not abandon():
             self.engine.prefetch(following(found, this.empty), settings.budget)
         parts = tuple(self.part(progress) for progress in found)
         return Batch(settings.application, settings.worker, parts, time_column)
+
+    def _is_live(self, found: Sequence[Progress]) -> bool:
+        """Whether records are to be seen as soon as they arrive, and none wait. What is read ahead is closed early
+        then, too, and a process that reads ahead is another one, so that subscriptions would not go on."""
+        is_early = self.settings.budget.linger is not None
+        return is_early and all(is_near_tip(progress.millis_behind) for progress in found)
 
     def part(self, progress: Progress) -> Part:
         this = progress.range

@@ -11,6 +11,7 @@ ROUNDS_TO_WAIT = 5  # a batch may take several times its fetch to be written
 DRAIN_PATIENCE = 2.0  # handoff timeouts a draining worker waits for the leader before it lets go by itself
 # Of one read of a bounded run. It waits for no records: what it is to read is there.
 BOUNDED_SECONDS = 5.0
+LINGER_OF_PROCESSORS = 0.05  # a record processor is given what has come, as by the KCL
 TASK_BYTES = 2 * 1024 * 1024  # below which a batch is read by one task, into one file
 # A leader replaces workers that reach their lifetime one after another. One that no leader replaced for another
 # lifetime ends by itself, within one more: workers that began together do not end together.
@@ -37,9 +38,12 @@ class WorkerSettings:
     parent_poll: float = PARENT_POLL_SECONDS
 
     @classmethod
-    def of(cls, application: Application, *, is_bounded: bool = False) -> "WorkerSettings":
+    def of(
+        cls, application: Application, *, is_bounded: bool = False, has_processors: bool = False
+    ) -> "WorkerSettings":
         timings, batch = application.timings, application.batch
         seconds = min(batch.max_seconds, BOUNDED_SECONDS) if is_bounded else batch.max_seconds
+        linger = LINGER_OF_PROCESSORS if has_processors and batch.linger_seconds is None else batch.linger_seconds
         return cls(
             lease_duration=timings.lease_duration,
             renewal_interval=timings.renewal_interval,
@@ -48,7 +52,7 @@ class WorkerSettings:
             leaderless=timings.leaderless,
             lifetime=application.fleet.lifetime,
             idle=batch.idle_seconds,
-            budget=Budget(batch.max_records, batch.max_bytes, seconds),
+            budget=Budget(batch.max_records, batch.max_bytes, seconds, linger),
         )
 
     def longest_life(self, chance: float) -> float:

@@ -67,6 +67,11 @@ class HostConnection:
                 raise ProcessorFailed(end.kind, end.text)
         return end
 
+    def end_read(self) -> None:
+        """End the fetch that another thread has called for, if it is still carried out."""
+        with suppress(OSError):  # the call notices
+            self._line.send(messages.EndRead())
+
     def _exchange(self, order: Order, context: ProcessorContext | None) -> End:
         self._line.send(order)
         while isinstance(message := self._line.recv(), messages.WantsCheckpoint | messages.WantsSetAside):

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Client
 from typing import Any, Final
@@ -22,6 +22,7 @@ from kcl_dagster.spark import fetch as fetching
 from kcl_dagster.spark.processor_hosts import messages
 from kcl_dagster.spark.processor_hosts.messages import End, Line, Order, Question, Returned
 from kcl_dagster.spark.schema import LEASE_KEY, PROGRESS
+from kcl_dagster.streams.pacing import Deadline
 from kcl_dagster.worker.batch import PoisonRecord
 from kcl_dagster.worker.error_text import kind_of
 from kcl_dagster.worker.instance import Instance, described
@@ -31,6 +32,7 @@ from kcl_dagster.worker.processor import ProcessorFactory, Record
 log = logging.getLogger(__name__)
 
 # A driver that vanished with its machine shows after half a minute; one whose process died, at once.
+LISTENING_SECONDS: Final = 0.05  # after which a listener sees that the fetch is over
 KEEPALIVE: Final = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
@@ -153,7 +155,10 @@ class ProcessorHost:
 
     def _next(self) -> Order:
         with _to_the_worker():
-            order: Order = self._line.recv()
+            message = self._line.recv()
+            while isinstance(message, messages.EndRead):  # it came when the fetch had ended
+                message = self._line.recv()
+            order: Order = message
             return order
 
     def _carry_out(self, order: Order) -> End:
@@ -216,7 +221,10 @@ class ProcessorHost:
         """Read into memory: a host's part of the batch's budget, as every task of a fetch."""
         read: dict[LeaseKey, list[pa.RecordBatch]] = defaultdict(list)
         trailers: dict[LeaseKey, bytes] = {}
-        for batch in fetching.fetch(order.plan, order.task, fetching.client_of(order.plan.connection), system()):
+        runtime = system()
+        deadline = order.plan.deadline(runtime.clock)
+        client = fetching.client_of(order.plan.connection)
+        for batch in self._until_told(fetching.fetch(order.plan, order.task, client, runtime, deadline), deadline):
             proofs = batch.column(PROGRESS)
             if proofs.null_count < len(proofs):
                 for proof in proofs.to_pylist():
@@ -226,6 +234,24 @@ class ProcessorHost:
                 read[LeaseKey(batch.column(LEASE_KEY)[0].as_py())].append(batch)
         self._read = {lease: read.get(lease, []) for lease in trailers}
         return messages.WasRead(trailers)
+
+    def _until_told(self, read: Iterator[pa.RecordBatch], deadline: Deadline) -> Iterator[pa.RecordBatch]:
+        """What is read, until the deadline or until the worker ends the fetch. The worker sends nothing else
+        meanwhile. The listener reads nothing, so it may see the next order as well, and nobody waits for it."""
+        over = threading.Event()
+
+        def listen() -> None:
+            with suppress(OSError):  # `_next` notices
+                while not over.is_set():
+                    if self._line.poll(LISTENING_SECONDS):
+                        deadline.bring_forward()
+                        return
+
+        threading.Thread(target=listen, name="kcl-end-of-read", daemon=True).start()
+        try:
+            yield from read
+        finally:
+            over.set()
 
 
 def records_of(batch: pa.RecordBatch) -> list[Record]:

@@ -83,6 +83,13 @@ Order = (
     Fetch | Release | Initialize | ProcessRecords | ShardEnded | CallLeaseLost | ShutdownRequested | Discard | Close
 )
 
+
+@dataclass(frozen=True, slots=True)
+class EndRead:
+    """No order, and without an answer. Sent while a `Fetch` is carried out: other hosts have records to deliver.
+    Has no effect later."""
+
+
 # Questions, and their answers
 
 

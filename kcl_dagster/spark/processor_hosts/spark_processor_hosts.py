@@ -5,7 +5,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -166,6 +166,9 @@ class SparkProcessorHosts:
             return FetchOutcome.of(parts[task], end.trailers)
 
         answers = [self._pool.submit(read, task) for task in range(len(parts))]
+        if budget.linger is not None and any(_has_records(done) for done in as_completed(answers)):
+            for number in numbers:  # those that still read have nothing; what has come is delivered now
+                connections[number].end_read()
         for part, answer in zip(parts, answers, strict=True):
             try:
                 outcome = answer.result()
@@ -295,6 +298,10 @@ class SparkProcessorHosts:
             context.cancelJobsWithTag(self._tag)
         except (PySparkException, Py4JError, RuntimeError, OSError):
             return
+
+
+def _has_records(answer: "Future[FetchOutcome]") -> bool:
+    return answer.exception() is None and any(found.records for found in answer.result().progress.values())
 
 
 def _fitting_hosts(spark: SparkSession, wanted: int | None) -> int:

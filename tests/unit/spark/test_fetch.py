@@ -1,6 +1,7 @@
 """What a fetch task yields: a header before any record, a trailer that says what the records are."""
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -323,3 +324,28 @@ def test_the_budget_is_shared_out_by_shards() -> None:
     assert plan.allowance(0).page_limit(1, 10_000) == 100
     assert plan.allowance(1).page_limit(1, 10_000) == 100
     assert plan.allowance(1).page_limit(100, 10_000) == 10
+
+
+def test_a_batch_near_the_tip_is_closed_soon_after_its_first_records(kinesis: FakeKinesis) -> None:
+    """Also for the shards that have none, and wait until they may be asked again."""
+    put(kinesis, b"a")
+    began = time.monotonic()
+    found, trailers = run(kinesis, range_(0), range_(1), budget=Budget(10**6, 10**9, 60.0, linger=0.05))
+    assert time.monotonic() - began < 20
+    assert [row["data"] for row in rows(found)[shard(0)]] == [b"a"]
+    assert trailers[shard(1)].records == 0
+
+
+def test_a_backlog_is_read_until_the_batch_is_full(kinesis: FakeKinesis) -> None:
+    put(kinesis, *[b"x"] * 50)
+
+    class Behind:
+        def get_records(self, **request: Any) -> Any:
+            answer = kinesis.get_records(**request)
+            return answer | {"MillisBehindLatest": 5000 if answer["Records"] else 0}
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(kinesis, name)
+
+    _, trailers = run(Behind(), range_(0), budget=Budget(45, 10**9, 1.0, linger=0.0))
+    assert trailers[shard(0)].records == 45

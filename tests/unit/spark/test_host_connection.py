@@ -1,6 +1,7 @@
 """A host and its worker, over a real connection and without Spark."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from tests.doubles.kinesis import FakeKinesis
 LEASE = LeaseKey("shardId-000000000000")
 SECRET = b"between us"
 PATIENCE = 20.0
+SHORT, LONG = Budget(99, 9999, 0.1), Budget(99, 9999, PATIENCE, linger=0.05)
 
 
 class Clicks(RecordProcessorBase):
@@ -112,14 +114,14 @@ def room() -> Iterator[Room]:
 def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., messages.Fetch]:
     """An order to read a stream that holds what is given."""
 
-    def make(*data: bytes) -> messages.Fetch:
+    def make(*data: bytes, budget: Budget = SHORT) -> messages.Fetch:
         kinesis = FakeKinesis(FakeClock())
         kinesis.create_stream(StreamName="clicks", ShardCount=1)
         for one in data:
             kinesis.put_record(StreamName="clicks", Data=one, PartitionKey="key")
         monkeypatch.setattr(fetching, "client_of", lambda _: kinesis)
         range_ = Range(LEASE, StreamIdentifier("clicks"), LEASE, TRIM_HORIZON, 1)
-        plan = FetchPlan(Connection(), ((ShardPlan(range_),),), Budget(99, 9999, 0.1), ShardLimits.unlimited())
+        plan = FetchPlan(Connection(), ((ShardPlan(range_),),), budget, ShardLimits.unlimited())
         return messages.Fetch(plan, 0)
 
     return make
@@ -255,3 +257,17 @@ def test_strangers_are_sent_away_before_anything_they_say_is_read(room: Room) ->
     with pytest.raises((AuthenticationError, EOFError, OSError)):
         run_host(room.plan(b"a guess"), 1)
     assert room.connections == []
+
+
+def test_a_fetch_ends_when_the_worker_says_so(room: Room, read: Any) -> None:
+    """Other hosts have records to deliver. The message may also come when the fetch has ended by itself."""
+    with room.connection() as connection:
+        began = time.monotonic()
+        threading.Timer(0.3, connection.end_read).start()
+        end = connection.call(read(budget=LONG))
+        assert isinstance(end, messages.WasRead)
+        assert time.monotonic() - began < PATIENCE / 2
+        connection.end_read()
+        begin(connection, read(b"1", budget=LONG))
+        assert process(connection, Notes()) is not None
+    assert time.monotonic() - began < PATIENCE

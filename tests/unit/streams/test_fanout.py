@@ -16,8 +16,8 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.consumers import ensure_consumer, remove_consumer
-from kcl_dagster.streams.fanout import QUEUED_EVENTS, FanoutReader, _Events
-from kcl_dagster.streams.pacing import Allowance
+from kcl_dagster.streams.fanout import QUEUED_EVENTS, FanoutReader, Woken, _Events
+from kcl_dagster.streams.pacing import Allowance, Deadline
 from kcl_dagster.streams.polling import Bookmark, is_far_behind
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.presence import CHECK_SECONDS
@@ -52,7 +52,9 @@ class Fanout:
         )
 
     def read(self, reader: FanoutReader, seconds: float = 12.0, records: int = 10**6) -> list[StreamRecord]:
-        pages = reader.pages(Allowance(records, 1 << 30, 1), self.world.clock.monotonic() + seconds)
+        pages = reader.pages(
+            Allowance(records, 1 << 30, 1), Deadline(self.world.clock.monotonic() + seconds, self.world.clock)
+        )
         return [record for page in pages for record in page]
 
 
@@ -611,6 +613,7 @@ def test_a_subscription_holds_a_bounded_number_of_events_however_slowly_they_are
             assert len(drawn) <= read + ahead
         event = events.next(world.clock.monotonic() + 60)
         assert event is not None
+        assert not isinstance(event, Woken)
         assert event["number"] == read
     assert events.next(world.clock.monotonic() + 60) is None
     events.close()

@@ -11,7 +11,7 @@ from kcl_dagster.emulator import Limits
 from kcl_dagster.errors import AccessDenied, DataLoss, EndpointUnreachable, StreamNotFound, Throttled
 from kcl_dagster.model.checkpoint import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.streams.cutting import MOST_TIPS
-from kcl_dagster.streams.pacing import Allowance, ShardLimits
+from kcl_dagster.streams.pacing import Allowance, Deadline, ShardLimits
 from kcl_dagster.streams.position import Bounds
 from tests.unit.streams.conftest import SHARD, STREAM, WHOLE, World, after, payloads
 
@@ -173,7 +173,7 @@ def test_a_range_that_was_cut_says_it_is_behind(world: World, cut: dict[str, Any
     sequences = world.put(*[b"x" * 100] * 10, pause=1.0)
     reader = world.reader(WHOLE if begins == "at the horizon" else after(sequences[0]))
     allowance = Allowance(cut.get("records", 10**6), cut.get("bytes_", 10**9), cut.get("readers", 1))
-    pages = reader.pages(allowance, world.clock.monotonic() + cut.get("seconds", 60.0))
+    pages = reader.pages(allowance, Deadline(world.clock.monotonic() + cut.get("seconds", 60.0), world.clock))
     last = [record["SequenceNumber"] for page in pages for record in page][-1]
     assert (reader.millis_behind == 0) == (last == sequences[-1])
 
@@ -181,7 +181,10 @@ def test_a_range_that_was_cut_says_it_is_behind(world: World, cut: dict[str, Any
 def test_a_reader_stops_when_told(world: World) -> None:
     world.put(b"a")
     reader = world.reader()
-    assert list(reader.pages(Allowance(1, 1, 1), world.clock.monotonic() + 9, lambda: True)) == []
+    assert (
+        list(reader.pages(Allowance(1, 1, 1), Deadline(world.clock.monotonic() + 9, world.clock), lambda: True))
+        == []
+    )
 
 
 # Limits
@@ -234,7 +237,11 @@ def test_an_idle_shard_is_read_once_a_second_and_at_the_end_of_the_batch(world: 
 @pytest.mark.parametrize("seconds", [0.6, 1.2, 3.5, 5.0])
 def test_what_arrives_in_the_last_moments_of_a_batch_is_in_it(world: World, seconds: float) -> None:
     reader = world.reader()
-    world.clock.call_in(seconds - 0.1, lambda: world.put(b"late"))
+
+    def put() -> None:
+        world.put(b"late")
+
+    world.clock.call_in(seconds - 0.1, put)
     assert payloads(world.read(reader, seconds)) == [b"late"]
 
 
