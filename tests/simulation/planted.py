@@ -51,6 +51,7 @@ class Mutant:
 
 
 _AWS: Final = "kcl_dagster.aws"
+_PENDING: Final = "kcl_dagster.worker.pending"
 _PARTS_CHAIN: Final = "kcl_dagster.worker.parts_chain"
 _DEAD_LETTER_REPLAY: Final = "kcl_dagster.spark.dead_letter_replay"
 _REQUESTS: Final = "kcl_dagster.tables.requests"
@@ -215,6 +216,13 @@ MUTANTS: Final = (
         "    update.set(stream_values(lease))\n"
         "    return update.remove(a.PENDING, a.PENDING_SUB, a.PENDING_STATE).request()",
         "    update.set(stream_values(lease))\n    return update.request()",
+        also=(
+            Change(
+                _PENDING,
+                "    if lease.checkpoint is not None and lease.pending_checkpoint <= lease.checkpoint:",
+                "    if lease.checkpoint is None:",
+            ),
+        ),
     ),
     Mutant(
         "records that were already processed are not left out",
