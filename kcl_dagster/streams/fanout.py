@@ -44,6 +44,9 @@ KEPT_SECONDS: Final = 30.0
 QUEUED_EVENTS: Final = 2
 
 Event = Mapping[str, Any]
+Place = str | Bounds
+"""Where a subscription goes on: behind the continuation sequence number of its last event, or at the beginning of a
+range."""
 
 
 class FanoutReader:
@@ -76,6 +79,7 @@ class FanoutReader:
         self._continuation = bookmark.iterator if bookmark else None
         self._not_before = self._now() + (bookmark.wait_seconds if bookmark else 0.0)
         self._name = f"{shard_id} of stream {stream}"
+        self._was_answered = False
         self._cut = RangeCut(bounds, self._name, goes_on=self._continuation is not None)
         self._gaps = Gaps(Presence(client, stream, shard_id, runtime))
 
@@ -195,15 +199,26 @@ class FanoutReader:
     def _now(self) -> float:
         return self._runtime.clock.monotonic()
 
+    @property
+    def _place(self) -> Place | None:
+        """Where the next event begins. None: it is not known, as an event was taken that has no continuation."""
+        if self._continuation is not None or self._was_answered:
+            return self._continuation
+        return self._bounds
+
     def _kept(self) -> "_Events | None":
-        registry = self._subscriptions
-        return None if registry is None else registry.take(self._consumer_arn, self._shard_id, self._continuation)
+        registry, place = self._subscriptions, self._place
+        if registry is None or place is None:
+            return None
+        return registry.take(self._consumer_arn, self._shard_id, place)
 
     def _leave(self, events: "_Events") -> bool:
-        """Leave the subscription to the next reader. False: it cannot go on."""
-        if self._subscriptions is None or self._continuation is None or not events.waits():
+        """Leave the subscription to the next reader, also if it has sent nothing yet: if others close each batch
+        before its first event, a new subscription in each batch would never send one. False: it cannot go on."""
+        place = self._place
+        if self._subscriptions is None or place is None or not events.waits():
             return False
-        self._subscriptions.leave(self._consumer_arn, self._shard_id, self._continuation, events)
+        self._subscriptions.leave(self._consumer_arn, self._shard_id, place, events)
         return True
 
     def _subscribe(self) -> "_Events":
@@ -226,6 +241,7 @@ class FanoutReader:
             self._continuation = None
             return None
         self.millis_behind = millis_behind
+        self._was_answered = True
         mine = self._cut.keep(event["Records"])
         self._gaps.went_on(self._cut.last_sequence, is_far=is_far, has_records=has_records)
         self._continuation = continuation if not self._cut.has_more else self._cut.last_sequence
@@ -269,26 +285,26 @@ class Subscriptions:
     """Those of one process that wait for their next readers. Safe for threads."""
 
     def __init__(self) -> None:
-        self._left: dict[tuple[str, str], tuple[str, _Events]] = {}
+        self._left: dict[tuple[str, str], tuple[Place, _Events]] = {}
         self._lock = threading.Lock()
 
-    def take(self, consumer_arn: str, shard_id: str, continuation: str | None) -> "_Events | None":
-        """The subscription of a shard, if its next event is the one after `continuation`. Any other one ends."""
+    def take(self, consumer_arn: str, shard_id: str, place: Place) -> "_Events | None":
+        """The subscription of a shard, if its next event is the one at `place`. Any other one ends."""
         with self._lock:
             found = self._left.pop((consumer_arn, shard_id), None)
         if found is None:
             return None
-        place, events = found
-        if place == continuation and events.goes_on():
+        left_at, events = found
+        if left_at == place and events.goes_on():
             return events
         events.close()
         return None
 
-    def leave(self, consumer_arn: str, shard_id: str, continuation: str, events: "_Events") -> None:
-        """`continuation`: of the last event that was taken."""
+    def leave(self, consumer_arn: str, shard_id: str, place: Place, events: "_Events") -> None:
+        """`place`: where its next event begins."""
         with self._lock:
             former = self._left.pop((consumer_arn, shard_id), None)
-            self._left[consumer_arn, shard_id] = continuation, events
+            self._left[consumer_arn, shard_id] = place, events
         if former is not None:
             former[1].close()
 

@@ -17,7 +17,7 @@ from kcl_dagster.streams.pacing import Allowance, Deadline
 from kcl_dagster.streams.polling import Bookmark
 from kcl_dagster.streams.position import Bounds
 from tests.doubles.clock import FakeClock
-from tests.unit.streams.conftest import SHARD, STREAM, WHOLE, payloads
+from tests.unit.streams.conftest import SHARD, STREAM, WHOLE, after, payloads
 
 ARN: Final = "arn:aws:kinesis:us-east-1:1:stream/clicks/consumer/app:1"
 PATIENCE: Final = 60.0
@@ -53,10 +53,13 @@ class Feed:
 class Service:
     feeds: list[Feed] = field(default_factory=list)
     meta: Any = field(default_factory=lambda: SimpleNamespace(region_name="us-east-1"))
+    is_silent: bool = False
+    """Subscriptions send nothing by themselves."""
 
     def subscribe_to_shard(self, **_: Any) -> dict[str, Any]:
         self.feeds.append(Feed())
-        self.feeds[-1].push(10, b"first" if len(self.feeds) == 1 else b"again")
+        if not self.is_silent:
+            self.feeds[-1].push(10, b"first" if len(self.feeds) == 1 else b"again")
         return {"EventStream": self.feeds[-1]}
 
 
@@ -170,3 +173,22 @@ def test_a_sleep_ends_when_the_deadline_is_brought_forward() -> None:
     deadline.sleep(PATIENCE)
     assert time.monotonic() - began < SOON
     assert deadline.is_over
+
+
+def early(one: FanoutReader, linger: float = 0.05) -> list[bytes]:
+    """Read in a batch that another shard closes so soon after its begin."""
+    deadline = Deadline(time.monotonic() + PATIENCE, system().clock, linger=linger)
+    deadline.records_came()
+    return [data for page in one.pages(Allowance(1000, 1 << 30, 1), deadline) for data in payloads(page)]
+
+
+def test_a_shard_that_answers_slowly_is_read_although_others_close_each_batch_soon(service: Service) -> None:
+    """Its subscription has sent nothing when the batch ends. A new one in each batch would never send anything."""
+    service.is_silent = True
+    subscriptions = Subscriptions()
+    first = reader(service, subscriptions)
+    assert early(first) == []
+    service.feeds[0].push(10, b"a")
+    second = reader(service, subscriptions, bookmark=first.bookmark)
+    assert early(second, linger=2.0) == [b"a"]
+    assert len(service.feeds) == 1
