@@ -83,7 +83,8 @@ class FanoutReader:
         self._cut = RangeCut(bounds, self._name, goes_on=self._continuation is not None)
         self._gaps = Gaps(Presence(client, stream, shard_id, runtime))
 
-        self.millis_behind: int | None = bookmark.millis_behind if bookmark else None
+        self._said_before = bookmark.millis_behind if bookmark else None
+        self.millis_behind: int | None = self._said_before
         self.is_ended = False
         self.is_gone = False
         self.children: tuple[ChildShard, ...] = ()
@@ -99,8 +100,9 @@ class FanoutReader:
         wait = max(0.0, self._not_before - self._now())
         if self.is_ended or (self._continuation is None and not wait):
             return None
-        place = None if is_far_behind(self.millis_behind) else self._continuation
-        return Bookmark(place, wait_seconds=wait, millis_behind=self.millis_behind)
+        millis_behind = self._said_before if self.millis_behind is None else self.millis_behind
+        place = None if is_far_behind(millis_behind) else self._continuation
+        return Bookmark(place, wait_seconds=wait, millis_behind=millis_behind)
 
     def pages(
         self, allowance: Allowance, deadline: Deadline, is_stopped: Callable[[], bool] = lambda: False
@@ -184,6 +186,8 @@ class FanoutReader:
                 if isinstance(error, ResourceBusy) and answered and not pinned:
                     return  # another reader under this consumer took it over: the lease has moved, or is about to
                 self._recover(error, give_up)
+        if not self._was_answered:
+            self.millis_behind = None  # it was at the tip before: records may have arrived since, and were not read
         if pinned and not self._cut.is_complete and not is_stopped():
             raise self._cut.lost_the_end()
 

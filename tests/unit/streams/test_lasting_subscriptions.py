@@ -192,3 +192,12 @@ def test_a_shard_that_answers_slowly_is_read_although_others_close_each_batch_so
     second = reader(service, subscriptions, bookmark=first.bookmark)
     assert early(second, linger=2.0) == [b"a"]
     assert len(service.feeds) == 1
+
+
+def test_a_shard_that_was_not_read_does_not_count_as_read_to_its_tip(service: Service) -> None:
+    """Neither while it waits until it may subscribe, nor with a subscription that has sent nothing."""
+    for wait in (4.0, 0.0):
+        service.is_silent = True
+        one = reader(service, Subscriptions(), after("10"), Bookmark("10", wait_seconds=wait, millis_behind=0))
+        assert early(one) == []
+        assert one.millis_behind != 0
