@@ -128,6 +128,9 @@ class FanoutReader:
         first_wait = max(began, self._not_before) + max(patience, RESUBSCRIBE_SECONDS + RETRY_SECONDS)
         give_up = max(deadline.at, least, first_wait)
         stood = answered = False
+        # A silent one is no failure: events of a shard without records come every five seconds. If it has broken
+        # off, its connection says so.
+        is_old = kept is not None
 
         def until() -> float:
             return deadline.at if deadline.is_early else max(deadline.at, least)
@@ -135,7 +138,7 @@ class FanoutReader:
         def is_over() -> bool:
             if self.is_ended or self._cut.is_over or is_stopped():
                 return True
-            if pinned or not (answered or deadline.is_early):
+            if pinned or not (answered or is_old or deadline.is_early):
                 return False
             return allowance.is_spent or self._now() >= until()
 
@@ -150,6 +153,7 @@ class FanoutReader:
                     deadline.sleep(wait)
                 continue  # a task that was abandoned meanwhile must not take over the subscription of its successor
             try:
+                is_old = kept is not None
                 events, kept, is_whole = kept or self._subscribe(), None, False
                 if not pinned:
                     deadline.wakes(events.wake)
@@ -157,7 +161,7 @@ class FanoutReader:
                     stood, give_up = True, max(until(), self._now() + patience)
                 try:
                     while not is_over():
-                        is_patient = pinned or not (answered or deadline.is_early)
+                        is_patient = pinned or not (answered or is_old or deadline.is_early)
                         event = events.next(give_up if is_patient else until())
                         if isinstance(event, Woken):
                             continue

@@ -201,3 +201,17 @@ def test_a_shard_that_was_not_read_does_not_count_as_read_to_its_tip(service: Se
         one = reader(service, Subscriptions(), after("10"), Bookmark("10", wait_seconds=wait, millis_behind=0))
         assert early(one) == []
         assert one.millis_behind != 0
+
+
+def test_a_subscription_that_is_silent_for_a_batch_neither_fails_nor_delays_it(service: Service) -> None:
+    """A stream without records pushes an event every five seconds, more or less."""
+    subscriptions = Subscriptions()
+    first = reader(service, subscriptions)
+    read(first)
+    second = reader(service, subscriptions, Bounds(Checkpoint("10", 0)), first.bookmark)
+    began = time.monotonic()
+    assert list(second.pages(Allowance(1000, 1 << 30, 1), Deadline(began + 0.5, system().clock))) == []
+    assert time.monotonic() - began < 4
+    service.feeds[0].push(11, b"b")
+    assert read(reader(service, subscriptions, Bounds(Checkpoint("10", 0)), second.bookmark)) == [b"b"]
+    assert len(service.feeds) == 1
