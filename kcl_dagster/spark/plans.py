@@ -139,6 +139,11 @@ class Plans:
         age = self._runtime.clock.monotonic() - left.at
         if age > BOOKMARK_SECONDS:
             return None
-        bookmark = replace(left.bookmark, wait_seconds=max(0.0, left.bookmark.wait_seconds - age))
+        failing = left.bookmark.failing_seconds
+        bookmark = replace(
+            left.bookmark,
+            wait_seconds=max(0.0, left.bookmark.wait_seconds - age),
+            failing_seconds=failing + age if failing else 0.0,
+        )
         # Where nothing was read yet, reading begins at the beginning; the shard's pace is the same.
         return replace(bookmark, iterator=None) if range_.after.is_initial_position else bookmark

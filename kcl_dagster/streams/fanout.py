@@ -78,6 +78,8 @@ class FanoutReader:
         self._subscriptions = subscriptions
         self._continuation = bookmark.iterator if bookmark else None
         self._not_before = self._now() + (bookmark.wait_seconds if bookmark else 0.0)
+        failing = bookmark.failing_seconds if bookmark else 0.0
+        self._failing_since = self._now() - failing if failing else None
         self._name = f"{shard_id} of stream {stream}"
         self._was_answered = False
         self._cut = RangeCut(bounds, self._name, goes_on=self._continuation is not None)
@@ -98,11 +100,12 @@ class FanoutReader:
     def bookmark(self) -> Bookmark | None:
         """Where the next reader continues. None: it has to find the position itself."""
         wait = max(0.0, self._not_before - self._now())
-        if self.is_ended or (self._continuation is None and not wait):
+        failing = 0.0 if self._failing_since is None else self._now() - self._failing_since
+        if self.is_ended or (self._continuation is None and not wait and not failing):
             return None
         millis_behind = self._said_before if self.millis_behind is None else self.millis_behind
         place = None if is_far_behind(millis_behind) else self._continuation
-        return Bookmark(place, wait_seconds=wait, millis_behind=millis_behind)
+        return Bookmark(place, wait_seconds=wait, millis_behind=millis_behind, failing_seconds=failing)
 
     def pages(
         self, allowance: Allowance, deadline: Deadline, is_stopped: Callable[[], bool] = lambda: False
@@ -127,6 +130,8 @@ class FanoutReader:
         # Until the first subscription succeeds. The former reader of the shard may have subscribed just now.
         first_wait = max(began, self._not_before) + max(patience, RESUBSCRIBE_SECONDS + RETRY_SECONDS)
         give_up = max(deadline.at, least, first_wait)
+        if self._failing_since is not None:  # or batches that others close soon would hide it for ever
+            give_up -= began - self._failing_since
         stood = answered = False
         # A silent one is no failure: events of a shard without records come every five seconds. If it has broken
         # off, its connection says so.
@@ -249,7 +254,7 @@ class FanoutReader:
             self._continuation = None
             return None
         self.millis_behind = millis_behind
-        self._was_answered = True
+        self._was_answered, self._failing_since = True, None
         mine = self._cut.keep(event["Records"])
         self._gaps.went_on(self._cut.last_sequence, is_far=is_far, has_records=has_records)
         self._continuation = continuation if not self._cut.has_more else self._cut.last_sequence
@@ -262,6 +267,8 @@ class FanoutReader:
         return mine
 
     def _recover(self, error: ServiceError, give_up: float) -> None:
+        if self._failing_since is None:
+            self._failing_since = self._now()
         match error:
             case ResourceMissing():
                 self._confirm_shard()

@@ -55,6 +55,7 @@ class Bookmark:
 
     wait_seconds: float = 0.0  # the shard asks to be left alone for this long yet
     millis_behind: int | None = None  # as it last said, for a range that has no time to ask it
+    failing_seconds: float = 0.0  # for which it has not answered, so that short batches do not hide it for ever
 
 
 class ShardReader:
@@ -88,6 +89,8 @@ class ShardReader:
         self._page_bytes = 0
         self._last_read = 0.0
         self._failures = 0  # since the last answer
+        failing = bookmark.failing_seconds if bookmark else 0.0
+        self._failing_since = runtime.clock.monotonic() - failing if failing else None
         self._cut = RangeCut(bounds, f"{shard_id} of stream {stream}", goes_on=self._iterator is not None)
 
         self.millis_behind: int | None = None
@@ -100,11 +103,13 @@ class ShardReader:
     @property
     def bookmark(self) -> Bookmark | None:
         """Where to go on; None when the next reader must find the place itself."""
-        if self._iterator is None and not self._cut.rest_is_left:
+        if self._iterator is None and not self._cut.rest_is_left and self._failing_since is None:
             return None
-        wait = max(0.0, self._not_before - self._runtime.clock.monotonic())
+        now = self._now()
+        wait = max(0.0, self._not_before - now)
+        failing = 0.0 if self._failing_since is None else now - self._failing_since
         place = None if is_far_behind(self.millis_behind) else self._iterator
-        return Bookmark(place, self._record_bytes, self._record_rows, wait)
+        return Bookmark(place, self._record_bytes, self._record_rows, wait, failing_seconds=failing)
 
     def pages(
         self, allowance: Allowance, deadline: Deadline, is_stopped: Callable[[], bool] = lambda: False
@@ -121,7 +126,9 @@ class ShardReader:
         """
         pinned = self._cut.is_pinned
         patience = PINNED_PATIENCE_SECONDS if pinned else OPEN_PATIENCE_SECONDS
-        give_up = max(deadline.at, self._now() + patience)
+        began = self._now()
+        longest = max(patience, deadline.at - began)
+        give_up = longest + (began if self._failing_since is None else self._failing_since)
         answered = False
         self._last_read = deadline.at - allowance.last_read_seconds(self._runtime.random.random())
         while not (self.is_ended or self._cut.is_over or is_stopped()):
@@ -140,8 +147,7 @@ class ShardReader:
                 answer = self._ask(self._limit(allowance), give_up)
                 if answer is None:
                     continue
-                if pinned:
-                    give_up = self._now() + patience
+                give_up = self._now() + patience if pinned else began + longest
                 accepted = self._accept(answer)
                 if accepted is None:
                     return
@@ -210,7 +216,7 @@ class ShardReader:
         except ServiceError as error:
             self._recover(error, give_up)
             return None
-        self._failures = 0
+        self._failures, self._failing_since = 0, None
         size = self._page_bytes = size_of(answer["Records"])
         # A page can be empty far from the tip; only at the tip there is nothing to hurry for.
         is_at_tip = size == 0 and not answer.get("MillisBehindLatest")
@@ -254,6 +260,8 @@ class ShardReader:
     def _back_off(self, error: ServiceError, give_up: float) -> None:
         backoff = min(FIRST_BACKOFF_SECONDS * 2**self._failures, LONGEST_BACKOFF_SECONDS)
         self._failures += 1
+        if self._failing_since is None:
+            self._failing_since = self._now()
         # Jitter over the upper half: consumers of one shard must not come back together.
         self._not_before = self._now() + backoff * self._runtime.random.uniform(0.5, 1.0)
         if self._not_before > give_up:

@@ -4,12 +4,13 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 
+from kcl_dagster.errors import Throttled
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.streams.fanout import KEPT_SECONDS, QUEUED_EVENTS, FanoutReader, Subscriptions
@@ -18,6 +19,7 @@ from kcl_dagster.streams.polling import Bookmark
 from kcl_dagster.streams.position import Bounds
 from tests.doubles.clock import FakeClock
 from tests.unit.streams.conftest import SHARD, STREAM, WHOLE, after, payloads
+from tests.unit.streams.test_polling import refused
 
 ARN: Final = "arn:aws:kinesis:us-east-1:1:stream/clicks/consumer/app:1"
 PATIENCE: Final = 60.0
@@ -215,3 +217,29 @@ def test_a_subscription_that_is_silent_for_a_batch_neither_fails_nor_delays_it(s
     service.feeds[0].push(11, b"b")
     assert read(reader(service, subscriptions, Bounds(Checkpoint("10", 0)), second.bookmark)) == [b"b"]
     assert len(service.feeds) == 1
+
+
+def test_a_shard_that_refuses_each_subscription_fails_although_others_close_each_batch_soon(
+    service: Service,
+) -> None:
+    def refuse(**_: Any) -> Any:
+        raise refused("LimitExceededException")
+
+    service.subscribe_to_shard = refuse  # type: ignore[method-assign]
+
+    def read_on(clock: FakeClock) -> None:
+        bookmark = None
+        for _ in range(40):
+            deadline = Deadline(clock.monotonic() + 5, clock, linger=0.0)
+            one = reader(service, Subscriptions(), bookmark=bookmark, runtime=Runtime(clock=clock))
+            pages = one.pages(Allowance(1000, 1 << 30, 1), deadline)
+            threading.Timer(0.05, deadline.records_came).start()
+            assert not list(pages)
+            clock.advance(1)
+            bookmark = one.bookmark
+            if bookmark is not None:
+                left = max(0.0, bookmark.wait_seconds - 1)
+                bookmark = replace(bookmark, wait_seconds=left, failing_seconds=bookmark.failing_seconds + 1)
+
+    with pytest.raises(Throttled):
+        read_on(FakeClock())

@@ -592,3 +592,22 @@ def test_a_range_that_is_far_behind_ends_with_its_first_records(world: World) ->
     reader = world.reader(after(sequences[0]))
     assert payloads(world.read(reader, records=1)) == [b"0", b"1"]
     assert world.calls.count("get_records") == 1
+
+
+def test_a_shard_that_never_answers_fails_although_others_close_each_batch_soon(world: World) -> None:
+    def read_on() -> None:
+        bookmark = None
+        for _ in range(40):
+            world.answers = [refused("ProvisionedThroughputExceededException")]
+            deadline = Deadline(world.clock.monotonic() + 5, world.clock, linger=0.0)
+            deadline.records_came()
+            reader = world.reader(bookmark=bookmark)
+            assert not list(reader.pages(Allowance(1000, MEGABYTE, 1), deadline))
+            world.clock.advance(0.5)
+            bookmark = reader.bookmark
+            if bookmark is not None:
+                left = max(0.0, bookmark.wait_seconds - 0.5)
+                bookmark = replace(bookmark, wait_seconds=left, failing_seconds=bookmark.failing_seconds + 0.5)
+
+    with pytest.raises(Throttled):
+        read_on()
