@@ -421,6 +421,16 @@ class _Events:
         finally:
             with suppress(Exception):  # a connection that is broken already
                 self._stream.close()
+            if self._closed.is_set():
+                self._discard_events()
+
+    def _discard_events(self) -> None:
+        """The registry keeps a closed subscription until its shard is read here again, which may be never. An event
+        may be megabytes."""
+        assert self._queue is not None
+        with suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()
 
     def _put(self, event: Event | KclError | None) -> None:
         """The queue is full soon where nobody reads: an event comes every five seconds."""

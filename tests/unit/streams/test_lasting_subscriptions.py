@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Final
@@ -13,7 +13,7 @@ import pytest
 from kcl_dagster.errors import Throttled
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.runtime import Runtime, system
-from kcl_dagster.streams.fanout import KEPT_SECONDS, QUEUED_EVENTS, FanoutReader, Subscriptions
+from kcl_dagster.streams.fanout import KEPT_SECONDS, QUEUED_EVENTS, FanoutReader, Subscriptions, _Events
 from kcl_dagster.streams.pacing import Allowance, Deadline
 from kcl_dagster.streams.polling import Bookmark
 from kcl_dagster.streams.position import Bounds
@@ -243,3 +243,23 @@ def test_a_shard_that_refuses_each_subscription_fails_although_others_close_each
 
     with pytest.raises(Throttled):
         read_on(FakeClock())
+
+
+def test_a_subscription_that_nobody_reads_any_more_keeps_no_records() -> None:
+    clock, feed, client = FakeClock(), Feed(), Service()
+    events = _Events(client, {"ShardId": SHARD}, feed, Runtime(clock=clock), threaded=True)
+    assert events.waits()
+    for number in range(QUEUED_EVENTS + 2):
+        feed.push(number, b"x" * 1000)
+    waits = events._queue
+    assert waits is not None
+    assert wait_until(waits.full)
+    clock.advance(KEPT_SECONDS + 1)
+    assert wait_until(waits.empty)
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + PATIENCE
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
