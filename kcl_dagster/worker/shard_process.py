@@ -45,6 +45,13 @@ class _LeaseStore:
         self.holdings.checkpoint(self.key, self.token, checkpoint, children, stored_through=moment, counts=counts)
         self.delivered.clear()
 
+    def add(self, progress: Progress) -> None:
+        """Before it is delivered. A processor may run for days without a checkpoint of all that it has: what is not
+        counted is not kept."""
+        if self.rules is None:
+            self.delivered.clear()
+        self.delivered.append(progress)
+
     def _counts(self) -> BatchCounts | None:
         """A processor stores records as it likes: what was read counts."""
         if self.rules is None:
@@ -122,7 +129,7 @@ class ShardProcess:
 
     def process(self, progress: Progress, set_aside: SetAside, *, one_by_one: bool) -> None:
         """Deliver the records that were read. They may be checkpointed from within the call."""
-        self._store.delivered.append(progress)
+        self._store.add(progress)
         answers = _Answers(self._places, set_aside)
         try:
             last = self._processor.process(answers, one_by_one=one_by_one)

@@ -11,6 +11,7 @@ import pytest
 from kcl_dagster import cli
 from kcl_dagster.errors import SinkError, Unavailable
 from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker import kclpy
 from kcl_dagster.worker.batch import PoisonRecord
 from kcl_dagster.worker.dead_letter import DeadLetter
@@ -29,7 +30,7 @@ from kcl_dagster.worker.processor import (
     ShutdownRequestedInput,
     record_of,
 )
-from kcl_dagster.worker.processor_protocol import is_processor
+from kcl_dagster.worker.processor_protocol import ProcessorProtocol, is_processor
 from tests.unit.worker.kit import Killed, MemoryDeadLetters, Run, World
 
 A, B = "shardId-000000000000", "shardId-000000000001"
@@ -613,6 +614,18 @@ def test_the_attempts_of_a_processor_that_never_checkpoints_cost_one_write_a_min
     work(world, run, 150)
     assert len(log.data) == 150
     assert [round(at - pins[0]) for at in pins] == [0, 60, 120]
+
+
+def test_what_is_kept_of_a_processor_that_never_checkpoints_does_not_grow() -> None:
+    world, log = World(), CallLog()
+    world.stream.put(A, *"abcdefghij" * 5)
+    run = worker(world, log, checkpoints=False)
+    run.engine.limit = 1
+    world.assign(run)
+    work(world, run, 50)
+    assert len(log.data) == 50
+    assert isinstance(run.worker.protocol, ProcessorProtocol)
+    assert len(run.worker.protocol._processes[LeaseKey(A)]._store.delivered) == 1
 
 
 @pytest.mark.parametrize("between", [0.2, 1, 3])
