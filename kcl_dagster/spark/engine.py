@@ -26,6 +26,7 @@ from kcl_dagster.spark.plans import EngineSettings, Plans
 from kcl_dagster.spark.reader_processes import reader_processes
 from kcl_dagster.spark.schema import RECORD_DDL
 from kcl_dagster.spark.sealing import SEALED_DDL
+from kcl_dagster.spark.session import is_classic
 from kcl_dagster.spark.staged_ranges import FetchStaging, ReadAgain, StagedRanges
 from kcl_dagster.spark.warm_up import warm_up
 from kcl_dagster.streams.pacing import MAX_PAGE_BYTES
@@ -72,6 +73,7 @@ class SparkEngine:
         settings, runtime = settings or EngineSettings(), runtime or system()
         self._connection, self._next_staging, self._runtime = connection, staging, runtime
         self._are_tasks_fixed = settings.tasks is not None
+        self._is_fanout = settings.consumer_name is not None and is_classic(spark)
         self._most_tasks = settings.tasks or _fitting_tasks(spark)
         self._plans = Plans(connection, settings, runtime)
         self._ahead = ReadAhead(spark, self._read_once, f"kcl-prefetch-{runtime.new_id()}")
@@ -82,6 +84,9 @@ class SparkEngine:
     def warm_up(self) -> None:
         """Run a job that reads nothing, with the tasks of a fetch. To be called once, before the first fetch."""
         warm_up(self._spark, self._connection, self._most_tasks)
+        if self._is_fanout:  # its fetches have Python processes of their own
+            with reader_processes(self._spark, is_fanout=True):
+                warm_up(self._spark, self._connection, self._most_tasks)
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> FetchedBatch:
         """See `worker.batch.Engine.fetch`."""

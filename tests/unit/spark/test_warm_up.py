@@ -8,7 +8,9 @@ import pytest
 from pyspark.errors import PySparkException
 
 from kcl_dagster.spark import fetch
+from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
+from kcl_dagster.spark.reader_processes import VARIABLE
 from kcl_dagster.spark.warm_up import _WarmUp, warm_up
 from tests.unit.spark.test_session import Session
 
@@ -43,3 +45,27 @@ def test_a_python_worker_has_the_client_that_its_first_fetch_asks_for(monkeypatc
     rows = pa.RecordBatch.from_pydict({"id": [0]})
     assert list(_WarmUp(CONNECTION)(iter([rows]))) == [rows]
     assert list(fetch._clients) == [CONNECTION]
+
+
+@pytest.mark.parametrize(("consumer", "environments"), [(None, [{}]), ("app", [{}, {VARIABLE: "fan-out"}])])
+def test_the_processes_that_read_by_fan_out_are_started_as_well(consumer: str | None, environments: Any) -> None:
+    class Context:
+        def __init__(self) -> None:
+            self.environment: dict[str, str] = {}
+            self._gateway = None
+
+    class Processes(Jobs):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sparkContext = Context()
+            self.environments: list[dict[str, str]] = []
+
+        def mapInArrow(self, *_: Any) -> "Processes":  # noqa: N802 - Spark's name
+            self.environments.append(dict(self.sparkContext.environment))
+            return self
+
+    session: Any = Processes()
+    engine = SparkEngine(session, CONNECTION, EngineSettings(consumer_name=consumer))
+    engine.warm_up()
+    engine.close()
+    assert session.environments == environments
