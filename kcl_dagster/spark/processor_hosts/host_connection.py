@@ -28,6 +28,8 @@ class HostConnection:
         self._line = line
         self._is_lost = False
         self._in_call = threading.Lock()
+        self._sending = threading.Lock()
+        """A long order is written in several pieces, between which no other message may come."""
 
     @property
     def is_lost(self) -> bool:
@@ -69,11 +71,12 @@ class HostConnection:
 
     def end_read(self) -> None:
         """End the fetch that another thread has called for, if it is still carried out."""
-        with suppress(OSError):  # the call notices
+        with suppress(OSError), self._sending:  # the call notices
             self._line.send(messages.EndRead())
 
     def _exchange(self, order: Order, context: ProcessorContext | None) -> End:
-        self._line.send(order)
+        with self._sending:
+            self._line.send(order)
         while isinstance(message := self._line.recv(), messages.WantsCheckpoint | messages.WantsSetAside):
             self._line.send(_answer(message, context))
         end: End = message

@@ -4,8 +4,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from multiprocessing import AuthenticationError
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing import AuthenticationError, Pipe
 from multiprocessing.connection import Client
 from typing import Any
 
@@ -271,3 +272,27 @@ def test_a_fetch_ends_when_the_worker_says_so(room: Room, read: Any) -> None:
         begin(connection, read(b"1", budget=LONG))
         assert process(connection, Notes()) is not None
     assert time.monotonic() - began < PATIENCE
+
+
+def test_a_fetch_is_not_ended_in_the_middle_of_its_order(read: Any) -> None:
+    """The plan of a thousand shards takes a while to send, and another host may have records meanwhile."""
+    worker, host = Pipe()
+    filler = "x" * (4 << 20)  # more than the operating system takes at once
+    order = read()
+    order = replace(order, plan=replace(order.plan, connection=replace(order.plan.connection, region=filler)))
+    connection = HostConnection(0, worker)
+    received: list[Any] = []
+
+    def serve() -> None:
+        time.sleep(0.5)  # the order is written as far as there is room
+        received.extend([host.recv(), host.recv()])
+        host.send(messages.WasRead({}))
+
+    threads = [threading.Thread(target=one, daemon=True) for one in (serve, partial(connection.call, order))]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    connection.end_read()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert received == [order, messages.EndRead()]
