@@ -300,7 +300,8 @@ class ChainProtocol(Generic[D]):
             self._finish(this, progress)
             return
         self.reading.done(this, progress)
-        self.reading.failures.succeeded(key, SHARD_END if through is None else through)
+        if progress.is_answered:
+            self.reading.failures.succeeded(key, SHARD_END if through is None else through)
         this.report(key, Outcome.COMMITTED if is_further else Outcome.IDLE, progress)
 
     def _go_on_behind(self, this: Round, progress: Progress, through: Checkpoint) -> None:

@@ -200,7 +200,8 @@ class ProcessorProtocol:
             self._failed_through.pop(key, None)
             self._careful.discard(key)
             self._failed_alone.pop(key, None)
-            self.reading.failures.succeeded(key, process.position)
+            if progress.is_answered:
+                self.reading.failures.succeeded(key, process.position)
         now = self.holdings.get(key)
         if now is not None and now.lease.checkpoint == process.position:
             self.reading.done(this, progress)  # nothing that was delivered waits for its checkpoint

@@ -235,7 +235,7 @@ class BatchProtocol(Generic[D]):
                 continue
             self.reading.done(this, progress)
             this.report(key, Outcome.COMMITTED if key in ends else Outcome.IDLE, progress)
-            if key in ends or not progress.ended:
+            if key in ends or (progress.is_answered and not progress.ended):
                 self.reading.failures.succeeded(key, ends.get(key, SHARD_END))
 
     def _counts(self, this: Round, progress: Progress) -> BatchCounts | None:

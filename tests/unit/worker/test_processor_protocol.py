@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from kcl_dagster import cli
-from kcl_dagster.errors import SinkError, Unavailable
+from kcl_dagster.errors import EndpointUnreachable, SinkError, Unavailable
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker import kclpy
-from kcl_dagster.worker.batch import PoisonRecord
+from kcl_dagster.worker.batch import PoisonRecord, Progress
 from kcl_dagster.worker.dead_letter import DeadLetter
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.failure import LOSS_PAUSE
@@ -763,3 +763,28 @@ def test_a_record_for_which_a_processor_exits_is_offered_to_the_failure_policy()
     instance = Instance(Exits(), A, CheckpointError)
     assert instance.process([[record]], 0, SetsAside(), one_by_one=True) == Checkpoint("100", 0)
     assert offered == ["SystemExit"]
+
+
+def test_a_shard_that_fails_is_not_well_because_a_batch_had_no_time_for_it() -> None:
+    world, log = World(), CallLog()
+    run = worker(world, log)
+    world.assign(run)
+    run.round()
+    is_silent = False
+
+    def answer() -> None:
+        fetched = run.engine.fetched[-1]
+        for key, found in list(fetched.progress.items()):
+            if is_silent:
+                fetched.progress[key] = Progress(found.range)
+            else:
+                del fetched.progress[key]
+                fetched.failures[key] = EndpointUnreachable("no answer")
+
+    run.engine.hooks.append(answer)
+    assert run.round().failing == (A,)
+    is_silent = True
+    world.clock.advance(10)
+    assert run.round().failing == (A,)
+    run.engine.hooks.clear()
+    assert run.round().failing == ()
