@@ -141,6 +141,7 @@ class Job:
 
 class Plan:
     tasks = ((),)
+    is_fanout = False
 
 
 def ranges(*leases: str) -> list[Range]:
