@@ -433,7 +433,7 @@ class _Events:
                 self._queue.get_nowait()
 
     def _put(self, event: Event | KclError | None) -> None:
-        """The queue is full soon where nobody reads: an event comes every five seconds."""
+        """Without a reader the queue is full soon: an event comes every five seconds."""
         assert self._queue is not None
         while not self._closed.is_set():
             with suppress(queue.Full):

@@ -237,7 +237,7 @@ class ProcessorHost:
 
     def _until_told(self, read: Iterator[pa.RecordBatch], deadline: Deadline) -> Iterator[pa.RecordBatch]:
         """What is read, until the deadline or until the worker ends the fetch. The worker sends nothing else
-        meanwhile. The listener reads nothing, so it may see the next order as well, and nobody waits for it."""
+        meanwhile. The listener reads nothing, so it may see the next order as well, and is not waited for."""
         over = threading.Event()
 
         def listen() -> None:
