@@ -328,15 +328,16 @@ def _access(options: argparse.Namespace, service: str) -> dict[str, Any]:
     settings: dict[str, str] = {}
     if found is not None and found.resource is not None:
         settings = found.resource.connection(service, found.application)
-    if service == "kinesis":
-        settings |= _kinesis_access(options, found)
     given = {
         "region": options.region,
         "endpoint_url": options.endpoint_url,
         "profile": options.profile,
         "role_arn": options.role_arn,
     }
-    return settings | {name: value for name, value in given.items() if value is not None}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    if service == "kinesis":  # last, because the region of an ARN is that of the stream, and `--region` of the rest
+        settings |= _kinesis_access(options, found)
+    return settings
 
 
 def _kinesis_access(options: argparse.Namespace, found: _Found | None) -> dict[str, str]:

@@ -167,7 +167,7 @@ def _context(
     application, instance = consumer.application, context.instance
 
     def s3() -> S3Options:
-        return S3Options(**kcl.connection("s3", application.name))
+        return S3Options(**kcl.connection("s3", application))
 
     def place() -> str:
         return exports or str(Path(instance.storage_directory(), EXPORTS, identifier(application.name)))
@@ -181,7 +181,7 @@ def _context(
         ExportFolder(place, f"leases-{moment:%Y%m%dT%H%M%SZ}.jsonl", s3),
         partial(run_view, instance, application),
         lambda _: {name: instance.get_settings(name) for name in INSTANCE_SETTINGS},
-        partial(written_stores, application, consumer.sink, lambda: kcl.connection("s3", application.name)),
+        partial(written_stores, application, consumer.sink, lambda: kcl.connection("s3", application)),
         partial(storing_of, consumer.sink),
         lambda line: context.log.info(str(line)),
         instance=instance,

@@ -150,7 +150,7 @@ class AskedWindows:
 
     def _created(self) -> Callable[[], float | None]:
         application = self.consumer.application
-        kinesis = self.kcl.client("kinesis", application.name)
+        kinesis = self.kcl.client("kinesis", application)
         return partial(created_within_retention, kinesis, application, self.runtime)
 
     def _due(self, start: int) -> float:

@@ -72,7 +72,7 @@ def look(
 ) -> Observation:
     """An observation without a leader's memory. `patient`: block until a renewal of the leader lock is observed,
     which takes seconds, or until the lock expires."""
-    dynamodb: Any = kcl.client("dynamodb", application.name)
+    dynamodb: Any = kcl.client("dynamodb", application)
     runtime = runtime or system()
     layout = detect_layout(dynamodb, application)
     kinesis: Any = kcl.client("kinesis", application)

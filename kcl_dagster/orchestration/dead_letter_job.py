@@ -42,7 +42,7 @@ def build_kcl_dead_letter_job(
         from kcl_dagster.spark.storage import S3Options, open_store
 
         choice = consumer.sink
-        connection: dict[str, Any] = getattr(context.resources, kcl_key).connection("s3", application.name)
+        connection: dict[str, Any] = getattr(context.resources, kcl_key).connection("s3", application)
         recipient: Recipient
         if choice.processors is not None:
             recipient = ToProcessors(choice.processors)

@@ -492,7 +492,7 @@ def declare(
     what is left. Dagster's storage is read before each write, because that leader may have begun in between.
     """
     application = consumer.application
-    created = partial(created_within_retention, kcl.client("kinesis", application.name), application, system())
+    created = partial(created_within_retention, kcl.client("kinesis", application), application, system())
     declared, told, written = DeclaredWindows(consumer, translator, kcl), set[str](), set[str]()
     while (tick := lead()) is not None and tick.completeness is not None:
         found = declared.events(instance, tick.completeness, tick.leases, created, tick.resets, tick.lives)

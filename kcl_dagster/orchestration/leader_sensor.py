@@ -262,7 +262,7 @@ def _declarations(
     """The windows that became complete. Only the leader knows, so that no two processes declare one window."""
     if report.completeness is None or not report.leading:
         return []
-    kinesis = kcl.client("kinesis", state.application.name)
+    kinesis = kcl.client("kinesis", state.application)
     created = partial(created_within_retention, kinesis, state.application, state.runtime)
     return state.declared.events(instance, report.completeness, report.leases, created, report.resets, report.lives)
 

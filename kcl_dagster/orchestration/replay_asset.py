@@ -174,7 +174,7 @@ def _replay_window(
     kinesis = kcl.client("kinesis", application)
     settings = EngineSettings(limits=limits_of(config.share), opens_aggregates=application.batch.deaggregate)
     engine = SparkEngine(spark, Connection(**kcl.connection("kinesis", application)), settings, runtime=runtime)
-    s3 = kcl.connection("s3", application.name)
+    s3 = kcl.connection("s3", application)
     since = {"Type": "FROM_TIMESTAMP", "Timestamp": window.start_ms / 1000}
     states: list[ShardReplay] = []
     try:

@@ -80,11 +80,10 @@ class KclResource(SecretsResource):
         refuse_literals(addresses, "KclResource", "leave the user and the password out of it", prefix="kcl")
         super().__init__(**values)
 
-    def connection(self, service: str, application: Application | str | None = None) -> dict[str, str]:
+    def connection(self, service: str, application: Application | None = None) -> dict[str, str]:
         """The fields of `kcl_dagster.aws.Access` for a service, without those that are not set. `application` names
         the sessions of a role, and Kinesis is reached where the ARNs of its streams say. Plain strings: they travel
         to the executors."""
-        name = application.name if isinstance(application, Application) else application
         is_lake = service == "s3"
         role = getattr(self, f"{service}_role_arn", None) or (None if is_lake else self.role_arn)
         settings = {
@@ -99,14 +98,14 @@ class KclResource(SecretsResource):
             settings |= {
                 "role_arn": role,
                 "external_id": self.s3_external_id if is_lake else self.external_id,
-                "session_name": None if name is None else aws.session_name(name),
+                "session_name": None if application is None else aws.session_name(application.name),
                 "sts_endpoint_url": self.sts_endpoint_url or self.endpoint_url,
             }
-        if service == "kinesis" and isinstance(application, Application):
+        if service == "kinesis" and application is not None:
             settings |= application.kinesis_access
         return {field: _plain(value) for field, value in settings.items() if value is not None}
 
-    def client(self, service: str, application: Application | str | None = None) -> Any:
+    def client(self, service: str, application: Application | None = None) -> Any:
         """A low-level client: `kinesis`, `dynamodb`, `s3`. Cheap after the first call; safe on any thread."""
         return _client(service, tuple(sorted(self.connection(service, application).items())))
 

@@ -21,7 +21,7 @@ class EmulatorResource(KclResource):
             EmulatorResource(endpoint_url="http://127.0.0.1:4566")
     """
 
-    def connection(self, service: str, application: Application | str | None = None) -> dict[str, str]:
+    def connection(self, service: str, application: Application | None = None) -> dict[str, str]:
         """See `KclResource.connection`."""
         keys = {"access_key": KEY, "secret_key": KEY, "region": REGION}
         return keys | super().connection(service, application)

@@ -102,11 +102,11 @@ def fleet_works(aws: Emulator, spark: SparkSession, name: str, kinesis: Any) -> 
     kinesis.split_shard(StreamName=name, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**126))
     put(kinesis, name)
     reads = consumer(name, retrieval="fanout")
-    check_stream(spark, Connection(**resource.connection("kinesis", name)), name)
+    check_stream(spark, Connection(**resource.connection("kinesis", reads.application)), name)
     assert consume(reads, resource, spark, within=300) == 2 * RECORDS
     leader_publishes(reads, resource)
     worker_asks_for_children(reads, resource)
-    worker_compacts(f"s3://{name}/small", S3Options(**resource.connection("s3", name)))
+    worker_compacts(f"s3://{name}/small", S3Options(**resource.connection("s3", reads.application)))
 
 
 def put(kinesis: Any, name: str) -> None:
@@ -117,7 +117,7 @@ def put(kinesis: Any, name: str) -> None:
 def worker_asks_for_children(reads: Consumer, resource: ComponentsResource) -> None:
     """At the end of a shard whose last response named no child. This shard is open and has none."""
     name = reads.application.name
-    clients = {service: resource.client(service, name) for service in ("dynamodb", "kinesis")}
+    clients = {service: resource.client(service, reads.application) for service in ("dynamodb", "kinesis")}
     engine = MemoryEngine(clients["kinesis"], system())
     around = open_surroundings(reads.application, **clients, engine=engine, sink=RecordingSink(), runtime=system())
     lease = around.leases.get(LeaseKey("shardId-000000000001"))

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -15,15 +17,40 @@ from kcl_dagster.emulator import Emulator, Limits
 from kcl_dagster.emulator.gateway import Gateway
 from kcl_dagster.emulator.http.http_messages import HttpRequest
 from kcl_dagster.operations.open_application import OpenApplication
+from kcl_dagster.orchestration.check_definitions import look
 from kcl_dagster.runtime import system
+from kcl_dagster.streams import listing
 from kcl_dagster.streams.listing import describe
 from kcl_dagster.testing import EmulatorResource, consume
 from kcl_dagster.testing.resource import REGION
+from tests.docs.test_rights import called
+from tests.unit.orchestration.conftest import Bench
 
 THERE = "eu-north-1"
 ARN = f"arn:aws:kinesis:{THERE}:123456789012:stream/orders"
-NAMES = ("StreamARN", "ConsumerARN", "NextToken")  # what may say which stream a request is about
+# What may name the stream of a request. AWS refuses a StreamARN beside a NextToken.
+NAMES = ("StreamARN", "ConsumerARN", "NextToken")
 BATCHES = {"polling": kcl.BatchSettings(), "fanout": kcl.BatchSettings(retrieval="fanout", max_seconds=1)}
+
+READS = {
+    "polling": {"DescribeStreamSummary", "ListShards", "GetShardIterator", "GetRecords"},
+    "fanout": {
+        "DescribeStreamSummary",
+        "ListShards",
+        "RegisterStreamConsumer",
+        "DescribeStreamConsumer",
+        "SubscribeToShard",
+    },
+}
+OPERATED = {
+    "DescribeStreamSummary",
+    "ListShards",
+    "GetShardIterator",
+    "GetRecords",
+    "ListStreamConsumers",
+    "DescribeStreamConsumer",
+    "DeregisterStreamConsumer",
+}
 
 
 @dataclass
@@ -54,9 +81,12 @@ class Requests:
     def all_are_by_arn(self) -> None:
         for operation, body in self.kinesis:
             assert "StreamName" not in body, operation
-            assert any(name in body for name in NAMES), operation
-            if operation == "GetRecords":
-                assert body["StreamARN"] == ARN
+            [name] = [name for name in NAMES if name in body]
+            assert name == "NextToken" or body[name].startswith(ARN), operation
+
+    @property
+    def operations(self) -> set[str]:
+        return {operation for operation, _ in self.kinesis}
 
 
 @pytest.fixture
@@ -100,9 +130,7 @@ def test_a_stream_in_another_region_is_read_by_its_arn(
     assert consume(orders, here, spark) == 20
     stored = spark.read.parquet(str(tmp_path)).collect()
     assert sorted(int(row.body) for row in stored) == list(range(20))
-    operations = {operation for operation, _ in requests.kinesis}
-    reads = {"SubscribeToShard", "RegisterStreamConsumer"} if retrieval == "fanout" else {"GetRecords"}
-    assert operations >= reads | {"DescribeStreamSummary", "ListShards"}
+    assert requests.operations >= READS[retrieval]
     requests.all_are_by_arn()
     assert requests.regions == {"kinesis": {THERE}, "dynamodb": {REGION}}
     rows = aws.client("dynamodb").scan(TableName=orders.application.lease_table)["Items"]
@@ -110,24 +138,79 @@ def test_a_stream_in_another_region_is_read_by_its_arn(
 
 
 def test_the_command_line_reads_a_stream_by_its_arn(
-    there: Emulator, requests: Requests, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    there: Emulator,
+    requests: Requests,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     for name, value in there.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    monkeypatch.setattr(listing, "PAGE_SHARDS", 1)  # the second one is on a page of its own
+    consumer = there.client("kinesis").register_stream_consumer(StreamARN=ARN, ConsumerName="by-arn-cli")
     named = ["--application", "by-arn-cli", "--stream", ARN]
     assert cli.main(["lead", "--once", *named]) == 0
-    assert cli.main(["peek", *named, "--shard", "shardId-000000000000", "--limit", "1"]) == 0
-    cli.main(["status", *named])
-    cli.main(["doctor", *named, "--watch", "0"])
+    requests.kinesis.clear()
+    shard = "shardId-000000000000"
+    for words in (
+        ["lead", "--once"],
+        ["status"],
+        ["plan"],
+        ["doctor", "--watch", "0"],
+        ["doctor", "--watch", "0", "--region", REGION],  # which is that of the tables
+        ["peek", "--shard", shard, "--limit", "1"],
+        ["pause"],
+        ["export", "--file", str(tmp_path / "leases")],
+        ["reset", "--to", "trim_horizon"],
+        ["reset", "--shards", shard, "--to", first_sequence_number(there, shard)],
+        ["forget", "--dry-run"],
+        ["deregister", "--force"],
+    ):
+        cli.main([*words, *named])
     said = capsys.readouterr()
     assert "Traceback" not in said.out + said.err
-    assert {"GetRecords", "ListShards", "GetShardIterator", "DescribeStreamSummary"} <= {
-        operation for operation, _ in requests.kinesis
-    }
+    assert consumer["Consumer"]["ConsumerName"] in said.out
+    assert requests.operations >= OPERATED
+    assert any("NextToken" in body for _, body in requests.kinesis)
     requests.all_are_by_arn()
     assert requests.regions["kinesis"] == {THERE}
     assert requests.regions["dynamodb"] == {REGION}
+
+
+def first_sequence_number(there: Emulator, shard: str) -> str:
+    kinesis = there.client("kinesis")
+    place = kinesis.get_shard_iterator(StreamARN=ARN, ShardId=shard, ShardIteratorType="TRIM_HORIZON")
+    records = kinesis.get_records(StreamARN=ARN, ShardIterator=place["ShardIterator"], Limit=1)["Records"]
+    return str(records[0]["SequenceNumber"])
+
+
+def test_these_tests_see_everything_that_the_code_can_ask_of_kinesis() -> None:
+    possible = {one.partition(":")[2] for one in called() if one.startswith("kinesis:")}
+    assert READS["polling"] | READS["fanout"] | OPERATED == possible
+
+
+def test_the_leader_sensor_asks_by_arn_also_for_its_windows(
+    there: Emulator, aws: Emulator, requests: Requests, tmp_path: Path
+) -> None:
+    start = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=3)
+    windows = dg.HourlyPartitionsDefinition(start_date=start, fmt="%Y-%m-%d-%H:%M")
+    decorated = kcl.kcl_consumer(
+        application="by-arn-sensor", stream=ARN, partitions=windows, sink=kcl.parquet(str(tmp_path))
+    )
+    here = EmulatorResource(endpoint_url=aws.endpoint_url, kinesis_endpoint_url=there.endpoint_url)
+    with dg.DagsterInstance.ephemeral() as instance:
+        bench = Bench(decorated(_orders), here, instance)
+        for _ in range(2):
+            bench.tick()
+        look(bench.consumer.application, here, patient=False)
+    assert requests.operations >= {"DescribeStreamSummary", "ListShards"}
+    requests.all_are_by_arn()
+    assert requests.regions["kinesis"] == {THERE}
+
+
+def _orders(records: DataFrame) -> DataFrame:
+    return records
 
 
 def test_several_streams_by_arn_have_leases_under_their_account(there: Emulator, aws: Emulator) -> None:

@@ -119,7 +119,7 @@ def _s3_operation(request: HttpRequest) -> str:
 class ComponentsResource(EmulatorResource):
     """Signs as the worker if an application is named, and else as the leader. `consume` opens clients so."""
 
-    def connection(self, service: str, application: Application | str | None = None) -> dict[str, str]:
+    def connection(self, service: str, application: Application | None = None) -> dict[str, str]:
         component = Component.LEADER if application is None else Component.WORKER
         return super().connection(service, application) | {"access_key": component, "secret_key": "x"}
 

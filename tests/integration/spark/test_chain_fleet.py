@@ -183,7 +183,7 @@ def test_a_worker_that_is_killed_loses_and_repeats_no_record(sidecar: Endpoint, 
     resource = EmulatorResource(endpoint_url=sidecar.url, region_name=chain_worker.REGION)
     kinesis = resource.client("kinesis")
     kinesis.create_stream(StreamName=stream, ShardCount=SHARDS)
-    store = open_store(place_of(kind), S3Options(**resource.connection("s3", stream)))
+    store = open_store(place_of(kind), S3Options(**resource.connection("s3")))
     assert isinstance(store, S3Store)
     lake = Lake(kind, store, tmp_path)
     with suppress(resource.client("s3").exceptions.BucketAlreadyOwnedByYou):

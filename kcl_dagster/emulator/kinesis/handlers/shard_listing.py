@@ -48,7 +48,7 @@ def list_shards(account: Account, request: Parameters) -> Reply:
 
 
 def _resume(account: Account, request: Parameters) -> tuple[Stream, str, dict[str, Any]]:
-    for member in ("StreamName", "StreamCreationTimestamp", "ExclusiveStartShardId", "ShardFilter"):
+    for member in ("StreamName", "StreamARN", "StreamCreationTimestamp", "ExclusiveStartShardId", "ShardFilter"):
         if member in request:
             raise service_errors.invalid_argument(f"NextToken and {member} cannot be provided together.")
     try:

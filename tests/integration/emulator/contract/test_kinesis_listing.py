@@ -32,6 +32,9 @@ def test_a_token_goes_with_no_other_choice_of_shards(kinesis: KinesisClient) -> 
     token = kinesis.list_shards(StreamName=stream.name, MaxResults=1)["NextToken"]
     with refused("InvalidArgumentException"):
         kinesis.list_shards(StreamName=stream.name, NextToken=token)
+    arn = kinesis.describe_stream_summary(StreamName=stream.name)["StreamDescriptionSummary"]["StreamARN"]
+    with refused("InvalidArgumentException"):
+        kinesis.list_shards(StreamARN=arn, NextToken=token)
 
 
 def test_a_token_that_nobody_issued_is_refused(kinesis: KinesisClient) -> None:
