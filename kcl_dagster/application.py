@@ -187,6 +187,10 @@ class Timings(_Settings):
         return value
 
 
+# Policies name a key by its ARN only: neither by its id nor by an alias.
+KMS_KEY: Final = r"^arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[a-zA-Z0-9-]+$"
+
+
 class Billing(StrEnum):
     PAY_PER_REQUEST = "PAY_PER_REQUEST"
     PROVISIONED = "PROVISIONED"
@@ -219,8 +223,12 @@ class TableSettings(_Settings):
     deletion_protection: bool = False
     """Refuse to delete the table until this is switched off."""
 
+    kms_key: Annotated[str, Field(pattern=KMS_KEY)] | None = None
+    """ARN of the key in KMS that encrypts the tables; left out, the key is DynamoDB's own."""
+
     tags: dict[str, str] = {}
     """Put on the tables."""
+
     create: bool = True
     """False where tables are made by others: a missing table is then an error, never created."""
 

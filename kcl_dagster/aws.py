@@ -334,6 +334,9 @@ class Access:
     stream_arns: str | None = None
     """Of streams that requests name by their ARN, with blanks between them. One text: it travels to executors."""
 
+    kms_key: str | None = None
+    """ARN of the key in KMS with which S3 encrypts what a client writes; left out, the bucket decides."""
+
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
@@ -386,6 +389,8 @@ class Access:
         setattr(made, _LIMIT, float(total_seconds))
         if self.stream_arns is not None:
             _name_by_arn(made, self.stream_arns.split())
+        if self.kms_key is not None and service == "s3":
+            _encrypt_with(made, self.kms_key)
         return made
 
     @property
@@ -393,7 +398,7 @@ class Access:
         """What decides whose rights a client has: without a role, only the profile."""
         if self.role_arn is None:
             return Access(region=self.region, profile=self.profile)
-        return replace(self, endpoint_url=None, stream_arns=None)
+        return replace(self, endpoint_url=None, stream_arns=None, kms_key=None)
 
 
 def client(
@@ -427,6 +432,17 @@ def _name_by_arn(client: Client, arns: Sequence[str]) -> None:
 
     client.meta.events.register("provide-client-params.kinesis", rename)
     setattr(client, _ARNS, by_name)
+
+
+def _encrypt_with(client: Client, key: str) -> None:
+    """Have S3 encrypt what a client writes with this key. botocore has no configuration for it."""
+
+    def add(params: Mapping[str, Any], model: Any, **_: Any) -> Mapping[str, Any]:
+        if "SSEKMSKeyId" not in model.input_shape.members:
+            return params
+        return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": key, **params}
+
+    client.meta.events.register("provide-client-params.s3", add)
 
 
 def stream_arn(client: Client, stream: str) -> dict[str, str]:

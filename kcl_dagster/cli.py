@@ -134,7 +134,7 @@ def parser() -> argparse.ArgumentParser:
     bounded.add_argument(
         "--through", metavar="MOMENT", help="read what had arrived by then, such as 2026-01-31T12:00:00Z"
     )
-    DeploymentVerbs(_context, _client, _roles, _exports).register(verb)
+    DeploymentVerbs(_context, _client, _roles, _exports, _lake_key).register(verb)
     init = verbs.add_parser(
         "init",
         help="write a project: a consumer, tests that pass, and the files that deploy it",
@@ -373,6 +373,10 @@ def _roles(options: argparse.Namespace) -> dict[str, str]:
     services = ("kinesis", "dynamodb", "cloudwatch", "s3")
     roles = {service: _access(options, service).get("role_arn") for service in services}
     return {service: role for service, role in roles.items() if role is not None}
+
+
+def _lake_key(options: argparse.Namespace) -> str | None:
+    return _access(options, "s3").get("kms_key")
 
 
 def _exports(options: argparse.Namespace) -> str | None:

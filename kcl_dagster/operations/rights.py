@@ -63,6 +63,7 @@ class When(StrEnum):
     STREAM_KEY = "a stream that is encrypted with a key of yours"
     AT_REST_ENCRYPTED = "fleet.min_workers of 0, and a stream that is encrypted with a key of yours"
     TABLE_KEY = "tables that are encrypted with a key of yours"
+    TABLE_KEY_AND_MADE = "tables.create, and a key of yours for the tables"
     LAKE_KEY = "a lake that is encrypted with a key of yours"
     EXPORTS = "a folder of exports on S3"
     STREAM_ROLE = "a role for Kinesis in the KclResource"
@@ -172,6 +173,15 @@ RIGHTS: Final[tuple[Grant, ...]] = (
         _O,
         checked_by=("dynamodb:GetItem",),
     ),
+    # Whoever makes a table lets DynamoDB use its key.
+    *_grants(
+        Resource.TABLE_KEY,
+        When.TABLE_KEY_AND_MADE,
+        ["kms:CreateGrant", "kms:Encrypt", "kms:GenerateDataKey", "kms:ReEncryptFrom", "kms:ReEncryptTo"],
+        _L,
+        _O,
+        checked_by=("dynamodb:CreateTable",),
+    ),
     *_grants(Resource.LAKE_KEY, When.LAKE_KEY, ["kms:GenerateDataKey"], _W, _E, _O, checked_by=("s3:PutObject",)),
     *_grants(Resource.LAKE_KEY, When.LAKE_KEY, ["kms:Decrypt"], _W, checked_by=("s3:GetObject",)),
     *_grants(Resource.EXPORTS, When.EXPORTS, ["s3:GetObject", "s3:PutObject"], _O),
@@ -238,6 +248,8 @@ class Deployment:
                 return self.stream_key is not None
             case When.TABLE_KEY:
                 return self.table_key is not None
+            case When.TABLE_KEY_AND_MADE:
+                return application.tables.create and self.table_key is not None
             case When.LAKE_KEY:
                 return self.lake_key is not None
             case When.EXPORTS:

@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from rich.console import Console
 
+from kcl_dagster.application import KMS_KEY
 from kcl_dagster.aws import call
 from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.operations.applications import list_applications
@@ -58,7 +59,6 @@ class Names(argparse.Action):
 
 
 _ACCOUNT: Final = re.compile(r"\d{12}", re.ASCII)
-_KEY: Final = re.compile(r"arn:aws[\w-]*:kms:[\w-]+:\d{12}:key/[\w-]+", re.ASCII)
 _GLUE_TABLE: Final = re.compile(r"[^.\s/]+\.[^.\s/]+")
 _TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -174,6 +174,9 @@ class DeploymentVerbs:
     exports: Callable[[Options], str | None]
     """The folder of exports that the project names."""
 
+    lake_key: Callable[[Options], str | None]
+    """ARN of the key that the project names for the lake."""
+
     def register(self, verb: AddVerb) -> None:
         rights = verb("rights", self._rights, "the least IAM policy of a component, as JSON")
         rights.add_argument("--component", required=True, choices=[one.value for one in Component])
@@ -188,8 +191,8 @@ class DeploymentVerbs:
             one.add_argument("--glue-table", help="database.table of an Iceberg table in AWS Glue")
             one.add_argument("--exports", help="s3://bucket/prefix of exports; left out: that of the definitions")
             one.add_argument("--stream-key", help="ARN of the KMS key of the stream")
-            one.add_argument("--table-key", help="ARN of the KMS key of the tables")
-            one.add_argument("--lake-key", help="ARN of the KMS key of the lake")
+            one.add_argument("--table-key", help="ARN of the KMS key of the tables; left out: of the application")
+            one.add_argument("--lake-key", help="ARN of the KMS key of the lake; left out: of the connection")
             one.add_argument(
                 "--list-applications", action="store_true", help="with what `list` needs: all tables of the region"
             )
@@ -221,7 +224,7 @@ class DeploymentVerbs:
     def _deployment(self, options: Options, context: OperationContext, region: str, account: str) -> Deployment:
         for name in ("stream_key", "table_key", "lake_key"):
             key = getattr(options, name)
-            if key is not None and not _KEY.fullmatch(key):
+            if key is not None and not re.fullmatch(KMS_KEY, key):
                 raise ConfigurationError(
                     f"--{name.replace('_', '-')} {key} is not the ARN of a key in KMS, such as "
                     "arn:aws:kms:eu-west-1:123456789012:key/..."
@@ -236,8 +239,8 @@ class DeploymentVerbs:
             lakes=tuple(options.lake) if options.lake else _lakes(context),
             glue_table=options.glue_table,
             stream_key=options.stream_key,
-            table_key=options.table_key,
-            lake_key=options.lake_key,
+            table_key=options.table_key or context.application.tables.kms_key,
+            lake_key=options.lake_key or self.lake_key(options),
             exports=exports if exports is not None and exports.startswith(("s3://", "s3a://", "s3n://")) else None,
             roles=self.roles(options),
             lists_applications=options.list_applications,

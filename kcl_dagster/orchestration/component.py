@@ -140,25 +140,64 @@ class ConnectionModel(Described):
         return create_model(derived.__name__, __base__=derived, __validators__=validators)
 
     region_name: str | None = None
-    """Region of streams and tables."""
+    """Region of all services; for Kinesis, the region of an ARN comes first."""
+
+    kinesis_region_name: str | None = None
+    """Another region for Kinesis only."""
+
+    dynamodb_region_name: str | None = None
+    """Another region for DynamoDB only."""
+
+    cloudwatch_region_name: str | None = None
+    """Another region for CloudWatch only."""
+
+    s3_region_name: str | None = None
+    """Another region for S3 only, and for AWS Glue."""
 
     endpoint_url: str | None = None
     """Another endpoint for all services, such as an emulator's."""
+
+    kinesis_endpoint_url: str | None = None
+    """Another endpoint for Kinesis only."""
+
+    dynamodb_endpoint_url: str | None = None
+    """Another endpoint for DynamoDB only."""
+
+    cloudwatch_endpoint_url: str | None = None
+    """Another endpoint for CloudWatch only."""
+
+    s3_endpoint_url: str | None = None
+    """Another endpoint for S3 only."""
+
+    sts_endpoint_url: str | None = None
+    """Another endpoint for STS only."""
 
     profile_name: str | None = None
     """Profile of the shared AWS configuration."""
 
     role_arn: str | None = None
-    """Role to assume for Kinesis, DynamoDB and CloudWatch."""
+    """Role to assume for Kinesis, DynamoDB and CloudWatch. S3 has one of its own."""
+
+    kinesis_role_arn: str | None = None
+    """Another role for Kinesis only."""
+
+    dynamodb_role_arn: str | None = None
+    """Another role for DynamoDB only."""
+
+    cloudwatch_role_arn: str | None = None
+    """Another role for CloudWatch only."""
 
     external_id: str | None = None
-    """External id that the role asks for."""
+    """External id that these roles ask for."""
 
     s3_role_arn: str | None = None
     """Role to assume for the lake; left out, the credentials of the run itself."""
 
     s3_external_id: str | None = None
     """External id that the role of the lake asks for."""
+
+    s3_kms_key: str | None = None
+    """ARN of the key in KMS that encrypts what is written to S3; left out, the bucket decides."""
 
 
 @dataclass

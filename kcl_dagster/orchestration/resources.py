@@ -10,7 +10,7 @@ from dagster import EnvVar
 from pydantic import Field
 
 from kcl_dagster import aws
-from kcl_dagster.application import Application
+from kcl_dagster.application import KMS_KEY, Application
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.secret_options import SecretsResource, is_literal, refuse_literals
 
@@ -37,7 +37,13 @@ class KclResource(SecretsResource):
             kcl.KclResource(region_name="eu-west-1", role_arn="arn:aws:iam::123456789012:role/consumer")
     """
 
-    region_name: str | None = Field(default=None, description="Region of streams and tables.")
+    region_name: str | None = Field(
+        default=None, description="Region of all services; for Kinesis, the region of an ARN comes first."
+    )
+    kinesis_region_name: str | None = Field(default=None, description="Another region for Kinesis only.")
+    dynamodb_region_name: str | None = Field(default=None, description="Another region for DynamoDB only.")
+    cloudwatch_region_name: str | None = Field(default=None, description="Another region for CloudWatch only.")
+    s3_region_name: str | None = Field(default=None, description="Another region for S3 only, and for AWS Glue.")
     endpoint_url: str | None = Field(
         default=None, description="Another endpoint for all services, such as an emulator's."
     )
@@ -58,6 +64,10 @@ class KclResource(SecretsResource):
         default=None, description="Role to assume for the lake; left out, the credentials of the run itself."
     )
     s3_external_id: str | None = Field(default=None, description="External id that the role of the lake asks for.")
+    s3_kms_key: str | None = Field(
+        default=None,
+        description="ARN of the key in KMS that encrypts what is written to S3; left out, the bucket decides.",
+    )
     aws_access_key_id: str | None = Field(default=None, description="Access key; prefer the usual sources.")
     aws_secret_access_key: str | None = Field(
         default=None, description="Secret of the access key, as an EnvVar.", json_schema_extra=_IS_SECRET
@@ -87,7 +97,7 @@ class KclResource(SecretsResource):
         is_lake = service == "s3"
         role = getattr(self, f"{service}_role_arn", None) or (None if is_lake else self.role_arn)
         settings = {
-            "region": self.region_name,
+            "region": getattr(self, f"{service}_region_name", None) or self.region_name,
             "endpoint_url": getattr(self, f"{service}_endpoint_url", None) or self.endpoint_url,
             "profile": self.profile_name,
             "access_key": self.aws_access_key_id,
@@ -101,6 +111,8 @@ class KclResource(SecretsResource):
                 "session_name": None if application is None else aws.session_name(application.name),
                 "sts_endpoint_url": self.sts_endpoint_url or self.endpoint_url,
             }
+        if is_lake:
+            settings["kms_key"] = self.s3_kms_key
         if service == "kinesis" and application is not None:
             settings |= application.kinesis_access
         return {field: _plain(value) for field, value in settings.items() if value is not None}
@@ -137,6 +149,12 @@ def _refuse_halves(values: Mapping[str, Any]) -> None:
             raise ConfigurationError(
                 f"{name} of KclResource is {role!r}, and not an ARN such as arn:aws:iam::123456789012:role/reader"
             )
+    key = values.get("s3_kms_key")
+    if key is not None and not isinstance(key, EnvVar) and not re.fullmatch(KMS_KEY, str(key)):
+        raise ConfigurationError(
+            f"s3_kms_key of KclResource is {key!r}, and not the ARN of a key in KMS, such as "
+            "arn:aws:kms:eu-west-1:123456789012:key/..."
+        )
 
 
 def _plain(value: str) -> str:

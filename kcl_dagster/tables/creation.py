@@ -121,6 +121,12 @@ class _Creation:
         definition["AttributeDefinitions"] = [{"AttributeName": a, "AttributeType": "S"} for a in attributes]
         if settings.deletion_protection:
             definition["DeletionProtectionEnabled"] = True
+        if settings.kms_key is not None:
+            definition["SSESpecification"] = {
+                "Enabled": True,
+                "SSEType": "KMS",
+                "KMSMasterKeyId": settings.kms_key,
+            }
         if settings.tags:
             definition["Tags"] = [{"Key": key, "Value": value} for key, value in sorted(settings.tags.items())]
         return definition

@@ -1,6 +1,6 @@
 """Whose rights a client has: keys, temporary keys, roles. Judged by the requests that are sent."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -181,6 +181,14 @@ def test_table_libraries_get_the_same_access() -> None:
     assert expected <= set(iceberg_options(s3).values())
 
 
-def test_delta_refuses_an_external_id_that_it_would_not_send() -> None:
+@pytest.mark.parametrize("options", [delta_options, iceberg_options])
+def test_tables_refuse_an_external_id_that_their_library_would_not_send(
+    options: Callable[[S3Options], dict[str, Any]],
+) -> None:
     with pytest.raises(ConfigurationError, match="without an external id"):
-        delta_options(S3Options(role_arn=ROLE, external_id="lake"))
+        options(S3Options(role_arn=ROLE, external_id="lake"))
+
+
+def test_iceberg_refuses_a_key_that_it_would_not_name() -> None:
+    with pytest.raises(ConfigurationError, match="make the key the default of the bucket"):
+        iceberg_options(S3Options(kms_key="arn:aws:kms:eu-west-1:123456789012:key/lake"))

@@ -61,7 +61,8 @@ TWICE = """
 
 
     def consumer(lake, application="cli-twice"):
-        @kcl.kcl_consumer(application=application, stream="orders", sink=kcl.parquet(lake))
+        tables = kcl.TableSettings(kms_key="arn:aws:kms:us-east-1:123456789012:key/tables")
+        @kcl.kcl_consumer(application=application, stream="orders", tables=tables, sink=kcl.parquet(lake))
         def orders(records):
             return records
 
@@ -87,6 +88,7 @@ TWICE = """
                 role_arn="arn:aws:iam::123456789012:role/reader",
                 kinesis_role_arn="arn:aws:iam::123456789012:role/kinesis",
                 s3_role_arn="arn:aws:iam::123456789012:role/lake",
+                s3_kms_key="arn:aws:kms:us-east-1:123456789012:key/lake",
             )
         }},
     )
@@ -222,6 +224,15 @@ def test_a_component_may_assume_the_roles_that_it_uses(
 def test_the_operator_may_read_and_write_the_folder_of_exports(capsys: pytest.CaptureFixture[str]) -> None:
     assert statements(capsys, "operator")["Exports"] == ["arn:aws:s3:::ops/leases/*"]
     assert "Exports" not in statements(capsys, "worker")
+
+
+@pytest.mark.usefixtures("project")
+def test_components_may_use_the_keys_that_the_project_names(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = {"LakeKey": ["arn:aws:kms:us-east-1:123456789012:key/lake"]}
+    table = {"TableKey": ["arn:aws:kms:us-east-1:123456789012:key/tables"]}
+    for component, expected in {"leader": table, "worker": keys | table, "executor": keys}.items():
+        found = statements(capsys, component)
+        assert {sid: arns for sid, arns in found.items() if sid.endswith("Key")} == expected
 
 
 @pytest.mark.usefixtures("project")

@@ -331,7 +331,17 @@ def _catalog(name: str, properties: Mapping[str, str]) -> "Catalog":
 
 
 def iceberg_options(s3: S3Options) -> dict[str, str]:
-    """pyiceberg's words for how to reach S3."""
+    """pyiceberg's words for how to reach S3. Raises ConfigurationError for what pyiceberg cannot do."""
+    if s3.external_id is not None:
+        raise ConfigurationError(
+            "pyiceberg assumes roles without an external id: give the run's own credentials access to the table, "
+            "or a role that asks for none as s3_role_arn"
+        )
+    if s3.kms_key is not None:
+        raise ConfigurationError(
+            "pyiceberg writes the files of a table's metadata without naming a key: leave s3_kms_key out, and make "
+            "the key the default of the bucket"
+        )
     options = {
         "s3.region": s3.region,
         "s3.endpoint": s3.endpoint_url,

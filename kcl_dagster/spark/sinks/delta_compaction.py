@@ -51,6 +51,7 @@ _SETTINGS: Final = {
     "session_token": "session_token",
     "token": "session_token",
     "profile": "profile",
+    "sse_kms_key_id": "kms_key",
     "iam_role_arn": "role_arn",
     "iam_role_session_name": "session_name",
 }

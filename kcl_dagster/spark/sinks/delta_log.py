@@ -200,6 +200,8 @@ def delta_options(s3: S3Options) -> dict[str, Any]:
         "AWS_SESSION_TOKEN": s3.session_token,
         "AWS_IAM_ROLE_ARN": s3.role_arn,
         "AWS_IAM_ROLE_SESSION_NAME": s3.session_name,
+        "AWS_SERVER_SIDE_ENCRYPTION": None if s3.kms_key is None else "aws:kms",
+        "AWS_SSE_KMS_KEY_ID": s3.kms_key,
         "AWS_ALLOW_HTTP": "true" if (s3.endpoint_url or "").startswith("http://") else None,
         # Two committers of one version: S3 lets the first one win.
         "AWS_CONDITIONAL_PUT": "etag",

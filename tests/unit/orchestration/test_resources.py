@@ -12,9 +12,12 @@ import kcl_dagster as kcl
 from kcl_dagster.aws import Access
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.consumer import Consumer
+from kcl_dagster.orchestration.resources import SECRETS
 from kcl_dagster.testing import EmulatorResource
 
 SECRET = "never-to-be-stored"
+APP = kcl.Application(name="app", streams="clicks")
+KEY = "arn:aws:kms:eu-west-1:123456789012:key/lake"
 READER, KEEPER, WRITER = (f"arn:aws:iam::123456789012:role/{name}" for name in ("reader", "keeper", "writer"))
 
 
@@ -47,6 +50,7 @@ def test_a_literal_secret_is_refused_with_what_to_say_instead(name: str, monkeyp
         ({"aws_session_token": dg.EnvVar("T")}, "belongs to an access key"),
         ({"role_arn": "reader"}, "role_arn of KclResource is 'reader', and not an ARN"),
         ({"s3_role_arn": "arn:aws:iam::1:user/x"}, "and not an ARN"),
+        ({"s3_kms_key": "alias/lake"}, "s3_kms_key of KclResource is 'alias/lake', and not the ARN of a key"),
     ],
 )
 def test_settings_that_would_have_no_effect_are_refused(settings: dict[str, Any], says: str) -> None:
@@ -134,6 +138,13 @@ def test_a_secret_in_a_runs_configuration_is_refused() -> None:
             Access(role_arn=WRITER, session_name="kcl-dagster-app", external_id="y"),
         ),
         ({"kinesis_role_arn": READER}, "dynamodb", Access()),
+        ({"region_name": "eu-west-1", "s3_region_name": "us-east-1"}, "s3", Access(region="us-east-1")),
+        ({"region_name": "eu-west-1", "s3_region_name": "us-east-1"}, "kinesis", Access(region="eu-west-1")),
+        ({"kinesis_region_name": "eu-west-1"}, "kinesis", Access(region="eu-west-1")),
+        ({"dynamodb_region_name": "eu-west-1"}, "dynamodb", Access(region="eu-west-1")),
+        ({"cloudwatch_region_name": "eu-west-1"}, "cloudwatch", Access(region="eu-west-1")),
+        ({"s3_kms_key": KEY}, "s3", Access(kms_key=KEY)),
+        ({"s3_kms_key": KEY}, "dynamodb", Access()),
         (
             {"role_arn": READER, "endpoint_url": "http://all"},
             "kinesis",
@@ -159,11 +170,19 @@ def test_a_secret_in_a_runs_configuration_is_refused() -> None:
 def test_each_service_may_have_an_endpoint_and_a_role(
     settings: dict[str, str], service: str, expected: Access
 ) -> None:
-    assert Access(**kcl.KclResource(**settings).connection(service, "app")) == expected
+    assert Access(**kcl.KclResource(**settings).connection(service, APP)) == expected
 
 
-def test_every_field_of_the_component_reaches_the_resource() -> None:
+def test_the_region_of_an_arn_comes_first() -> None:
+    arn = "arn:aws:kinesis:eu-north-1:210987654321:stream/orders"
+    application = kcl.Application(name="app", streams=arn)
+    resource = kcl.KclResource(region_name="eu-west-1", kinesis_region_name="us-east-1")
+    assert Access(**resource.connection("kinesis", application)) == Access(region="eu-north-1", stream_arns=arn)
+    assert Access(**resource.connection("dynamodb", application)) == Access(region="eu-west-1")
+
+
+def test_the_component_has_the_fields_of_the_resource_but_no_keys() -> None:
     from kcl_dagster.orchestration.component import ConnectionModel
 
     fields = {field.name for field in dataclasses.fields(ConnectionModel)}
-    assert fields <= set(kcl.KclResource.model_fields)
+    assert fields == set(kcl.KclResource.model_fields) - {"aws_access_key_id", *SECRETS}

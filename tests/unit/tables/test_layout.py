@@ -308,6 +308,7 @@ class TestCreation:
             write_capacity=4,
             point_in_time_recovery=True,
             deletion_protection=True,
+            kms_key="arn:aws:kms:eu-west-1:123456789012:key/tables",
             tags={"team": "orders", "env": "test"},
             owner_index=False,
         )
@@ -320,6 +321,11 @@ class TestCreation:
         assert "GlobalSecondaryIndexes" not in table
         (creation,) = [p for operation, p in account.client.calls if operation == "create_table"]
         assert creation["Tags"] == [{"Key": "env", "Value": "test"}, {"Key": "team", "Value": "orders"}]
+        assert creation["SSESpecification"] == {
+            "Enabled": True,
+            "SSEType": "KMS",
+            "KMSMasterKeyId": "arn:aws:kms:eu-west-1:123456789012:key/tables",
+        }
         (backups,) = [p for operation, p in account.client.calls if operation == "update_continuous_backups"]
         assert backups["PointInTimeRecoverySpecification"] == {"PointInTimeRecoveryEnabled": True}
 
