@@ -229,7 +229,7 @@ def _translated(error: Exception, client: Client, method: str, parameters: Mappi
         ):
             return CredentialsRefused(
                 f"no AWS credentials for {where}: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
-                f"AWS_SECRET_ACCESS_KEY, or run where a role provides them. {error}"
+                f"AWS_SECRET_ACCESS_KEY, log in with aws sso login, or run where a role provides them. {error}"
             )
         case botocore_errors.HTTPClientError() | botocore_errors.IncompleteReadError() | ResponseParserError():
             return Unanswered(f"no usable answer to {where} from {endpoint}: {error}")
