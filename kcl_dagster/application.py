@@ -72,6 +72,7 @@ class StartAt(_Settings):
 _STREAM_ARN = re.compile(
     r"arn:aws[^:]*:kinesis:(?P<region>[-a-z0-9]+):(?P<account>\d{12}):stream/(?P<name>[^:/]+)", re.ASCII
 )
+_CONSUMER_ARN = re.compile(r"(?P<stream>.+)/consumer/(?P<name>[a-zA-Z0-9_.-]+):\d+", re.ASCII)
 
 
 class StreamSettings(_Settings):
@@ -89,6 +90,10 @@ class StreamSettings(_Settings):
     arn: str | None = None
     """Of a stream in another account or region. Every request names the stream by it, and goes to its region. Left
     out, the stream is in the account and the region of the connection."""
+
+    consumer_arn: str | None = None
+    """Of a fan-out consumer that the owner of the stream has registered for this application. Workers then neither
+    look for a consumer nor register one. Has no effect while the application polls."""
 
     account: Annotated[str, Field(pattern=r"^\d{12}$")] | None = None
     """Part of the lease keys of an application of several streams; looked up when left out."""
@@ -120,6 +125,20 @@ class StreamSettings(_Settings):
                 msg = f"stream {arn} has the {field} {found[field]}, and not {value}"
                 raise ValueError(msg)
         return {**values, "name": found["name"], "arn": arn}
+
+    @model_validator(mode="after")
+    def _consumer_is_of_the_stream(self) -> Self:
+        if self.consumer_arn is None:
+            return self
+        found = _CONSUMER_ARN.fullmatch(self.consumer_arn)
+        stream = None if found is None else _STREAM_ARN.fullmatch(found["stream"])
+        if found is None or stream is None:
+            msg = f"{self.consumer_arn!r} is not the ARN of a consumer of a Kinesis stream"
+            raise ValueError(msg)
+        if stream["name"] != self.name or (self.arn is not None and found["stream"] != self.arn):
+            msg = f"the consumer {self.consumer_arn} is not one of stream {self.arn or self.name}"
+            raise ValueError(msg)
+        return self
 
     @property
     def region(self) -> str | None:

@@ -276,7 +276,8 @@ class Deployment:
                 return streams
             case Resource.CONSUMER:
                 name = self.application.batch.consumer_name or self.application.name
-                return [f"{stream}/consumer/{name}:*" for stream in streams]
+                found = zip(named, streams, strict=True)
+                return [one.consumer_arn or f"{stream}/consumer/{name}:*" for one, stream in found]
             case Resource.TABLE:
                 application = self.application
                 names = (application.lease_table, application.coordinator_table, application.metrics_table)

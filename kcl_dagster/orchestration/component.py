@@ -152,7 +152,7 @@ class ConnectionModel(Described):
     """Another region for CloudWatch only."""
 
     s3_region_name: str | None = None
-    """Another region for S3 only, and for AWS Glue."""
+    """Another region for S3 only, and for Iceberg catalogs in AWS Glue."""
 
     endpoint_url: str | None = None
     """Another endpoint for all services, such as an emulator's."""

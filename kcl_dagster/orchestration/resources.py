@@ -43,7 +43,9 @@ class KclResource(SecretsResource):
     kinesis_region_name: str | None = Field(default=None, description="Another region for Kinesis only.")
     dynamodb_region_name: str | None = Field(default=None, description="Another region for DynamoDB only.")
     cloudwatch_region_name: str | None = Field(default=None, description="Another region for CloudWatch only.")
-    s3_region_name: str | None = Field(default=None, description="Another region for S3 only, and for AWS Glue.")
+    s3_region_name: str | None = Field(
+        default=None, description="Another region for S3 only, and for Iceberg catalogs in AWS Glue."
+    )
     endpoint_url: str | None = Field(
         default=None, description="Another endpoint for all services, such as an emulator's."
     )

@@ -41,6 +41,9 @@ class EngineSettings:
     consumer_name: str | None = None
     """Read by enhanced fan-out under this name, which is registered with each stream; by polling when left out."""
 
+    consumer_arns: Mapping[str, str] = field(default_factory=dict)
+    """By stream: consumers that the owners of the streams have registered. They are taken as they are."""
+
     opens_aggregates: bool = True
 
     @classmethod
@@ -50,6 +53,7 @@ class EngineSettings:
         by_fanout = batch.retrieval is Retrieval.FANOUT
         return cls(
             consumer_name=(batch.consumer_name or application.name) if by_fanout else None,
+            consumer_arns={one.name: one.consumer_arn for one in application.streams if one.consumer_arn},
             opens_aggregates=batch.deaggregate,
         )
 
@@ -117,7 +121,7 @@ class Plans:
 
     def _consumer(self, stream: str, name: str, until: float) -> str | KclError:
         with self._lock:
-            known = self._consumers.get(stream)
+            known = self._settings.consumer_arns.get(stream) or self._consumers.get(stream)
         if known is not None:
             return known
         # Without the lock, so that threads which read other streams do not wait.

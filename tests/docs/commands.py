@@ -33,6 +33,7 @@ NOT_RUN: Final[Mapping[str, str]] = {
     "unset": "of the reader's shell",
     ".": "of the reader's shell",
 }
+_AWS_CLI_ALONE: Final = {("sso", "login")}  # commands that are no operations of a service
 _ASSIGNMENT: Final = re.compile(r"^\w+=")
 
 
@@ -104,6 +105,9 @@ def _pytest(arguments: Sequence[str]) -> None:
 def _aws(arguments: Sequence[str]) -> None:
     """The operation exists, the parameters are its own, and none that it requires is missing."""
     service, operation, *options = arguments
+    if (service, operation) in _AWS_CLI_ALONE:
+        assert not options
+        return
     model = botocore.session.get_session().get_service_model(service)
     by_name = {_dashed(name): name for name in model.operation_names}
     shape = model.operation_model(by_name[operation]).input_shape

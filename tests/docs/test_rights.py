@@ -12,7 +12,7 @@ import pytest
 
 import kcl_dagster
 from docs.make_reference import DEPLOYMENT
-from kcl_dagster.application import Application, FleetSettings
+from kcl_dagster.application import Application, FleetSettings, StreamSettings
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.doctor import Diagnosis, examine
 from kcl_dagster.operations.doctor.diagnosis import DiagnosisSubject
@@ -159,3 +159,6 @@ def test_rights_on_a_stream_by_arn_are_on_that_arn() -> None:
     assert deployment.arns(Resource.STREAM) == [arn]
     assert deployment.arns(Resource.CONSUMER) == [f"{arn}/consumer/orders-app:*"]
     assert deployment.arns(Resource.TABLE)[0] == "arn:aws:dynamodb:eu-west-1:123456789012:table/orders-app"
+    given = StreamSettings(name=arn, consumer_arn=f"{arn}/consumer/lake:1700000000")
+    deployment = Deployment(Application(name="orders-app", streams=(given,)), "eu-west-1", "123456789012")
+    assert deployment.arns(Resource.CONSUMER) == [f"{arn}/consumer/lake:1700000000"]

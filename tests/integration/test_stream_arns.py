@@ -18,6 +18,7 @@ from kcl_dagster.emulator.gateway import Gateway
 from kcl_dagster.emulator.http.http_messages import HttpRequest
 from kcl_dagster.operations.open_application import OpenApplication
 from kcl_dagster.orchestration.check_definitions import look
+from kcl_dagster.orchestration.declared_windows import DeclaredWindows
 from kcl_dagster.runtime import system
 from kcl_dagster.streams import listing
 from kcl_dagster.streams.listing import describe
@@ -191,8 +192,16 @@ def test_these_tests_see_everything_that_the_code_can_ask_of_kinesis() -> None:
 
 
 def test_the_leader_sensor_asks_by_arn_also_for_its_windows(
-    there: Emulator, aws: Emulator, requests: Requests, tmp_path: Path
+    there: Emulator, aws: Emulator, requests: Requests, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    created: list[float | None] = []
+
+    def events(*arguments: Any) -> list[Any]:
+        """Ask what windows ask of an application whose first moment is not known: one that a KCL began."""
+        created.append(arguments[4]())
+        return []
+
+    monkeypatch.setattr(DeclaredWindows, "events", events)
     start = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=3)
     windows = dg.HourlyPartitionsDefinition(start_date=start, fmt="%Y-%m-%d-%H:%M")
     decorated = kcl.kcl_consumer(
@@ -204,6 +213,8 @@ def test_the_leader_sensor_asks_by_arn_also_for_its_windows(
         for _ in range(2):
             bench.tick()
         look(bench.consumer.application, here, patient=False)
+    assert created == [created[0]] * 2
+    assert created[0] is not None
     assert requests.operations >= {"DescribeStreamSummary", "ListShards"}
     requests.all_are_by_arn()
     assert requests.regions["kinesis"] == {THERE}

@@ -99,6 +99,9 @@ def test_the_arn_of_a_stream_says_its_name_and_where_it_is() -> None:
         ({"name": ARN, "account": "210987654321"}, "has the account 123456789012"),
         ({"name": "orders", "arn": "arn:aws:kinesis:eu-north-1:123456789012:stream/"}, "not the ARN"),
         ("arn:aws:s3:::orders", "not the ARN"),
+        ({"name": ARN, "consumer_arn": f"{ARN}/consumer/lake"}, "not the ARN of a consumer"),
+        ({"name": ARN, "consumer_arn": f"{ARN}-2/consumer/lake:1"}, "is not one of stream arn:aws"),
+        ({"name": "taps", "consumer_arn": f"{ARN}/consumer/lake:1"}, "is not one of stream taps"),
     ],
 )
 def test_an_arn_that_cannot_be_meant_is_refused(stream: Any, says: str) -> None:

@@ -40,8 +40,12 @@ def judge_consumers(application: Application, stream: str, consumers: Sequence[M
     if application.batch.retrieval is Retrieval.POLLING:
         others = f"; fan-out consumers, which do not count: {', '.join(names)}" if names else ""
         return ok("consumers", f"{stream} is polled: all who poll share 5 reads a second and shard{others}")
-    ours = application.batch.consumer_name or application.name
-    found = next((consumer for consumer in consumers if consumer["ConsumerName"] == ours), None)
+    given = next((one.consumer_arn for one in application.streams if one.name == stream), None)
+    ours = given or application.batch.consumer_name or application.name
+    kind = "ConsumerName" if given is None else "ConsumerARN"
+    found = next((consumer for consumer in consumers if consumer[kind] == ours), None)
+    if found is None and given is not None:
+        return fail("consumers", f"{stream} has no fan-out consumer {given}", "have the owner register one")
     if found is None:
         return warn("consumers", f"{stream} has no fan-out consumer {ours}", "the first worker will register it")
     if found["ConsumerStatus"] != "ACTIVE":

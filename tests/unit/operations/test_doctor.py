@@ -8,7 +8,14 @@ from unittest.mock import Mock
 import pytest
 from botocore.exceptions import ClientError
 
-from kcl_dagster.application import BatchSettings, MetricsLevel, Retrieval, TelemetrySettings
+from kcl_dagster.application import (
+    Application,
+    BatchSettings,
+    MetricsLevel,
+    Retrieval,
+    StreamSettings,
+    TelemetrySettings,
+)
 from kcl_dagster.errors import AccessDenied, JavaMissing
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.operations.doctor import Diagnosis, DoctorVerdict
@@ -16,6 +23,7 @@ from kcl_dagster.operations.doctor import examine as findings_of
 from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, DiagnosisSubject
 from kcl_dagster.operations.doctor.machine_checks import judge_clock
 from kcl_dagster.operations.doctor.rights_probes import PROBED, probed
+from kcl_dagster.operations.doctor.stream_checks import judge_consumers
 from kcl_dagster.spark.java import Java
 from kcl_dagster.spark.storage import is_hidden, open_store
 from kcl_dagster.tables.bounded_run_row import BoundedRunRow, EndedRun
@@ -554,3 +562,13 @@ def test_where_the_last_bounded_run_failed_doctor_does_not_suspect_the_schedule(
     [overdue] = [one for one in examine(shop, complete_within=1800.0).not_ok() if one.check == "complete"]
     assert "schedule" not in overdue.do
     assert "`bounded run`" in overdue.do
+
+
+def test_a_consumer_that_the_owner_registered_is_looked_up_by_its_arn() -> None:
+    arn = "arn:aws:kinesis:eu-north-1:210987654321:stream/orders"
+    given = StreamSettings(name=arn, consumer_arn=f"{arn}/consumer/lake:1700000000")
+    application = Application(name="orders-app", streams=(given,), batch=BatchSettings(retrieval=Retrieval.FANOUT))
+    there = {"ConsumerName": "lake", "ConsumerARN": given.consumer_arn, "ConsumerStatus": "ACTIVE"}
+    again = there | {"ConsumerARN": f"{arn}/consumer/lake:1800000000"}  # deregistered, and registered anew
+    verdicts = [judge_consumers(application, "orders", [one]).verdict.value for one in (there, again)]
+    assert verdicts == ["ok", "fail"]

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from botocore.exceptions import ClientError
 
+from kcl_dagster.application import Application, BatchSettings, StreamSettings
 from kcl_dagster.emulator import Limits
 from kcl_dagster.errors import ConsumerNotFound, ServiceError, StreamNotFound
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
@@ -93,6 +94,23 @@ def test_a_stream_that_is_missing_fails_alone() -> None:
     assert outcome.progress[ranges[0].lease].records == 1
     assert set(outcome.failures) == {ranges[1].lease}
     assert isinstance(outcome.failures[ranges[1].lease], StreamNotFound)
+
+
+def test_a_consumer_that_the_owner_registered_is_taken_as_it_is() -> None:
+    account, asked = Account(), list[str]()
+    account.stream("clicks", b"a")
+    arn = account.real.describe_stream_summary(StreamName="clicks")["StreamDescriptionSummary"]["StreamARN"]
+    registered = account.real.register_stream_consumer(StreamARN=arn, ConsumerName="theirs")["Consumer"]
+    account.asked = lambda method, _stream: asked.append(method)
+    application = Application(
+        name="clicks-to-lake",
+        streams=(StreamSettings(name="clicks", consumer_arn=registered["ConsumerARN"]),),
+        batch=BatchSettings(retrieval="fanout"),
+    )
+    plan = plans(account, SystemClock(), EngineSettings.of(application)).plan([[range_("clicks")]], BUDGET)
+    assert asked == []
+    assert [progress.records for progress in read(account, plan).progress.values()] == [1]
+    assert set(asked) == {"subscribe_to_shard"}
 
 
 def test_a_stream_that_has_all_its_consumers_fails_alone_and_at_once(clock: FakeClock) -> None:
