@@ -173,7 +173,7 @@ RIGHTS: Final[tuple[Grant, ...]] = (
         _O,
         checked_by=("dynamodb:GetItem",),
     ),
-    # Whoever makes a table lets DynamoDB use its key.
+    # The component that makes a table lets DynamoDB use its key.
     *_grants(
         Resource.TABLE_KEY,
         When.TABLE_KEY_AND_MADE,
