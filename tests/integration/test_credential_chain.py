@@ -126,7 +126,7 @@ def web_identity(service: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 @pytest.fixture
 def sso(service: Aws, tmp_path: Path) -> str:
-    """A profile of somebody who has run `aws sso login`. Returns its name."""
+    """A profile after `aws sso login`. Returns its name."""
     (tmp_path / "config").write_text(
         "[sso-session ours]\nsso_start_url = https://ours.awsapps.com/start\nsso_region = eu-west-1\n"
         "[profile analyst]\nsso_session = ours\nsso_account_id = 123456789012\nsso_role_name = Analyst\n"

@@ -170,6 +170,6 @@ def test_requests_go_through_the_proxy_of_the_environment(
     aws.call(far.client("dynamodb"), "list_tables")
     assert proxy == ["http://dynamodb.test/"]
     monkeypatch.setenv("NO_PROXY", "dynamodb.test")
-    with pytest.raises(EndpointUnreachable):  # nobody has that name
+    with pytest.raises(EndpointUnreachable):  # the name belongs to no machine
         aws.call(far.client("dynamodb"), "list_tables")
     assert len(proxy) == 1
