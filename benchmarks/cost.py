@@ -399,7 +399,7 @@ def dollars_as_estimated(shards: int, workers: int) -> float:
 
 def lake(cloud: EmbeddedAws) -> Store:
     resource: Any = cloud.resource()
-    return open_store(PLACE, S3Options(**resource.connection("s3", "bench")))
+    return open_store(PLACE, S3Options(**resource.connection("s3")))
 
 
 def visibility_in_s3() -> list[CostFigure]:
