@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sqlalchemy
 import yaml
 from dagster._config import process_config
 from dagster._core.instance.config import dagster_instance_config_schema, validate_concurrency_config
@@ -18,6 +19,7 @@ from dagster_k8s import K8sRunLauncher
 from dagster_k8s.container_context import K8sContainerContext
 from dagster_k8s.job import construct_dagster_k8s_job
 from dagster_k8s.models import k8s_model_from_dict, k8s_snake_case_dict
+from dagster_postgres.utils import get_conn_string
 from kubernetes import client as models
 from kubernetes.client import ApiClient
 
@@ -62,6 +64,19 @@ def test_dagster_accepts_the_instance_and_the_doctor_has_no_complaint(
 def test_the_instances_differ_in_what_launches_runs_and_in_nothing_else() -> None:
     one, other = ({**settings, "run_launcher": None} for settings in INSTANCES.values())
     assert one == other
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        *(settings["storage"]["postgres"]["postgres_db"]["scheme"] for settings in INSTANCES.values()),
+        VALUES["postgresql"]["postgresqlScheme"],
+    ],
+    ids=[*INSTANCES, "values.yaml"],
+)
+def test_the_driver_of_postgresql_is_the_one_that_the_image_installs(scheme: str) -> None:
+    url = get_conn_string("dagster", "secret", "127.0.0.1", "dagster", scheme=scheme)
+    assert sqlalchemy.create_engine(url).driver == "psycopg2"
 
 
 def test_the_helm_values_say_the_same() -> None:
