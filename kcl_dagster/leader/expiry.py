@@ -48,9 +48,11 @@ _NEARLY: Final = 0.1  # of the duration; a counter that was observed just now is
 _MARGIN: Final = 0.01  # seconds; a counter must have been unchanged for longer than the duration
 
 
-def rest(leases: Iterable[Lease], ages: Mapping[LeaseKey, float], duration: float) -> float | None:
+def rest(
+    leases: Iterable[Lease], ages: Mapping[LeaseKey, float], durations: Mapping[LeaseKey, float]
+) -> float | None:
     """How long to wait until leases that are nearly expired are expired; None if there are no such leases."""
-    lacking = [duration - ages[lease.key] for lease in leases if lease.actual_owner and not lease.is_finished]
-    most = min(_WORTH_WAITING, duration * _NEARLY)
-    worth = [lack for lack in lacking if 0 <= lack <= most]
+    owned = [lease.key for lease in leases if lease.actual_owner and not lease.is_finished]
+    lacking = [(durations[key] - ages[key], durations[key]) for key in owned]
+    worth = [lack for lack, duration in lacking if 0 <= lack <= min(_WORTH_WAITING, duration * _NEARLY)]
     return max(worth) + _MARGIN if worth else None

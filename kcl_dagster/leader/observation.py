@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from kcl_dagster.application import Timings
 from kcl_dagster.leader import expiry, handoff, liveness
@@ -12,6 +13,8 @@ from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.tables.lease_reader import ScanResult
+
+LONGEST_BELIEVED: Final = 3600.0  # seconds; of a lease duration in the row of a worker, as of a lock's
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class Sight:
     ages: Mapping[LeaseKey, float]
     unbegun: frozenset[LeaseKey] = frozenset()
     unreadable: tuple[str, ...] = ()
+    durations: Mapping[LeaseKey, float] = field(default_factory=dict)
+    """After which time without a renewal each lease is expired, in seconds."""
 
     @property
     def unfinished(self) -> list[Lease]:
@@ -122,18 +127,19 @@ class Observer:
         unserved: dict[LeaseKey, str] = {}
         overdue: set[LeaseKey] = set()
         silent: set[WorkerId] = set()
-        deadline = Deadline(self.timings.handoff_timeout, self.timings.lease_duration)
+        durations = self._durations(scan)
         for lease in scan.leases:
             stood = self.standing.stood_for(expiry.observed_key(lease), expiry.observed_version(lease))
             ages[lease.key] = stood
-            why = expiry.why_unserved(lease, stood, self.timings.lease_duration, over.__contains__)
+            duration = durations[lease.key]
+            why = expiry.why_unserved(lease, stood, duration, over.__contains__)
             if why is not None:
                 unserved[lease.key] = why
                 if lease.actual_owner is not None:
                     silent.add(lease.actual_owner)
             elif lease.in_handoff:
                 waited = self.standing.stood_for(handoff.observed_key(lease), handoff.observed_version(lease))
-                if deadline.judge(lease, waited) is HandoffVerdict.FORCE:
+                if Deadline(self.timings.handoff_timeout, duration).judge(lease, waited) is HandoffVerdict.FORCE:
                     overdue.add(lease.key)
         self.book.see(scan.leases, workers, scan.ended)
         return Sight(
@@ -144,7 +150,18 @@ class Observer:
             ages=ages,
             unbegun=self._unbegun(scan),
             unreadable=tuple(str(problem) for problem in scan.unreadable),
+            durations=durations,
         )
+
+    def _durations(self, scan: ScanResult) -> dict[LeaseKey, float]:
+        """The lease duration of the leader, or that of the lease's owner if that is longer: a worker that began
+        with an older setting goes on renewing at its intervals."""
+        ours = self.timings.lease_duration
+        longer = {row.id: min(row.lease_ms / 1000, LONGEST_BELIEVED) for row in scan.workers if row.lease_ms}
+        return {
+            lease.key: max(ours, longer.get(lease.actual_owner, ours)) if lease.actual_owner else ours
+            for lease in scan.leases
+        }
 
     def _unbegun(self, scan: ScanResult) -> frozenset[LeaseKey]:
         """What a leader finds when it starts counts as begun."""

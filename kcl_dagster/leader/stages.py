@@ -189,8 +189,7 @@ class Tick:
         self._obey()
         self._read_completeness()
         self.sight = self._look()
-        timings = self.leader.application.timings
-        rest = expiry.rest(self.sight.leases, self.sight.ages, timings.lease_duration)
+        rest = expiry.rest(self.sight.leases, self.sight.ages, self.sight.durations)
         if rest is not None and not self.dry and clock.monotonic() + rest < self.deadline:
             clock.sleep(rest)
             self.sight = self._look()

@@ -34,7 +34,7 @@ class WorkerState(StrEnum):
 class WorkerRow:
     """A row of worker metrics. `averages` and `operating_range` are the KCL's `sts` and `opr`.
 
-    Everything from `slot` to `held_since` is ours; the KCL ignores and preserves it.
+    Everything from `slot` to `lease_ms` is ours; the KCL ignores and preserves it.
     """
 
     id: WorkerId
@@ -72,6 +72,9 @@ class WorkerRow:
     held_since: Mapping[str, int] | None = None
     """Background threads of the worker that do not go on with their steps, and since when, in epoch seconds. While
     its renewals do not go on, its leases expire."""
+
+    lease_ms: int | None = None
+    """The lease duration by which the worker renews, in milliseconds."""
 
     properties: Mapping[str, str] = field(default_factory=dict)
 

@@ -28,6 +28,7 @@ FAILING: Final = "kdFailing"
 ATTEMPTS: Final = "kdAttempts"
 SLOW_SINCE: Final = "kdSlowSince"
 HELD_SINCE: Final = "kdHeldSince"
+LEASE_MS: Final = "kdLeaseMs"
 
 OLDEST_REPORT: Final = 60  # seconds; the KCL refuses to write a row that its readers would call dead
 
@@ -65,6 +66,7 @@ def worker_row_from_item(item: Mapping[str, Any], *, key: str = LEASE_KEY) -> Wo
         attempts=_read_texts(reader, ATTEMPTS),
         slow_since=_by_lease(reader, SLOW_SINCE),
         held_since=_whole_numbers(reader, HELD_SINCE),
+        lease_ms=reader.whole(LEASE_MS),
         properties=_properties(reader),
     )
 
@@ -97,6 +99,7 @@ def worker_row_values(row: WorkerRow) -> dict[str, Value]:
         HELD_SINCE: None
         if row.held_since is None
         else {"M": {thread: n(at) for thread, at in row.held_since.items()}},
+        LEASE_MS: None if row.lease_ms is None else n(row.lease_ms),
     }
     return {name: value for name, value in values.items() if value is not None}
 

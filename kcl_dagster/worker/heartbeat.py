@@ -60,12 +60,21 @@ class Heartbeat:
         clock: Clock,
         utilization: Utilization | None = None,
         on_event: OnEvent = ignore,
+        *,
+        lease_duration: float | None = None,
     ) -> None:
         self._table = table
         self._clock = clock
         self._utilization = utilization or Unmeasured()
         self._on_event = on_event
-        self._row = WorkerRow(identity.worker, None, slot=identity.slot, run_id=identity.run_id, zone=identity.zone)
+        self._row = WorkerRow(
+            identity.worker,
+            None,
+            slot=identity.slot,
+            run_id=identity.run_id,
+            zone=identity.zone,
+            lease_ms=None if lease_duration is None else round(lease_duration * 1000),
+        )
         self._is_written = False
         self._over = threading.Event()
         self.state = WorkerState.STARTING

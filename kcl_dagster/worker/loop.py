@@ -125,7 +125,14 @@ class Worker(Generic[D]):
         self._on_batch = unfailing(surroundings.on_batch)
         self._on_lag = unfailing(surroundings.on_lag)
         self.stop = StopSignal()
-        self.heartbeat = Heartbeat(surroundings.workers, identity, self._clock, surroundings.utilization, self.tell)
+        self.heartbeat = Heartbeat(
+            surroundings.workers,
+            identity,
+            self._clock,
+            surroundings.utilization,
+            self.tell,
+            lease_duration=self.settings.lease_duration,
+        )
         self.holdings = Holdings(
             surroundings.leases,
             identity.worker,

@@ -73,7 +73,12 @@ class Worker:
         self.holdings = Holdings(town.leases, self.id, timings.lease_duration, timings.heartbeat, town.runtime)
         self.discoverer = Discoverer(town.leases, self.id, self.holdings)
         self.renewer = Renewer(self.holdings, timings.renewal_interval, timings.handoff_timeout, town.clock)
-        self.heartbeat = Heartbeat(town.workers_table, Identity(self.id, slot, run_id), town.clock)
+        self.heartbeat = Heartbeat(
+            town.workers_table,
+            Identity(self.id, slot, run_id),
+            town.clock,
+            lease_duration=timings.lease_duration,
+        )
         self.heartbeat.state = WorkerState.RUNNING
 
     def step(self) -> None:
