@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test nightly deploy-check unit lint types format lock sbom wheel conformance interop ui simulate simulate-mutants audit hostile spec \
-	chaos soak screenshots reference docs shape bench-emulator bench-leader bench-failover bench-worker bench-decoding bench-cost bench-transforms bench-start bench-merges bench-latency clean
+	chaos soak production screenshots reference docs shape bench-emulator bench-leader bench-failover bench-worker bench-decoding bench-cost bench-transforms bench-start bench-merges bench-latency clean
 
 help:  ## this list
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E -e 's/^bench-[a-z -]+:/bench-NAME:/' -e 's/^([A-Za-z-]+):.*## /\1\t/' | expand -t 20
@@ -118,6 +118,10 @@ chaos: $(READY)  ## real processes, real Spark, faults: SEED=1 MINUTES=2
 
 soak: $(READY)  ## processes apart, on PostgreSQL that goes away twice: SEED=1 MINUTES=30 (needs PostgreSQL)
 	@$(BIN)/python -m tests.soak --seed $(or $(SEED),1) --minutes $(or $(MINUTES),30) $(ARGS)
+
+production: $(READY) $(PREPARED)  ## each part of a deployment killed and upgraded: DAEMON_AWAY=60 DATABASE_AWAY=45 (needs PostgreSQL)
+	@$(BIN)/python -m tests.production $(if $(DAEMON_AWAY),--daemon-away $(DAEMON_AWAY)) \
+		$(if $(DATABASE_AWAY),--database-away $(DATABASE_AWAY)) $(ARGS)
 
 screenshots: $(READY)  ## pictures of the real UI for README and docs (needs Chromium)
 	@$(BIN)/python -m docs.screenshots $(ARGS)

@@ -26,6 +26,18 @@ query ($asset: AssetKeyInput!) { assetOrError(assetKey: $asset) {
   ... on Asset { assetMaterializations(limit: 1000) {
   partition metadataEntries { label ... on IntMetadataEntry { intValue } } } } } }
 """
+TICKS = """
+query ($location: String!) { sensorsOrError(repositorySelector: {
+  repositoryLocationName: $location, repositoryName: "__repository__"}) {
+  ... on Sensors { results { name sensorState { ticks(limit: 5) { timestamp status } } } } } }
+"""
+RELOAD = """
+mutation ($location: String!) { reloadRepositoryLocation(repositoryLocationName: $location) {
+  ... on WorkspaceLocationEntry { locationOrLoadError { ... on PythonError {
+    message errorChain { error { message } } } } }
+  ... on Error { message } } }
+"""
+RELOAD_SECONDS = 120.0
 
 
 class DagsterApi:
@@ -68,11 +80,34 @@ class DagsterApi:
             for one in found.get("assetMaterializations", ())
         ]
 
-    def _ask(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
+    def last_tick(self, location: str, sensor: str) -> float:
+        """When the last tick of a sensor began that did not fail, in epoch seconds; 0 if none is known."""
+        found = self._ask(TICKS, {"location": location}).get("sensorsOrError", {}).get("results", ())
+        return max(
+            (
+                float(tick["timestamp"])
+                for one in found
+                if one["name"] == sensor
+                for tick in one["sensorState"]["ticks"]
+                if tick["status"] in {"SKIPPED", "SUCCESS"}
+            ),
+            default=0.0,
+        )
+
+    def reload(self, location: str) -> str | None:
+        """Have a code location load its code again. Returns why it cannot be loaded, or None."""
+        found = self._ask(RELOAD, {"location": location}, RELOAD_SECONDS).get("reloadRepositoryLocation")
+        if found is None:
+            return "the webserver does not answer"
+        error = found if "message" in found else found.get("locationOrLoadError") or {}
+        messages = [error.get("message"), *(one["error"]["message"] for one in error.get("errorChain", ()))]
+        return "\n".join(message for message in messages if message) or None
+
+    def _ask(self, query: str, variables: dict[str, Any], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = Request(self._url, body, {"Content-Type": "application/json"})  # noqa: S310 - our own address
         try:
-            with urlopen(request, timeout=ANSWER_SECONDS) as answer:  # noqa: S310
+            with urlopen(request, timeout=seconds) as answer:  # noqa: S310
                 data: dict[str, Any] | None = json.load(answer).get("data")
         except (URLError, HTTPException, OSError, ValueError):
             return {}

@@ -26,7 +26,7 @@ from kcl_dagster.orchestration import processes
 from kcl_dagster.orchestration.processes import Process
 from tests.soak.database import Database
 from tests.soak.storm import RECOVERY_SECONDS, Event, Planned, plan
-from tests.soak.topology import Topology
+from tests.soak.topology import CodeServer, Topology, end
 from tests.soak.watch import Watch
 
 STEP_SECONDS = 0.5
@@ -123,8 +123,12 @@ class Soak:
             "DAGSTER_DISABLE_TELEMETRY": "1",
             "DAGSTER_GRPC_TIMEOUT_SECONDS": "300",
         }
-        self._topology = Topology(directory / "dagster", logs, environment, self._database.url)
-        self._topology.prepare(Path("dagster.yaml").read_text())
+        self._topology = Topology(directory / "dagster", logs, environment)
+        storage = f"storage: {{postgres: {{postgres_url: '{self._database.url}'}}}}"
+        self._topology.prepare(
+            f"{Path('dagster.yaml').read_text()}\n{storage}\n",
+            [CodeServer("kcl_dagster", ("api", "grpc", "-m", "definitions"))],
+        )
         stack.callback(self._stop_dagster)
         self._producer = StartedProcess.start(
             "producer",
@@ -292,15 +296,10 @@ class Soak:
         return judge(ledger.read(self._folders.ledger), stored_rows.records(self._folders.clicks))
 
     def _stop_dagster(self) -> None:
-        roots = [service.started.process.pid for service in self._topology.services.values() if service.started]
-        everyone = processes.snapshot()
+        roots, everyone = self._topology.roots(), processes.snapshot()
         family = {pid: found for root in roots for pid, found in processes.descendants(root, everyone).items()}
         family |= {root: everyone[root] for root in roots if root in everyone}
-        for number, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, 1.0)):
-            _send(number, family.values())
-            deadline = time.monotonic() + patience
-            while any(process.is_alive() for process in family.values()) and time.monotonic() < deadline:
-                time.sleep(STEP_SECONDS)
+        end(family.values(), STOP_SECONDS)
 
 
 def _send(number: signal.Signals, family: Iterable[Process]) -> None:

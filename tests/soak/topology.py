@@ -1,15 +1,19 @@
-"""Dagster as it is deployed: code server, daemon and webserver, each restarted when it ends."""
+"""Dagster as it is deployed: code servers, daemon and webserver, each restarted when it ends."""
 
+import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from demo.started_process import StartedProcess
+import yaml
 
-LOCATION = "kcl_dagster"
+from demo.started_process import StartedProcess
+from kcl_dagster.orchestration.processes import Process
+
+LOOK_SECONDS = 0.5
 RESTART_SECONDS = 5.0  # as systemd and Kubernetes wait before they start a process again
 
 
@@ -20,9 +24,20 @@ def free_port() -> int:
         return port
 
 
+def end(family: Iterable[Process], patience: float) -> None:
+    """End processes: with SIGTERM, and with SIGKILL those that are alive after `patience` seconds."""
+    family = list(family)
+    for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 1.0)):
+        for process in family:
+            process.send(number)
+        deadline = time.monotonic() + seconds
+        while any(process.is_alive() for process in family) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+
+
 @dataclass
 class Service:
-    """A process that a supervisor keeps running."""
+    """A process that a supervisor keeps running, unless it `is_away`."""
 
     name: str
     command: Sequence[str]
@@ -30,6 +45,7 @@ class Service:
     log: Path
     started: StartedProcess | None = None
     restarts: int = 0
+    is_away: bool = False
     _ended_at: float | None = None
 
     def step(self, now: float) -> None:
@@ -39,11 +55,23 @@ class Service:
         if self.started is not None:
             if self._ended_at is None:
                 self._ended_at = now
-            if now - self._ended_at < RESTART_SECONDS:
+            if self.is_away or now - self._ended_at < RESTART_SECONDS:
                 return
             self.restarts += 1
         self._ended_at = None
         self.started = StartedProcess.start(self.name, self.command, self.environment, self.log)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeServer:
+    """Of one code location. `command`: of Dagster, without host, port and name."""
+
+    location: str
+    command: Sequence[str]
+
+    @property
+    def service(self) -> str:
+        return f"code-server-{self.location}"
 
 
 @dataclass
@@ -53,28 +81,38 @@ class Topology:
     home: Path
     logs: Path
     environment: Mapping[str, str]
-    database_url: str
     port: int = field(default_factory=free_port)
     services: dict[str, Service] = field(default_factory=dict)
+    _ports: dict[str, int] = field(default_factory=dict)
 
-    def prepare(self, settings: str) -> None:
-        """`settings`: what dagster.yaml says apart from its storage."""
+    def prepare(self, settings: str, code_servers: Sequence[CodeServer]) -> None:
+        """`settings`: what is in dagster.yaml."""
         self.home.mkdir(parents=True, exist_ok=True)
-        (self.home / "dagster.yaml").write_text(
-            f"{settings}\nstorage: {{postgres: {{postgres_url: '{self.database_url}'}}}}\n"
-        )
-        code = free_port()
-        workspace = self.home / "workspace.yaml"
-        workspace.write_text(
-            f"load_from:\n  - grpc_server: {{host: 127.0.0.1, port: {code}, location_name: {LOCATION}}}\n"
-        )
+        (self.home / "dagster.yaml").write_text(settings)
         here = ["--host", "127.0.0.1", "--port"]
-        self._add(
-            "code-server",
-            ["dagster", "api", "grpc", "-m", "definitions", *here, str(code), "--location-name", LOCATION],
-        )
+        workspace = self.home / "workspace.yaml"
+        locations = []
+        for server in code_servers:
+            self._ports[server.location] = port = free_port()
+            address = {"host": "127.0.0.1", "port": port, "location_name": server.location}
+            locations.append({"grpc_server": address})
+            self._add(server.service, self.serve(server))
+        workspace.write_text(yaml.safe_dump({"load_from": locations}))
         self._add("webserver", ["dagster_webserver", "-w", str(workspace), *here, str(self.port)])
         self._add("daemon", ["dagster._daemon", "run", "-w", str(workspace)])
+
+    def serve(self, server: CodeServer) -> list[str]:
+        """The command of a code server, at the port of its location."""
+        port = str(self._ports[server.location])
+        address = ["--host", "127.0.0.1", "--port", port, "--location-name", server.location]
+        return ["dagster", *server.command, *address]
+
+    def deploy(self, server: CodeServer) -> None:
+        """Stop the code server of the location as a deploy does; the supervisor starts it with the command."""
+        service = self.services[server.service]
+        service.command = [sys.executable, "-m", *self.serve(server)]
+        if service.started is not None:
+            service.started.stop(signal.SIGTERM)
 
     def _add(self, name: str, module: Sequence[str]) -> None:
         command = [sys.executable, "-m", *module]
@@ -84,3 +122,7 @@ class Topology:
         now = time.monotonic()
         for service in self.services.values():
             service.step(now)
+
+    def roots(self) -> list[int]:
+        """The ids of the processes that are running."""
+        return [one.started.process.pid for one in self.services.values() if one.started and not one.started.ended]
