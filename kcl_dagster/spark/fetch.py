@@ -25,7 +25,7 @@ from kcl_dagster.spark.schema import ARROW_SCHEMA, LEASE_KEY, PROGRESS, PROGRESS
 from kcl_dagster.spark.sealing import seal
 from kcl_dagster.spark.settling import settle
 from kcl_dagster.streams.fanout import FanoutReader, Subscriptions
-from kcl_dagster.streams.pacing import Allowance, Deadline, ShardLimits
+from kcl_dagster.streams.pacing import Allowance, ReadDeadline, ShardLimits
 from kcl_dagster.streams.parsing import install
 from kcl_dagster.streams.polling import Bookmark, ShardReader
 from kcl_dagster.streams.position import Bounds
@@ -91,9 +91,9 @@ class FetchPlan:
     def is_fanout(self) -> bool:
         return any(shard.consumer_arn is not None for shards in self.tasks for shard in shards)
 
-    def deadline(self, clock: Clock) -> Deadline:
+    def deadline(self, clock: Clock) -> ReadDeadline:
         """Of a task that begins to read now."""
-        return Deadline(clock.monotonic() + self.budget.seconds, clock, self.budget.linger)
+        return ReadDeadline(clock.monotonic() + self.budget.seconds, clock, self.budget.linger)
 
     def allowance(self, task: int) -> Allowance:
         """The task's part of the budget, by its number of shards."""
@@ -162,7 +162,7 @@ def client_of(connection: Connection) -> Client:
 
 
 def fetch(
-    plan: FetchPlan, task: int, client: Client, runtime: Runtime, deadline: Deadline | None = None
+    plan: FetchPlan, task: int, client: Client, runtime: Runtime, deadline: ReadDeadline | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Read the shards of one task, each on a thread of its own. `deadline`: one that others may bring forward.
 
@@ -250,7 +250,7 @@ def _read(
     plan: FetchPlan,
     shard: ShardPlan,
     allowance: Allowance,
-    deadline: Deadline,
+    deadline: ReadDeadline,
     client: Client,
     runtime: Runtime,
     output: "queue.Queue[pa.RecordBatch | _Done]",

@@ -27,7 +27,7 @@ from kcl_dagster.errors import (
 from kcl_dagster.model.shard import ChildShard
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.cutting import RangeCut
-from kcl_dagster.streams.pacing import Allowance, Deadline
+from kcl_dagster.streams.pacing import Allowance, ReadDeadline
 from kcl_dagster.streams.polling import OPEN_PATIENCE_SECONDS, PINNED_PATIENCE_SECONDS, Bookmark, is_far_behind
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.presence import Gaps, Presence
@@ -108,7 +108,7 @@ class FanoutReader:
         return Bookmark(place, wait_seconds=wait, millis_behind=millis_behind, failing_seconds=failing)
 
     def pages(
-        self, allowance: Allowance, deadline: Deadline, is_stopped: Callable[[], bool] = lambda: False
+        self, allowance: Allowance, deadline: ReadDeadline, is_stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[list[StreamRecord]]:
         """Yield the records of the range, as `ShardReader.pages` does, with two differences for an open range that
         begins with a subscription. If that is not allowed before `deadline`, it yields nothing. If the wait is

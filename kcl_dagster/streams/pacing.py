@@ -54,7 +54,7 @@ class ShardLimits:
         return max(pause, left if is_next_the_last else self.idle_seconds)
 
 
-class Deadline:
+class ReadDeadline:
     """When the readers of a batch stop to wait for records. Shared by them. Safe for threads.
 
     With a `linger`, it comes as long after the first records as that says, and wakes the readers that wait."""

@@ -13,7 +13,7 @@ from kcl_dagster.errors import EndpointUnreachable, ServiceError, StreamNotFound
 from kcl_dagster.model.shard import ChildShard
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.cutting import RangeCut
-from kcl_dagster.streams.pacing import Allowance, Deadline, ShardLimits
+from kcl_dagster.streams.pacing import Allowance, ReadDeadline, ShardLimits
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.presence import Gaps, Presence
 from kcl_dagster.streams.records import StreamRecord, arrival_millis, child_shards, size_of
@@ -112,7 +112,7 @@ class ShardReader:
         return Bookmark(place, self._record_bytes, self._record_rows, wait, failing_seconds=failing)
 
     def pages(
-        self, allowance: Allowance, deadline: Deadline, is_stopped: Callable[[], bool] = lambda: False
+        self, allowance: Allowance, deadline: ReadDeadline, is_stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[list[StreamRecord]]:
         """The records of the range, in order, in non-empty pages.
 

@@ -13,7 +13,7 @@ from kcl_dagster.errors import DataLoss, Throttled
 from kcl_dagster.model.shard import ChildShard
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.deaggregation import is_aggregate
-from kcl_dagster.streams.pacing import FIRST_PAGE_RECORDS, Allowance, Deadline, ShardLimits
+from kcl_dagster.streams.pacing import FIRST_PAGE_RECORDS, Allowance, ReadDeadline, ShardLimits
 from kcl_dagster.streams.polling import MAX_PAGE_RECORDS, Bookmark, ShardReader
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord, arrival_millis
@@ -72,7 +72,7 @@ class WindowReader:
     def pages(
         self,
         allowance: Allowance,  # noqa: ARG002 - of a live batch; a piece knows its size
-        deadline: Deadline,
+        deadline: ReadDeadline,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> Iterator[list[StreamRecord]]:
         """Yield the records of the piece, in order, in non-empty pages.

@@ -9,7 +9,7 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.streams.pacing import Allowance, Deadline, ShardLimits
+from kcl_dagster.streams.pacing import Allowance, ReadDeadline, ShardLimits
 from kcl_dagster.streams.polling import Bookmark, ShardReader
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import millis
@@ -104,7 +104,7 @@ class MemoryEngine:
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> MemoryFetch:
         """See `worker.batch.Engine.fetch`."""
         allowance = Allowance(budget.records, budget.bytes, len(ranges))
-        deadline = Deadline(self._runtime.clock.monotonic() + budget.seconds, self._runtime.clock)
+        deadline = ReadDeadline(self._runtime.clock.monotonic() + budget.seconds, self._runtime.clock)
         progress: dict[LeaseKey, Progress] = {}
         failures: dict[LeaseKey, Exception] = {}
         columns: dict[LeaseKey, Columns] = {}
@@ -118,7 +118,7 @@ class MemoryEngine:
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
         """Does nothing, which the protocol must bear as well."""
 
-    def _read(self, range_: Range, allowance: Allowance, deadline: Deadline) -> tuple[Progress, Columns]:
+    def _read(self, range_: Range, allowance: Allowance, deadline: ReadDeadline) -> tuple[Progress, Columns]:
         bounds = Bounds(range_.after, range_.through, range_.first, range_.timestamp_ms)
         unpacker = Unpacker(bounds, range_.hash_range, opens_aggregates=self._opens_aggregates)
         reader = self._reader(range_, bounds)

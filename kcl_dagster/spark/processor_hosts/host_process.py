@@ -22,7 +22,7 @@ from kcl_dagster.spark import fetch as fetching
 from kcl_dagster.spark.processor_hosts import messages
 from kcl_dagster.spark.processor_hosts.messages import End, Line, Order, Question, Returned
 from kcl_dagster.spark.schema import LEASE_KEY, PROGRESS
-from kcl_dagster.streams.pacing import Deadline
+from kcl_dagster.streams.pacing import ReadDeadline
 from kcl_dagster.worker.batch import PoisonRecord
 from kcl_dagster.worker.error_text import kind_of
 from kcl_dagster.worker.instance import Instance, described
@@ -235,7 +235,7 @@ class ProcessorHost:
         self._read = {lease: read.get(lease, []) for lease in trailers}
         return messages.WasRead(trailers)
 
-    def _until_told(self, read: Iterator[pa.RecordBatch], deadline: Deadline) -> Iterator[pa.RecordBatch]:
+    def _until_told(self, read: Iterator[pa.RecordBatch], deadline: ReadDeadline) -> Iterator[pa.RecordBatch]:
         """What is read, until the deadline or until the worker ends the fetch. The worker sends nothing else
         meanwhile. The listener reads nothing, so it may see the next order as well, and is not waited for."""
         over = threading.Event()

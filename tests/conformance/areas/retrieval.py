@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint, is_sequence_number
 from kcl_dagster.model.shard import HashRange
 from kcl_dagster.streams.deaggregation import DIGEST_BYTES, MAGIC, deaggregate, is_aggregate
-from kcl_dagster.streams.pacing import Allowance, Deadline, ShardLimits
+from kcl_dagster.streams.pacing import Allowance, ReadDeadline, ShardLimits
 from kcl_dagster.streams.polling import ShardReader
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord
@@ -133,7 +133,7 @@ def _reconnected(sequence: str) -> Observed:
     shard = _ExpiringShard(sequence)
     limits = ShardLimits.unlimited()
     reader = ShardReader(shard, "stream", "shardId-0", Bounds(TRIM_HORIZON), runtime=scene.runtime, limits=limits)
-    for _ in reader.pages(Allowance(1_000, 10**6, 1), Deadline(scene.clock.monotonic() + 60.0, scene.clock)):
+    for _ in reader.pages(Allowance(1_000, 10**6, 1), ReadDeadline(scene.clock.monotonic() + 60.0, scene.clock)):
         pass
     last = shard.iterators[-1]
     return {"type": last["ShardIteratorType"], "sequence_number": last.get("StartingSequenceNumber")}

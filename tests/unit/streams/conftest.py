@@ -9,7 +9,7 @@ import pytest
 from kcl_dagster.emulator import Limits
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.streams.pacing import Allowance, Deadline, ShardLimits
+from kcl_dagster.streams.pacing import Allowance, ReadDeadline, ShardLimits
 from kcl_dagster.streams.polling import Bookmark, ShardReader
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord
@@ -63,7 +63,9 @@ class World:
     def read(
         self, reader: ShardReader, seconds: float = 3.0, records: int = 100_000, bytes_: int = 1 << 30
     ) -> list[StreamRecord]:
-        pages = reader.pages(Allowance(records, bytes_, 1), Deadline(self.clock.monotonic() + seconds, self.clock))
+        pages = reader.pages(
+            Allowance(records, bytes_, 1), ReadDeadline(self.clock.monotonic() + seconds, self.clock)
+        )
         return [record for page in pages for record in page]
 
     def __getattr__(self, method: str) -> Any:

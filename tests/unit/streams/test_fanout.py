@@ -17,7 +17,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.consumers import ensure_consumer, remove_consumer
 from kcl_dagster.streams.fanout import QUEUED_EVENTS, FanoutReader, Woken, _Events
-from kcl_dagster.streams.pacing import Allowance, Deadline
+from kcl_dagster.streams.pacing import Allowance, ReadDeadline
 from kcl_dagster.streams.polling import Bookmark, is_far_behind
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.presence import CHECK_SECONDS
@@ -53,7 +53,7 @@ class Fanout:
 
     def read(self, reader: FanoutReader, seconds: float = 12.0, records: int = 10**6) -> list[StreamRecord]:
         pages = reader.pages(
-            Allowance(records, 1 << 30, 1), Deadline(self.world.clock.monotonic() + seconds, self.world.clock)
+            Allowance(records, 1 << 30, 1), ReadDeadline(self.world.clock.monotonic() + seconds, self.world.clock)
         )
         return [record for page in pages for record in page]
 

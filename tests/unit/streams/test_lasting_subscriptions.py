@@ -14,7 +14,7 @@ from kcl_dagster.errors import Throttled
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.streams.fanout import KEPT_SECONDS, QUEUED_EVENTS, FanoutReader, Subscriptions, _Events
-from kcl_dagster.streams.pacing import Allowance, Deadline
+from kcl_dagster.streams.pacing import Allowance, ReadDeadline
 from kcl_dagster.streams.polling import Bookmark
 from kcl_dagster.streams.position import Bounds
 from tests.doubles.clock import FakeClock
@@ -91,7 +91,7 @@ def reader(
 
 def read(one: FanoutReader, seconds: float = PATIENCE) -> list[bytes]:
     """Until the first records have come, or for so long."""
-    deadline = Deadline(time.monotonic() + seconds, system().clock, linger=0.0)
+    deadline = ReadDeadline(time.monotonic() + seconds, system().clock, linger=0.0)
     found = []
     for page in one.pages(Allowance(1000, 1 << 30, 1), deadline):
         deadline.records_came()
@@ -133,7 +133,7 @@ def test_a_subscription_of_which_a_part_was_read_is_not_used(service: Service) -
     read(first)
     service.feeds[0].push(11, b"b", b"c")
     second = reader(service, subscriptions, Bounds(Checkpoint("10", 0)), first.bookmark)
-    pages = second.pages(Allowance(1, 1 << 30, 1), Deadline(time.monotonic() + PATIENCE, system().clock))
+    pages = second.pages(Allowance(1, 1 << 30, 1), ReadDeadline(time.monotonic() + PATIENCE, system().clock))
     assert [payloads(page) for page in pages] == [[b"b"]]
     service.feeds[0].push(13, b"d")
     assert service.feeds[0].closed.wait(PATIENCE)
@@ -142,7 +142,7 @@ def test_a_subscription_of_which_a_part_was_read_is_not_used(service: Service) -
 def test_a_subscription_that_nobody_reads_any_more_ends(service: Service) -> None:
     clock = FakeClock()
     subscriptions = Subscriptions()
-    deadline = Deadline(clock.monotonic() + PATIENCE, clock, linger=0.0)
+    deadline = ReadDeadline(clock.monotonic() + PATIENCE, clock, linger=0.0)
     one = reader(service, subscriptions, runtime=Runtime(clock=clock))
     for _ in one.pages(Allowance(1000, 1 << 30, 1), deadline):
         deadline.records_came()
@@ -157,7 +157,7 @@ def test_a_reader_that_waits_for_an_event_ends_when_its_deadline_is_brought_forw
     subscriptions = Subscriptions()
     first = reader(service, subscriptions)
     read(first)
-    deadline = Deadline(time.monotonic() + PATIENCE, system().clock, linger=0.1)
+    deadline = ReadDeadline(time.monotonic() + PATIENCE, system().clock, linger=0.1)
     second = reader(service, subscriptions, Bounds(Checkpoint("10", 0)), first.bookmark)
     threading.Timer(0.3, deadline.bring_forward).start()
     began = time.monotonic()
@@ -169,7 +169,7 @@ def test_a_reader_that_waits_for_an_event_ends_when_its_deadline_is_brought_forw
 
 
 def test_a_sleep_ends_when_the_deadline_is_brought_forward() -> None:
-    deadline = Deadline(time.monotonic() + PATIENCE, system().clock, linger=0.05)
+    deadline = ReadDeadline(time.monotonic() + PATIENCE, system().clock, linger=0.05)
     threading.Timer(0.2, deadline.records_came).start()
     began = time.monotonic()
     deadline.sleep(PATIENCE)
@@ -179,7 +179,7 @@ def test_a_sleep_ends_when_the_deadline_is_brought_forward() -> None:
 
 def early(one: FanoutReader, linger: float = 0.05) -> list[bytes]:
     """Read in a batch that another shard closes so soon after its begin."""
-    deadline = Deadline(time.monotonic() + PATIENCE, system().clock, linger=linger)
+    deadline = ReadDeadline(time.monotonic() + PATIENCE, system().clock, linger=linger)
     deadline.records_came()
     return [data for page in one.pages(Allowance(1000, 1 << 30, 1), deadline) for data in payloads(page)]
 
@@ -212,7 +212,7 @@ def test_a_subscription_that_is_silent_for_a_batch_neither_fails_nor_delays_it(s
     read(first)
     second = reader(service, subscriptions, Bounds(Checkpoint("10", 0)), first.bookmark)
     began = time.monotonic()
-    assert list(second.pages(Allowance(1000, 1 << 30, 1), Deadline(began + 0.5, system().clock))) == []
+    assert list(second.pages(Allowance(1000, 1 << 30, 1), ReadDeadline(began + 0.5, system().clock))) == []
     assert time.monotonic() - began < 4
     service.feeds[0].push(11, b"b")
     assert read(reader(service, subscriptions, Bounds(Checkpoint("10", 0)), second.bookmark)) == [b"b"]
@@ -230,7 +230,7 @@ def test_a_shard_that_refuses_each_subscription_fails_although_others_close_each
     def read_on(clock: FakeClock) -> None:
         bookmark = None
         for _ in range(40):
-            deadline = Deadline(clock.monotonic() + 5, clock, linger=0.0)
+            deadline = ReadDeadline(clock.monotonic() + 5, clock, linger=0.0)
             one = reader(service, Subscriptions(), bookmark=bookmark, runtime=Runtime(clock=clock))
             pages = one.pages(Allowance(1000, 1 << 30, 1), deadline)
             threading.Timer(0.05, deadline.records_came).start()

@@ -11,7 +11,7 @@ from kcl_dagster.emulator import Limits
 from kcl_dagster.errors import AccessDenied, DataLoss, EndpointUnreachable, StreamNotFound, Throttled
 from kcl_dagster.model.checkpoint import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.streams.cutting import MOST_TIPS
-from kcl_dagster.streams.pacing import Allowance, Deadline, ShardLimits
+from kcl_dagster.streams.pacing import Allowance, ReadDeadline, ShardLimits
 from kcl_dagster.streams.position import Bounds
 from tests.unit.streams.conftest import SHARD, STREAM, WHOLE, World, after, payloads
 
@@ -173,7 +173,7 @@ def test_a_range_that_was_cut_says_it_is_behind(world: World, cut: dict[str, Any
     sequences = world.put(*[b"x" * 100] * 10, pause=1.0)
     reader = world.reader(WHOLE if begins == "at the horizon" else after(sequences[0]))
     allowance = Allowance(cut.get("records", 10**6), cut.get("bytes_", 10**9), cut.get("readers", 1))
-    pages = reader.pages(allowance, Deadline(world.clock.monotonic() + cut.get("seconds", 60.0), world.clock))
+    pages = reader.pages(allowance, ReadDeadline(world.clock.monotonic() + cut.get("seconds", 60.0), world.clock))
     last = [record["SequenceNumber"] for page in pages for record in page][-1]
     assert (reader.millis_behind == 0) == (last == sequences[-1])
 
@@ -182,7 +182,7 @@ def test_a_reader_stops_when_told(world: World) -> None:
     world.put(b"a")
     reader = world.reader()
     assert (
-        list(reader.pages(Allowance(1, 1, 1), Deadline(world.clock.monotonic() + 9, world.clock), lambda: True))
+        list(reader.pages(Allowance(1, 1, 1), ReadDeadline(world.clock.monotonic() + 9, world.clock), lambda: True))
         == []
     )
 
@@ -599,7 +599,7 @@ def test_a_shard_that_never_answers_fails_although_others_close_each_batch_soon(
         bookmark = None
         for _ in range(40):
             world.answers = [refused("ProvisionedThroughputExceededException")]
-            deadline = Deadline(world.clock.monotonic() + 5, world.clock, linger=0.0)
+            deadline = ReadDeadline(world.clock.monotonic() + 5, world.clock, linger=0.0)
             deadline.records_came()
             reader = world.reader(bookmark=bookmark)
             assert not list(reader.pages(Allowance(1000, MEGABYTE, 1), deadline))

@@ -9,7 +9,7 @@ import pytest
 from kcl_dagster.emulator import Limits
 from kcl_dagster.errors import DataLoss, Throttled
 from kcl_dagster.model.checkpoint import AT_TIMESTAMP, Checkpoint
-from kcl_dagster.streams.pacing import FIRST_PAGE_RECORDS, Allowance, Deadline, ShardLimits
+from kcl_dagster.streams.pacing import FIRST_PAGE_RECORDS, Allowance, ReadDeadline, ShardLimits
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord
 from kcl_dagster.streams.window import Window, WindowReader
@@ -46,7 +46,7 @@ def pieces(
 
 
 def read(world: World, reader: WindowReader, seconds: float = PATIENCE) -> list[StreamRecord]:
-    deadline = Deadline(world.clock.monotonic() + seconds, world.clock)
+    deadline = ReadDeadline(world.clock.monotonic() + seconds, world.clock)
     return [record for page in reader.pages(UNBOUNDED, deadline) for record in page]
 
 
@@ -175,7 +175,7 @@ def test_records_that_leave_the_stream_between_two_pages_of_a_window_are_said(wo
     reader = reader_of(
         world, Bounds(AT_TIMESTAMP, timestamp_ms=start), Window(end, 1 << 30), ShardLimits(1.0, 20_000)
     )
-    pages = reader.pages(UNBOUNDED, Deadline(world.clock.monotonic() + PATIENCE, world.clock))
+    pages = reader.pages(UNBOUNDED, ReadDeadline(world.clock.monotonic() + PATIENCE, world.clock))
     assert next(pages)
     world.clock.advance(60 + FIRST_PAGE_RECORDS)
     with pytest.raises(DataLoss, match="left the stream while the window was read"):
