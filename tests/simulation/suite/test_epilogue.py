@@ -17,7 +17,7 @@ from tests.simulation.lake import LakeSink
 from tests.simulation.scenario import draw
 
 Act = Callable[[Simulation, Random], None]
-ONLY_A_LEADER_HELPS = 19  # with a worker killed, its leases need a leader to be served again
+ONLY_A_LEADER_HELPS = 20  # with a worker killed, its leases need a leader to be served again
 BESIDE_JAVA = 18  # Java workers stay to the end
 SEED = 16  # one daemon, unstretched, an application whose policy may be held to rest
 
