@@ -73,8 +73,8 @@ class ChainProtocol(Generic[D]):
 
     _deletion_due: float | None = None
     _batches: int = 0
-    _ahead: dict[LeaseKey, Range] = field(default_factory=dict)
-    """What the engine may have read ahead, by the last batch."""
+    _ahead: dict[LeaseKey, tuple[int, Range]] = field(default_factory=dict)
+    """What the engine may have read ahead, by the last batch, and under which ownership (token) of the lease."""
 
     _narrowed: dict[LeaseKey, tuple[int, Checkpoint]] = field(default_factory=dict)
     """The end of the next batch of leases whose batch failed, and the ownership (token) under which it did."""
@@ -151,8 +151,8 @@ class ChainProtocol(Generic[D]):
         elif until is None:
             until = self.losses.until(holding)
         planned = self.planner.plan(lease, until)
-        ahead = self._ahead.get(holding.key)
-        if ahead is not None and replace(planned, number=ahead.number) == ahead:
+        token, ahead = self._ahead.get(holding.key, (None, planned))
+        if token == holding.token and replace(planned, number=ahead.number) == ahead:
             return ahead  # no row has numbers of these batches, and what was read ahead has this one
         return planned
 
@@ -251,7 +251,9 @@ class ChainProtocol(Generic[D]):
     ) -> StagedBatch | None:
         batch = self.reading.begin_batch(this, found, self.rules, abandon)
         self._batches += 1
-        self._ahead = {range_.lease: range_ for range_ in following(found, this.empty)}
+        self._ahead = {
+            range_.lease: (this.holdings[range_.lease].token, range_) for range_ in following(found, this.empty)
+        }
         leases = [part.lease for part in batch.parts]
         try:
             with self.reading.timed(this, "write"), self.reading.processing.running(leases):

@@ -73,6 +73,26 @@ def test_a_shard_without_records_is_read_ahead_with_the_others() -> None:
     world.check()
 
 
+def test_a_lease_that_comes_back_without_a_record_has_a_new_number() -> None:
+    """It may have been deleted and made again meanwhile, by others who used numbers."""
+    world = ChainWorld(shards=2)
+    put(world, B, 3)
+    run, other = working(world), world.chain_worker("w2")
+    run.round()
+    world.hand_over(A, other)
+    run.worker.holdings.renew(A)
+    run.worker.step_renewal()
+    other.until_idle()
+    world.clock.advance(1)
+    world.hand_over(A, run)
+    other.worker.holdings.renew(A)
+    other.worker.step_renewal()
+    run.until_idle()
+    numbers = [range_.number for ranges in run.engine.asked for range_ in ranges if range_.lease == A]
+    assert numbers[-1] > numbers[0]
+    world.check()
+
+
 def lose_first_answer(files: MemoryFiles) -> None:
     """The file is created, and nobody is told."""
     create = files.create
