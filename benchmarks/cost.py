@@ -33,13 +33,12 @@ from pyspark.sql import DataFrame, SparkSession
 import kcl_dagster as kcl
 from benchmarks.cost_tables import CostFigure, table_figures, visibility, visibility_on_disk
 from benchmarks.failover import bar_of, side_by_side
+from benchmarks.leading import leading
 from benchmarks.ours import Ours
 from benchmarks.source import LOADS, Source, emulator
 from benchmarks.worker import COMPARED, WARM_UP_MEGABYTES
 from kcl_dagster.emulator.gateway import Gateway
 from kcl_dagster.emulator.http.http_messages import HttpRequest, Response
-from kcl_dagster.leader.construction import open_leader
-from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.operations.cost import READ_UNIT_BYTES, CostLine, Prices, estimate
 from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.worker_run import WorkerRun
@@ -242,33 +241,12 @@ def run(cloud: EmbeddedAws, spark: SparkSession, shards: int, seconds: float) ->
         stop=stop,
         seconds=seconds,
     )
+    producer = threading.Thread(target=produce, args=(cloud, stream, shards, event_log.produced), daemon=True)
     # The leader's own requests do not depend on the sink, and are few.
-    leader = open_leader(
-        application,
-        dynamodb=resource.client("dynamodb"),
-        kinesis=resource.client("kinesis"),
-        identity="bench",
-        runtime=system(),
-    )
-    over = threading.Event()
-
-    def lead() -> None:
-        while not over.wait(application.timings.tick_interval + 1):
-            leader.tick(RunView(launches=False))
-
-    leader.tick(RunView(launches=False))
-    threads = [
-        threading.Thread(target=lead, daemon=True),
-        threading.Thread(target=produce, args=(cloud, stream, shards, event_log.produced), daemon=True),
-    ]
-    with counted(requests):
-        for thread in threads:
-            thread.start()
+    with counted(requests), leading(application, resource):
+        producer.start()
         WorkerRun(consumer, resource, lambda: spark, "worker-000", system().new_id(), event_log).work(stop)
-        over.set()
-        for thread in threads:
-            thread.join()
-    leader.resign()
+        producer.join()
     return event_log
 
 

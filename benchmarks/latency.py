@@ -36,10 +36,10 @@ from pyiceberg.catalog import load_catalog
 from pyspark.sql import DataFrame, SparkSession
 
 import kcl_dagster as kcl
+from benchmarks.leading import leading
 from benchmarks.source import KEYS, emulator
+from benchmarks.worker import Figure
 from kcl_dagster import aws
-from kcl_dagster.leader.construction import open_leader
-from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.worker_run import WorkerRun
@@ -207,7 +207,8 @@ Reading = Callable[[Place], AbstractContextManager[Sights]]
 
 @dataclass(frozen=True)
 class Way:
-    """A way in which records get to somebody. `bars`: seconds, by load and percentile."""
+    """A sink, or a kind of consumer, of which is measured how soon it has records. `bars`: seconds, by load and
+    percentile."""
 
     name: str
     reading: Reading
@@ -221,36 +222,17 @@ def with_text(records: DataFrame) -> DataFrame:
 @contextmanager
 def working(place: Place, consumer: Consumer) -> Iterator[None]:
     """A leader and a worker, each on a thread."""
-    resource = EmulatorResource(endpoint_url=place.endpoint)
-    application, stop, over = consumer.application, StopSignal(), threading.Event()
-    leader = open_leader(
-        application,
-        dynamodb=resource.client("dynamodb"),
-        kinesis=resource.client("kinesis"),
-        identity="bench",
-        runtime=system(),
-    )
-
-    def lead() -> None:
-        while not over.is_set():
-            leader.tick(RunView(launches=False))
-            over.wait(application.timings.tick_interval + 1)
-
-    log = logging.getLogger(__name__)
+    resource, stop, log = EmulatorResource(endpoint_url=place.endpoint), StopSignal(), logging.getLogger(__name__)
     event_log = RunEventLog(AssetKey("records"), "worker-000", lambda _: None, log, lambda *_: None)
     worker = WorkerRun(consumer, resource, lambda: place.spark, "worker-000", system().new_id(), event_log)
-    leader.tick(RunView(launches=False))
-    threads = [threading.Thread(target=lead), threading.Thread(target=worker.work, args=(stop,))]
-    for thread in threads:
+    thread = threading.Thread(target=worker.work, args=(stop,))
+    with leading(consumer.application, resource):
         thread.start()
-    try:
-        yield
-    finally:
-        stop.request(StopReason.ASKED, "enough was measured")
-        over.set()
-        for thread in reversed(threads):
+        try:
+            yield
+        finally:
+            stop.request(StopReason.ASKED, "enough was measured")
             thread.join()
-        leader.resign()
 
 
 def consumer_of(place: Place, sink: Any, transform: Callable[..., Any], **more: Any) -> Consumer:
@@ -414,18 +396,6 @@ WAYS: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Figure:
-    name: str
-    value: float
-    bar: float | None
-
-    def as_json(self) -> str:
-        ok = None if self.bar is None else self.value <= self.bar
-        figure = {"figure": self.name, "value": round(self.value, 3), "unit": "s", "bar": self.bar, "ok": ok}
-        return json.dumps(figure)
-
-
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
     ends = time.monotonic() + seconds
     while not condition():
@@ -482,6 +452,7 @@ def main(arguments: list[str] | None = None) -> int:
                     found = measure(way, Place(endpoint, spark, f"latency-{number}", where), options.seconds)
                 except java_kcl.Unavailable as reason:
                     print(f"{way.name:<38}not available: {reason}")
+                    figures.append(Figure(way.name, None, "s", why=str(reason)))
                     continue
                 columns = ""
                 for load in LOADS:
@@ -489,7 +460,7 @@ def main(arguments: list[str] | None = None) -> int:
                         value = percentile(found[load], percent)
                         columns += f"{value:9.2f}"
                         name = f"{way.name}, {load}, p{percent}"
-                        figures.append(Figure(name, value, way.bars.get((load, percent))))
+                        figures.append(Figure(name, value, "s", way.bars.get((load, percent)), at_most=True))
                     columns += "   "
                 print(f"{way.name:<38}{columns}", flush=True)
     finally:

@@ -1,0 +1,38 @@
+"""A leader on a thread, for benchmarks of one worker."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kcl_dagster.application import Application
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView
+from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.runtime import system
+
+
+@contextmanager
+def leading(application: Application, resource: KclResource) -> Iterator[None]:
+    """It has ticked once when the block begins."""
+    over = threading.Event()
+    leader = open_leader(
+        application,
+        dynamodb=resource.client("dynamodb", application),
+        kinesis=resource.client("kinesis", application),
+        identity="bench",
+        runtime=system(),
+    )
+
+    def lead() -> None:
+        while not over.wait(application.timings.tick_interval + 1):
+            leader.tick(RunView(launches=False))
+
+    leader.tick(RunView(launches=False))
+    thread = threading.Thread(target=lead, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        leader.resign()
