@@ -3,7 +3,7 @@
 The output of a batch is one set of files: rows of several shards are in one file, and rows need no `lease_key`. The
 executors stage the files; they get the names by which readers find them when the batch is decided. Records that are
 stored as they were read are staged by the fetch itself, where the transform says no more than `return records`. The
-same holds for the output of a function of Arrow tables, which runs in the task that stages it.
+same holds for the output of a function of Arrow tables, from the second batch of a chain on.
 """
 
 import itertools
@@ -81,6 +81,7 @@ class ParquetSink:
         self._runtime = runtime or system()
         self._is_checked = False
         self._chain: ChainId | None = None
+        self._staged_chain: ChainId | None = None
         self._time_column: str | None = None
         self._is_as_read = returns_its_argument(transform)
         self._fetches = itertools.count(FIRST_NUMBER_OF_FETCHES)
@@ -116,7 +117,7 @@ class ParquetSink:
         """See `spark.engine.StagingOfFetches`. Files that are staged for a chain that has ended meanwhile
         are not used."""
         chain = self._chain
-        if chain is None or not (self._is_as_read or self._arrow is not None):
+        if chain is None or not self._is_staged_by_fetches(chain):
             return None
         number = next(self._fetches)
         if self._arrow is None:
@@ -125,6 +126,11 @@ class ParquetSink:
         else:
             files = self._files_of_tables(self._arrow, chain, number, self._types.known())
         return FetchStaging(chain, number, self._store, files)
+
+    def _is_staged_by_fetches(self, chain: ChainId) -> bool:
+        """A function of the consumer runs in no fetch before a batch of the chain was staged. By then, the worker
+        has written down that it has begun: if a record ends the process, the next owner of the lease counts it."""
+        return self._is_as_read if self._arrow is None else chain == self._staged_chain
 
     def _files(self, chain: ChainId, number: int, **more: Any) -> StageFiles:
         return StageFiles(self._store, self._layout, chain, number, self._target_bytes, **more)
@@ -168,6 +174,7 @@ class ParquetSink:
             self._is_checked = True
 
     def _stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
+        self._staged_chain = chain
         if self._arrow is not None:
             return self._stage_tables(self._arrow, data, batch, chain, number)
         held, records = data.held, data.frame

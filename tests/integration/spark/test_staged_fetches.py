@@ -55,12 +55,9 @@ class Storing:
     spark: SparkSession
     ranges: list[Range]
     number: int = 0
-    is_chain_known: bool = True
-    """Else a fetch stages nothing, and the batch has a job of its own."""
 
     def fetch(self) -> FetchedBatch:
-        if self.is_chain_known:
-            self.sink.begin_reading(CHAIN, "arrival_timestamp")
+        self.sink.begin_reading(CHAIN, "arrival_timestamp")
         fetched = self.engine.fetch(self.ranges, GENEROUS)
         assert fetched.failures == {}
         return fetched
