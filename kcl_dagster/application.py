@@ -408,9 +408,9 @@ class BatchSettings(_Settings):
 
     linger_seconds: Seconds | None = None
     """A batch is closed so long after its first records, although `max_seconds` are not over: records are seen
-    sooner, and there are more batches, and more checkpoints of record processors. While all shards of a worker are
-    behind, batches are large all the same. Left out: 0.05 s for record processors, and no limit for other batches,
-    which cost a Spark job each."""
+    sooner, and there are more batches. While all shards of a worker are more than a second behind, batches are
+    large all the same. Left out: for record processors 0.05 s by fan-out and 1 s by polling, and no limit for other
+    batches, which cost a Spark job each."""
 
     retrieval: Retrieval = Retrieval.POLLING
     """GetRecords, with at most four calls a second and shard; or enhanced fan-out, where the stream pushes what

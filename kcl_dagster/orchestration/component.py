@@ -219,7 +219,8 @@ class BatchModel(Described):
     follows from `visible_within`."""
 
     linger_seconds: float | None = _BATCH.linger_seconds
-    """A batch is closed so long after its first records. Left out: 0.05 s for record processors."""
+    """A batch is closed so long after its first records. Left out: for record processors 0.05 s by fan-out and 1 s
+    by polling."""
 
     consumer_name: str | None = _BATCH.consumer_name
     """Fan-out consumer; the application's name when left out."""

@@ -164,7 +164,8 @@ def client_of(connection: Connection) -> Client:
 def fetch(
     plan: FetchPlan, task: int, client: Client, runtime: Runtime, deadline: ReadDeadline | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Read the shards of one task, each on a thread of its own. `deadline`: one that others may bring forward.
+    """Read the shards of one task, each on a thread of its own. `deadline`: the caller may bring it forward; by
+    default the plan's.
 
     The first batch names this attempt for every shard, and comes before any record. The last batch records how far
     each shard was read. So a task that opens records can detect whether they are of another attempt than the one

@@ -370,7 +370,7 @@ class _Events:
         return found
 
     def wake(self) -> None:
-        """End the wait of a reader. One that finds an event in the queue does not wait."""
+        """End the wait of a reader for the next event. Has no effect on a reader that finds an event at once."""
         if self._queue is not None:
             with suppress(queue.Full):
                 self._queue.put_nowait(WOKEN)

@@ -73,10 +73,6 @@ class ReadDeadline:
     def at(self) -> float:
         return self._at
 
-    @property
-    def is_over(self) -> bool:
-        return self._clock.monotonic() >= self._at
-
     def records_came(self) -> None:
         """Called after each page."""
         if self._linger is not None and not self.is_early:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kcl_dagster.application import Application
+from kcl_dagster.application import Application, Retrieval
 from kcl_dagster.worker.batch import Budget
 
 DISCOVERY_SECONDS = 1.0  # an index query costs half a read unit: 43,000 units a day and worker, about one cent
@@ -11,7 +11,8 @@ ROUNDS_TO_WAIT = 5  # a batch may take several times its fetch to be written
 DRAIN_PATIENCE = 2.0  # handoff timeouts a draining worker waits for the leader before it lets go by itself
 # Of one read of a bounded run. It waits for no records: what it is to read is there.
 BOUNDED_SECONDS = 5.0
-LINGER_OF_PROCESSORS = 0.05  # a record processor is given what has come, as by the KCL
+# A record processor is given what has come, about as often as by the KCL: each call may cost a checkpoint.
+LINGER_OF_PROCESSORS = {Retrieval.FANOUT: 0.05, Retrieval.POLLING: 1.0}
 TASK_BYTES = 2 * 1024 * 1024  # below which a batch is read by one task, into one file
 # A leader replaces workers that reach their lifetime one after another. One that no leader replaced for another
 # lifetime ends by itself, within one more: workers that began together do not end together.
@@ -43,7 +44,9 @@ class WorkerSettings:
     ) -> "WorkerSettings":
         timings, batch = application.timings, application.batch
         seconds = min(batch.max_seconds, BOUNDED_SECONDS) if is_bounded else batch.max_seconds
-        linger = LINGER_OF_PROCESSORS if has_processors and batch.linger_seconds is None else batch.linger_seconds
+        linger = batch.linger_seconds
+        if linger is None and has_processors:
+            linger = LINGER_OF_PROCESSORS[batch.retrieval]
         return cls(
             lease_duration=timings.lease_duration,
             renewal_interval=timings.renewal_interval,

@@ -197,7 +197,7 @@ def test_the_leader_sensor_asks_by_arn_also_for_its_windows(
     created: list[float | None] = []
 
     def events(*arguments: Any) -> list[Any]:
-        """Ask what windows ask of an application whose first moment is not known: one that a KCL began."""
+        """Call what gives the creation time of the stream, as windows do if a KCL began the application."""
         created.append(arguments[4]())
         return []
 

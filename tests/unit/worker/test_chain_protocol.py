@@ -94,7 +94,7 @@ def test_a_lease_that_comes_back_without_a_record_has_a_new_number() -> None:
 
 
 def lose_first_answer(files: MemoryFiles) -> None:
-    """The file is created, and nobody is told."""
+    """The next file that is created raises OSError afterwards, as if the answer to the request were lost."""
     create = files.create
 
     def lost(path: str, content: bytes) -> bool:
