@@ -107,6 +107,18 @@ def test_a_range_that_was_cut_says_it_is_behind(world: World, fanout: Fanout, re
     assert (reader.millis_behind == 0) == (read[-1]["SequenceNumber"] == sequences[-1])
 
 
+def test_a_reader_that_is_far_behind_leaves_no_place(world: World, fanout: Fanout) -> None:
+    """The record at which the next range begins may leave the stream, so the next reader has to ask for it."""
+    for _ in range(3):
+        world.put(b"x" * (MEGABYTE - 100), pause=1.0)  # more than one fits no event
+    world.clock.advance(DAY - 60)
+    reader = fanout.reader()
+    assert len(fanout.read(reader, records=1)) == 1
+    assert is_far_behind(reader.millis_behind)
+    assert reader.bookmark is not None
+    assert reader.bookmark.iterator is None
+
+
 def test_a_consumer_does_not_subscribe_twice_within_five_seconds(world: World, fanout: Fanout) -> None:
     sequences = world.put(b"a")
     first = fanout.reader()
