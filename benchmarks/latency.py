@@ -45,6 +45,7 @@ from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.session import SparkSettings, start_session
+from kcl_dagster.spark.sinks.catalog_table import DEFAULT_CATALOG
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.testing import EmulatorResource
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
@@ -288,9 +289,10 @@ def iceberg(place: Place) -> Iterator[Sights]:
         "uri": f"sqlite:///{place.folder}/catalog.db",
         "warehouse": f"file://{place.folder}/warehouse",
     }
+    load_catalog(DEFAULT_CATALOG, **properties)  # makes its tables, which two may not do at the same time
 
     def table() -> Any:
-        return load_catalog("bench", **properties).load_table(ICEBERG_TABLE)
+        return load_catalog(DEFAULT_CATALOG, **properties).load_table(ICEBERG_TABLE)
 
     def look() -> list[int]:
         snapshot = table().current_snapshot()
