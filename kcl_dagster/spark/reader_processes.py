@@ -21,14 +21,20 @@ _changing: Final = threading.Lock()
 @contextmanager
 def reader_processes(spark: SparkSession, *, is_fanout: bool) -> Iterator[None]:
     """Functions that are handed to Spark within run in those processes, unless the driver of a session is
-    elsewhere."""
+    elsewhere.
+
+    The environment of the context is replaced, never changed: another thread that hands a function to Spark, the
+    user's own or that of a batch which is read ahead, may be iterating over it.
+    """
     if not (is_fanout and is_classic(spark)):
         yield
         return
     context: Any = spark.sparkContext
     with _changing:
-        context.environment[VARIABLE] = "fan-out"
+        context.environment = {**context.environment, VARIABLE: "fan-out"}
         try:
             yield
         finally:
-            del context.environment[VARIABLE]
+            remaining = dict(context.environment)  # what others have added meanwhile stays
+            del remaining[VARIABLE]
+            context.environment = remaining
