@@ -66,6 +66,7 @@ S3_WRITES: Final = ("s3 PutObject", "s3 CopyObject", "s3 ListObjectsV2")  # what
 S3_READS: Final = ("s3 GetObject",)
 S3_PER_GB: Final = "S3 PUT, COPY, LIST per GB"
 S3_IDLE: Final = "S3 requests per idle hour"
+BYTES_PER_HOUR: Final = "bytes stored per hour"
 BUCKET: Final = "lake"
 PLACE: Final = f"s3://{BUCKET}/records"
 # At most, of batches in chains.
@@ -259,6 +260,7 @@ def figures(event_log: SteadyEventLog, shards: int, files: int) -> dict[str, flo
         "all", event_log.counted[WRITE_UNITS] / 2 / seconds, event_log.counted[READ_UNITS] / 2 / seconds
     )
     dollars = used.dollars(Prices())
+    stored = event_log.records * RECORD_BYTES
     s3_writes = sum(event_log.counted[name] for name in S3_WRITES)
     s3_idle = sum(number for name, number in event_log.idle.items() if name.startswith("s3 "))
     return {
@@ -270,7 +272,8 @@ def figures(event_log: SteadyEventLog, shards: int, files: int) -> dict[str, flo
         f"{DOLLARS_COUNTED}, over what `cost` says": dollars / dollars_as_estimated(shards, 1),
         "S3 PUT, COPY, LIST per batch": s3_writes / of_batches,
         "S3 PUT, COPY, LIST per hour": s3_writes * per_hour,
-        S3_PER_GB: s3_writes / (event_log.records * RECORD_BYTES / GB),
+        BYTES_PER_HOUR: stored * per_hour,
+        S3_PER_GB: s3_writes / (stored / GB),
         S3_IDLE: s3_idle * HOUR / IDLE_SECONDS,
         "S3 GET per batch": sum(event_log.counted[name] for name in S3_READS) / of_batches,
         "S3 DELETE per batch": event_log.counted["s3 DeleteObjects"] / of_batches,
@@ -304,15 +307,16 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def former_figures(shards: int, batch_bytes: float) -> dict[str, float]:
+def former_figures(shards: int, bytes_per_hour: float) -> dict[str, float]:
     """Of so many shards of one worker, each with records in every batch."""
+    per_hour = shards * FORMER_REQUESTS_OF_FILE * FORMER_BATCHES
     return {
         "data files per batch": shards,
         "data files per hour": shards * FORMER_BATCHES,
         "DynamoDB writes of a lease per hour": FORMER_WRITES,
         "S3 PUT, COPY, LIST per batch": shards * FORMER_REQUESTS_OF_FILE,
-        "S3 PUT, COPY, LIST per hour": shards * FORMER_REQUESTS_OF_FILE * FORMER_BATCHES,
-        S3_PER_GB: shards * FORMER_REQUESTS_OF_FILE * GB / batch_bytes,
+        "S3 PUT, COPY, LIST per hour": per_hour,
+        S3_PER_GB: per_hour * GB / bytes_per_hour,
     }
 
 
@@ -326,7 +330,7 @@ def storing_figures(shards: int, seconds: float) -> list[CostFigure]:
             found = figures(event_log, shards, files)
     finally:
         spark.stop()
-    before = former_figures(shards, event_log.records * RECORD_BYTES / max(1, event_log.batches))
+    before = former_figures(shards, found[BYTES_PER_HOUR])
     bars = BARS | {S3_PER_GB: before[S3_PER_GB] * MOST_OF_FORMER_REQUESTS}
     return [
         *(

@@ -26,7 +26,7 @@ from kcl_dagster.application import (
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.model.stored import rules_of
 from kcl_dagster.orchestration.code_version import code_version
-from kcl_dagster.orchestration.pace import paced
+from kcl_dagster.orchestration.pace import batched, paced
 from kcl_dagster.orchestration.sink_choices import SinkChoice, Transform, processors
 from kcl_dagster.orchestration.time_windows import DEFAULT_PARTITIONS, PartitionWindows, refuse
 
@@ -306,6 +306,8 @@ def kcl_consumer(
         described, stored = whole, chosen
         if visible_within is not None:
             described, stored = paced(whole, chosen, visible_within)
+        elif chosen.batch_seconds is not None:
+            described = batched(whole, chosen.batch_seconds)
         windows = DEFAULT_PARTITIONS if partitions is None else refuse(partitions, whole.name)
         made = Consumer(
             application=described,

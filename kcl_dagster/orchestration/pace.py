@@ -41,6 +41,14 @@ class Pace:
         return cls(batch, idle, visible_within * COMMIT_OF_TABLE)
 
 
+def batched(application: Application, seconds: float) -> Application:
+    """With batches of so many seconds, if it does not say itself how long they last."""
+    batch = application.batch
+    if "max_seconds" in batch.model_fields_set:
+        return application
+    return application.model_copy(update={"batch": batch.model_copy(update={"max_seconds": seconds})})
+
+
 def paced(application: Application, sink: SinkChoice, visible_within: float) -> tuple[Application, SinkChoice]:
     """Both, with what follows from `visible_within`. What they say themselves stays as it is."""
     is_number = isinstance(visible_within, (int, float))

@@ -29,6 +29,7 @@ _DELTA, _ICEBERG = "kcl.delta(storage_options=...)", "kcl.iceberg(catalog=...)"
 
 _TABLES: Final = frozenset({"parquet", "deltalake", "iceberg"})
 _COMPACTED: Final = frozenset({"parquet", "deltalake"})
+S3_BATCH_SECONDS: Final = 6.5  # each request is paid for there, and a batch makes three or more
 
 Transform = Callable[..., Any]
 """From the records of a batch, a Spark DataFrame, to what the sink stores. May ask for Dagster's context and for
@@ -87,6 +88,10 @@ class SinkChoice:
     with_commit_seconds: "Callable[[float], SinkChoice] | None" = field(default=None, repr=False, compare=False)
     """Gives the same sink with another time between commits. None where the user chose one, or there is none."""
 
+    batch_seconds: float | None = None
+    """How long its batches are read where neither the application nor the consumer says it. None:
+    `BatchSettings.max_seconds`."""
+
     takes_arrow: bool = False
     """Whether what `open_staging` makes runs functions of Arrow tables."""
 
@@ -138,7 +143,14 @@ def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
 
         return ParquetSink(path, transform=transform, partition_by=partition_by, s3=S3Options(**s3))
 
-    return SinkChoice("parquet", path, open_staging=open_staging, open_chains=_store_at(path), takes_arrow=True)
+    return SinkChoice(
+        "parquet",
+        path,
+        open_staging=open_staging,
+        open_chains=_store_at(path),
+        batch_seconds=S3_BATCH_SECONDS if "://" in path else None,
+        takes_arrow=True,
+    )
 
 
 def delta(

@@ -48,6 +48,14 @@ def test_without_it_both_are_as_they_are() -> None:
     assert consumer(TABLE).application.batch == kcl.BatchSettings()
 
 
+def test_batches_of_a_folder_in_s3_are_longer_because_requests_cost_money() -> None:
+    in_s3 = kcl.parquet("s3://lake/clicks")
+    assert consumer(in_s3).application.batch == kcl.BatchSettings(max_seconds=6.5)
+    assert consumer(FOLDER).application.batch == kcl.BatchSettings()
+    assert consumer(in_s3, batch=kcl.BatchSettings(max_seconds=5)).application.batch.max_seconds == 5
+    assert consumer(in_s3, visible_within=2).application.batch.max_seconds == pytest.approx(1.2)
+
+
 def test_what_is_said_itself_wins() -> None:
     batch = kcl.BatchSettings(max_seconds=7)
     found = consumer(kcl.delta("/lake/clicks", commit_seconds=100), batch=batch, visible_within=60)
