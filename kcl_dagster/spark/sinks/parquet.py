@@ -177,15 +177,16 @@ class ParquetSink:
         self._staged_chain = chain
         if self._arrow is not None:
             return self._stage_tables(self._arrow, data, batch, chain, number)
-        held, records = data.held, data.frame
-        output = checked(self._transform(records))
+        held = data.held
         job = StagingJob(f"parquet at {self.path}", self._store, self._layout, self._target_bytes)
-        is_as_read = output is records
-        if is_as_read and isinstance(held, StagedRecords) and (staged := held.files(chain)) is not None:
+        if self._is_as_read and isinstance(held, StagedRecords) and (staged := held.files(chain)) is not None:
             files = [file for manifest in staged for file in batch_files(manifest)]
             job.check_rows(files, batch)
             held.take()
             return StagedBatch(_staged_files(files), as_read_counts(files, batch))
+        records = data.frame
+        output = checked(self._transform(records))
+        is_as_read = output is records
         output = self._times.of_frame(output)
         as_written = held if output is records else None
         files, counts = job.run(output, as_written, batch, chain, number, is_as_read=is_as_read)
