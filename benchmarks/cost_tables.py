@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from kcl_dagster.application import BatchSettings
 from kcl_dagster.chains.chain import Chain
-from kcl_dagster.chains.entry import StagedFile, StoredRange, TableRules
+from kcl_dagster.chains.entry import FIRST, StagedFile, StoredRange, TableRules
 from kcl_dagster.chains.publication import FolderPublisher, chain_id, file_name, staged_path
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
@@ -213,7 +213,9 @@ class CommittingWorker:
     def __post_init__(self) -> None:
         form, new_id = self.table.process(), self.table.runtime.new_id
         self.chain = Chain(Entries(form.chains), chain_id(APPLICATION, self.name, "1"), new_id)
-        self.committer = TableCommitter(Entries(form.chains), form.commits, APPLICATION, new_id, self.table.clock)
+        self.committer = TableCommitter(
+            Entries(form.chains), {FIRST: form.commits}, APPLICATION, new_id, self.table.clock
+        )
         self.leases = [LeaseKey(f"{self.name}-shardId-{number:012d}") for number in range(LEASES)]
 
     @property

@@ -22,7 +22,7 @@ from deltalake import DeltaTable, WriterProperties, write_deltalake
 
 from benchmarks.cost_tables import CostFigure
 from kcl_dagster.chains.chain import Chain
-from kcl_dagster.chains.entry import StoredRange
+from kcl_dagster.chains.entry import FIRST, StoredRange
 from kcl_dagster.chains.publication import chain_id
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.model.change_rules import DELETES, ChangeRules
@@ -92,7 +92,12 @@ class Customers:
 
     def commit(self) -> None:
         committer = TableCommitter(
-            self.chain.entries, self.format.commits, "customers", self._new_id, self.clock, stages=True
+            self.chain.entries,
+            {FIRST: self.format.commits},
+            "customers",
+            self._new_id,
+            self.clock,
+            staging=(self.chain.entries.files,),
         )
         committer.finish({self.chain.id: self.chain.last})
 

@@ -8,15 +8,25 @@ Modelled in spec/Chain.tla.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
-from kcl_dagster.chains.entry import PublishingEntry, StagedFile, StoredRange, TableRules
+from kcl_dagster.chains.entry import (
+    ONE_TABLE_VERSION,
+    VERSION,
+    PublishingEntry,
+    StagedFile,
+    StoredRange,
+    TableOutput,
+    TableRules,
+)
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import OutcomeUnknown
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 
+NO_OTHERS: Final[Mapping[str, TableOutput]] = MappingProxyType({})
 TRIES: Final = 5  # creates that a store neither carried out nor refused for an entry that is there
 
 
@@ -33,16 +43,22 @@ class Chain:
     """How far an entry stores the leases whose rows do not have that yet, by the entry's number."""
 
     def decide(
-        self, files: Sequence[StagedFile], ranges: Sequence[StoredRange], rules: TableRules | None = None
+        self,
+        files: Sequence[StagedFile],
+        ranges: Sequence[StoredRange],
+        rules: TableRules | None = None,
+        others: Mapping[str, TableOutput] = NO_OTHERS,
     ) -> PublishingEntry | None:
-        """Decide that a batch is stored. None: the chain is closed, and the batch is void for ever.
+        """Decide that a batch is stored. None: the chain is closed, and the batch is void for ever. `others`: see
+        `PublishingEntry`.
 
         If this raises, the batch may have been decided: the chain is over, and its settlement shows it. All files
         have to be staged before.
         """
         if self.is_over:
             return None
-        entry = PublishingEntry(self.new_id(), tuple(files), tuple(ranges), rules=rules)
+        version = VERSION if others else ONE_TABLE_VERSION
+        entry = PublishingEntry(self.new_id(), tuple(files), tuple(ranges), version, rules, dict(others))
         number = self._last + 1
         self.is_over = True  # until it is known what became of the entry
         if not self._is_made(number, entry):

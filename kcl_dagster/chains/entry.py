@@ -3,6 +3,7 @@
 from typing import Final
 
 import msgspec
+from msgspec import structs
 
 from kcl_dagster.errors import Unsafe
 from kcl_dagster.model.change_rules import ChangeRules
@@ -11,7 +12,11 @@ from kcl_dagster.model.claim import ClaimId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stored import BatchCounts
 
-VERSION: Final = 1
+VERSION: Final = 2
+ONE_TABLE_VERSION: Final = 1  # of entries that workers of a former version understand
+
+FIRST: Final = ""
+"""The name of the only table of a sink, or of the first one of several: beside it are the chains."""
 
 
 class StagedFile(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -63,16 +68,37 @@ class StoredRange(msgspec.Struct, frozen=True):
     number: int | None = None
 
 
+class TableOutput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a batch stores in one table, or in a folder. `rules`: None of folders, and of batches without rows."""
+
+    files: tuple[StagedFile, ...] = ()
+    rules: TableRules | None = None
+
+
 class PublishingEntry(msgspec.Struct, frozen=True, tag="publish", tag_field="kind"):
     """The batch is decided: its staged files are published. `attempt`: a worker that finds an entry at the number
-    that it wanted to make sees by it whether the entry is its own."""
+    that it wanted to make sees by it whether the entry is its own. `files` and `rules`: of the first table, see
+    `TableOutput`. `others`: of further tables, by name."""
 
     attempt: str
     files: tuple[StagedFile, ...]
     ranges: tuple[StoredRange, ...]
-    version: int = VERSION
+    version: int = ONE_TABLE_VERSION
     rules: TableRules | None = None
-    """None of folders, and of batches without rows."""
+    others: dict[str, TableOutput] = {}
+
+    def of(self, table: str) -> "PublishingEntry":
+        """What it publishes in one table, as the entry of a sink that has only this one."""
+        if table == FIRST:
+            return self if not self.others else structs.replace(self, others={})
+        found = self.others.get(table, TableOutput())
+        return structs.replace(self, files=found.files, rules=found.rules, others={})
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Those that get files."""
+        others = (name for name, found in self.others.items() if found.files)
+        return (*((FIRST,) if self.files else ()), *others)
 
     def range_of(self, lease: LeaseKey, claim: ClaimId | None) -> StoredRange | None:
         return next((one for one in self.ranges if (one.lease, one.claim) == (lease, claim)), None)
@@ -83,7 +109,7 @@ class ClosingEntry(msgspec.Struct, frozen=True, tag="closed", tag_field="kind"):
 
     attempt: str
     by: str
-    version: int = VERSION
+    version: int = ONE_TABLE_VERSION
 
 
 Entry = PublishingEntry | ClosingEntry

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from kcl_dagster.chains.entry import PublishingEntry
+from kcl_dagster.chains.entry import FIRST, PublishingEntry
 from kcl_dagster.chains.store import FileStore
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.claim import ChainId
@@ -124,8 +124,8 @@ class Publisher(Protocol):
         """Whether the entries of a chain, of which the first one has the number `first`, are never published: the
         chain was deleted before a worker made them that was paused meanwhile."""
 
-    def discard(self, chain: ChainId, paths: Sequence[str]) -> None:
-        """Remove the files of a batch that was not decided. `paths`: their final ones."""
+    def discard(self, chain: ChainId, paths: Mapping[str, Sequence[str]]) -> None:
+        """Remove the files of a batch that was not decided. `paths`: their final ones, by table."""
 
     def forget(self, chain: ChainId) -> None:
         """Remove what is left of a chain of this worker, all of whose entries are visible."""
@@ -174,8 +174,8 @@ class FolderPublisher:
         """What was staged for such a chain was removed with it."""
         return False
 
-    def discard(self, chain: ChainId, paths: Sequence[str]) -> None:
-        discard(self.files, chain, paths)
+    def discard(self, chain: ChainId, paths: Mapping[str, Sequence[str]]) -> None:
+        discard(self.files, chain, paths.get(FIRST, ()))
 
     def forget(self, chain: ChainId) -> None:
         self.files.delete(staged(self.files, chain))

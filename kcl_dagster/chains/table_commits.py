@@ -1,6 +1,6 @@
-"""Commits of a table: which entries of all chains go into each of them.
+"""Commits of a table, or of several that are committed to together: which entries of all chains go into each.
 
-A commit is planned before the table is touched, in a record of its own, `_commits/<application>/<number>.json`,
+A commit is planned before a table is touched, in a record of its own, `_commits/<application>/<number>.json`,
 which is made with a conditional create. Of several workers that plan one number, one succeeds, and any worker may
 carry the plan out. The table keeps the number of the last commit that it contains, in the same transaction as the
 files. So a commit whose answer was lost is looked up, and no entry is committed twice, also by two workers at once.
@@ -22,28 +22,32 @@ from typing import Final
 
 import msgspec
 
+from kcl_dagster.chains.entry import FIRST
 from kcl_dagster.chains.publication import beginning_of
 from kcl_dagster.chains.store import FileStore, FoundEntry, found_content
 from kcl_dagster.errors import Unsafe
 from kcl_dagster.model.claim import ChainId
 
 FOLDER: Final = "_commits"
-VERSION: Final = 1
+VERSION: Final = 2
+ONE_TABLE_VERSION: Final = 1  # of plans that workers of a former version understand
 KEPT_SECONDS: Final = 3600.0  # far above the time for which a request to a store may be under way
 MOST_ENTRIES: Final = 500  # of a commit; what is left goes into the next one at once
 _NUMBER: Final = re.compile(r".*/(\d{12})\.json")
 
 
 class TableCommit(msgspec.Struct, frozen=True):
-    """`entries`: those with files that the commit adds, in order. If there are none, the table is not touched.
+    """`entries`: those with files that the commit adds, in order. If there are none, no table is touched. `tables`:
+    those that get files.
     `contained`: the last entry of each chain that the table contains afterwards. `attempt`: a worker that finds a
     plan at the number that it wanted to make sees by it whether the plan is its own. `gone`: see `Selection`."""
 
     attempt: str
     entries: tuple[tuple[ChainId, int], ...]
     contained: dict[ChainId, int]
-    version: int = VERSION
+    version: int = ONE_TABLE_VERSION
     gone: dict[ChainId, float] = {}
+    tables: tuple[str, ...] = (FIRST,)
 
 
 NOTHING_GONE: Final[Mapping[ChainId, float]] = MappingProxyType({})

@@ -51,7 +51,8 @@ def build_kcl_dead_letter_job(
             transform = consumer.bound(context, context.resources).stored_transform
             if choice.open_staging is not None:
                 staging = choice.open_staging(transform, connection)
-                check_sharing(session, staging.stores_into, context.run_id)
+                for store in staging.stores_into:
+                    check_sharing(session, store, context.run_id)
             sink = open_for_parts(
                 choice,
                 transform,

@@ -163,7 +163,8 @@ class WorkerRun:
         if not is_local:
             check_executors(session)  # again for our resource; sessions of other resources were not checked yet
             check_stream(session, connection, self.consumer.application.streams[0].name)
-        check_sharing(session, None if chains is None else chains.stores_into, system().new_id())
+        for store in () if chains is None else chains.stores_into:
+            check_sharing(session, store, system().new_id())
         settings = replace(EngineSettings.of(self.consumer.application), tasks=choice.processes)
         opened: SparkEngine | SparkProcessorHosts
         if choice.processors is not None:

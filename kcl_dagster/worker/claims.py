@@ -151,10 +151,10 @@ class Claims:
         with store_errors(self.entries, self.worker, "could not be decided"):
             refused = self.holdings.claims.begin_decision(tokens, chain.id)
             # If this raises, the claims are not ended by a handoff: the next owner has to settle the chain.
-            entry = None if refused else chain.decide(staged.files, ranges, staged.rules)
+            entry = None if refused else chain.decide(staged.files, ranges, staged.rules, staged.others)
             if entry is None:
                 self.holdings.claims.end_decision(tokens)
-                self.publisher.discard(chain.id, [file.path for file in staged.files])
+                self.publisher.discard(chain.id, staged.paths)
                 return False
             # If the outcome is not known, or if another process has settled the chain, the chain is over: its
             # settlement shows what is stored.

@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Generic, Protocol
 
-from kcl_dagster.chains.publication import FolderPublisher, Publisher
+from kcl_dagster.chains.entry import FIRST
 from kcl_dagster.errors import ConfigurationError, EndpointUnreachable, KclError, Unsafe
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.lease_taking import TakingRules
@@ -49,6 +49,7 @@ from kcl_dagster.worker.poison import PoisonHandling
 from kcl_dagster.worker.processing_watch import ProcessingWatch
 from kcl_dagster.worker.processor_protocol import ProcessorProtocol
 from kcl_dagster.worker.protocol import BatchProtocol
+from kcl_dagster.worker.publishing import publisher_of
 from kcl_dagster.worker.ranges import Planner, first_number_at
 from kcl_dagster.worker.reading import Reading, RoundSettings
 from kcl_dagster.worker.renewal import Renewer
@@ -61,7 +62,6 @@ from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.stored_counts import WindowRules
 from kcl_dagster.worker.succession import Succession
 from kcl_dagster.worker.surroundings import Surroundings
-from kcl_dagster.worker.table_committer import TableCommitter
 from kcl_dagster.worker.taking import Taker
 from kcl_dagster.worker.thread_watch import HOUSEKEEPING, RENEWALS, ThreadWatch
 from kcl_dagster.worker.threads import Steps, Threads
@@ -247,14 +247,17 @@ class Worker(Generic[D]):
         around, former = self._around, chains.former_parts
         reading = self._reading(around.engine, failures)
         # Of a folder, it is not known whether all files of a part are there.
-        holds = None if chains.commits is None else lambda part: former.stored_to(part) is not None
+        is_folder = chains.destinations[FIRST].commits is None
+        holds = None if is_folder else lambda part: former.stored_to(part) is not None
         claims = Claims(
             chains.entries,
             self.holdings,
             around.application.name,
             str(self.identity.worker),
             runtime.new_id,
-            self._publisher(chains, runtime),
+            publisher_of(
+                chains.entries, chains.destinations, around.application.name, runtime, self.completeness.last
+            ),
             around.code,
         )
         return ChainProtocol(
@@ -269,20 +272,6 @@ class Worker(Generic[D]):
             PinnedLeases(replace(reading, holds=holds), self.holdings, former, planner, rules),
             rules,
             lambda: _readable(around.leases.scan()),
-        )
-
-    def _publisher(self, chains: StagingSink[D], runtime: Runtime) -> Publisher:
-        if chains.commits is None:
-            return FolderPublisher(chains.entries.files)
-        return TableCommitter(
-            chains.entries,
-            chains.commits.table,
-            self._around.application.name,
-            runtime.new_id,
-            self._clock,
-            chains.commits.seconds,
-            self.completeness.last,
-            chains.commits.stages,
         )
 
     def _is_listed(self, lease: Lease, shard_id: str) -> bool:

@@ -16,15 +16,15 @@ from typing import Generic, Protocol
 from kcl_dagster.chains.chain import Chain
 from kcl_dagster.chains.deletion import MIN_AGE_SECONDS
 from kcl_dagster.chains.entry import PublishingEntry, StoredRange
-from kcl_dagster.chains.publication import FolderPublisher, Publisher, chain_id, left_behind
+from kcl_dagster.chains.publication import Publisher, chain_id, left_behind
 from kcl_dagster.errors import SinkError, Unsafe
 from kcl_dagster.model.claim import ChainId, ClaimId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.worker.batch import Batch, D, D_contra, Part, Sink
 from kcl_dagster.worker.former_chains import store_errors
+from kcl_dagster.worker.publishing import publisher_of
 from kcl_dagster.worker.staging import StagingSink
-from kcl_dagster.worker.table_committer import TableCommitter
 
 NO_CLAIM = ClaimId("")  # rows of leases claim chains of workers only
 
@@ -70,7 +70,7 @@ class PartsChain(Generic[D]):
     _publisher: Publisher = field(init=False)
 
     def __post_init__(self) -> None:
-        self._publisher = publisher_of(self.sink, self.owner, self.runtime)
+        self._publisher = publisher_of(self.sink.entries, self.sink.destinations, self.owner, self.runtime)
 
     @property
     def id(self) -> ChainId:
@@ -108,9 +108,9 @@ class PartsChain(Generic[D]):
         ]
         self._chain = None  # if anything fails from here on, the chain is read again, and what it has is published
         with store_errors(self.sink.entries, self.owner, "could not be stored"):
-            entry = chain.decide(staged.files, ranges, staged.rules)
+            entry = chain.decide(staged.files, ranges, staged.rules, staged.others)
             if entry is None:
-                self._publisher.discard(chain.id, [file.path for file in staged.files])
+                self._publisher.discard(chain.id, staged.paths)
                 raise self._is_another_at_work()
             self._publisher.publish(chain.id, chain.last, entry)
             self._publisher.finish({chain.id: chain.last})
@@ -145,7 +145,8 @@ class PartsChain(Generic[D]):
         """Remove what a process that was killed has staged: too old to belong to one that is at work. It may have
         been paused, though, and decide the files when it goes on. So this process makes the next entry first."""
         before = self.runtime.clock.now() - MIN_AGE_SECONDS
-        if not left_behind(self.sink.entries.files, chain.id, before, ()):
+        stores = [one.files for one in self.sink.destinations.values()]
+        if not any(left_behind(store, chain.id, before, ()) for store in stores):
             return
         if chain.decide((), ()) is None:
             raise self._is_another_at_work()
@@ -153,14 +154,6 @@ class PartsChain(Generic[D]):
 
     def _is_another_at_work(self) -> Unsafe:
         return Unsafe(f"{self.place}: another process stores {self.owner} {self.name} at the same time")
-
-
-def publisher_of(sink: StagingSink[D], owner: str, runtime: Runtime) -> Publisher:
-    entries, commits = sink.entries, sink.commits
-    if commits is None:
-        return FolderPublisher(entries.files)
-    table, seconds, stages = commits.table, commits.seconds, commits.stages
-    return TableCommitter(entries, table, owner, runtime.new_id, runtime.clock, seconds, stages=stages)
 
 
 def _number(unique: str) -> int:

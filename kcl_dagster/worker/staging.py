@@ -1,11 +1,11 @@
 """What a worker that decides its batches in a chain asks of a sink."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from kcl_dagster.chains.entry import StagedFile, TableRules
-from kcl_dagster.chains.store import Entries
+from kcl_dagster.chains.entry import FIRST, StagedFile, TableOutput, TableRules
+from kcl_dagster.chains.store import Entries, FileStore
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
@@ -16,23 +16,38 @@ from kcl_dagster.worker.table_committer import ChainedTable
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """The staged files of a batch. Each may hold rows of several shards. `counts`: what they hold of each lease; it
-    may be missing where that is not known."""
+    """The staged files of a batch. Each may hold rows of several shards. `counts`: what they hold of each lease, in
+    all tables; it may be missing where that is not known. `files`, `rules`, `others`: see `PublishingEntry`."""
 
     files: tuple[StagedFile, ...]
     counts: Mapping[LeaseKey, PartCounts]
     rules: TableRules | None = None
-    """Of tables, see `PublishingEntry`."""
+    others: Mapping[str, TableOutput] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> dict[str, list[str]]:
+        """The final paths of the files, by table."""
+        found = {FIRST: self.files, **{name: table.files for name, table in self.others.items()}}
+        return {name: [file.path for file in files] for name, files in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedByCommits:
-    """Of a sink whose entries are published by commits of a table, and not by moving files. `table`: below its root
-    are the chains. `seconds`: between two commits. `stages`: whether files are staged as those of a folder are."""
+    """Of a table whose entries are published by commits, and not by moving files. `seconds`: between two commits.
+    `stages`: whether files are staged as those of a folder are."""
 
     table: ChainedTable
     seconds: float
     stages: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A table or folder of a sink. `files`: below its root files are staged. `commits`: None of a folder, whose
+    entries are published by moving files."""
+
+    files: FileStore
+    commits: PublishedByCommits | None = None
 
 
 class FormerParts(Protocol):
@@ -54,11 +69,11 @@ class StagingSink(Protocol[D_contra]):
 
     @property
     def entries(self) -> Entries:
-        """The chains beside the data."""
+        """The chains beside the data: of several tables, beside the first one."""
 
     @property
-    def commits(self) -> PublishedByCommits | None:
-        """None: entries are published by moving files."""
+    def destinations(self) -> Mapping[str, Destination]:
+        """By name. The only one, or the first, is called FIRST."""
 
     @property
     def former_parts(self) -> FormerParts: ...

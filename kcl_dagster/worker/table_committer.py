@@ -1,4 +1,4 @@
-"""Commits what was decided in all chains of an application to its table, once in a while.
+"""Commits what was decided in all chains of an application to its tables, once in a while.
 
 Each worker has a committer, and whichever finds that a commit is due plans it: see `chains.table_commits`. There is
 no election. A worker that has made the last commit finds first that the next one is due, because the others count
@@ -8,15 +8,22 @@ another one carries it out.
 Modelled in spec/TableCommits.tla.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from kcl_dagster.chains.entry import PublishingEntry
+from kcl_dagster.chains.entry import FIRST, PublishingEntry
 from kcl_dagster.chains.publication import FolderPublisher, beginning_of
-from kcl_dagster.chains.store import Entries, FoundEntry
-from kcl_dagster.chains.table_commits import Selection, TableCommit, TableCommits, selected
+from kcl_dagster.chains.store import Entries, FileStore, FoundEntry
+from kcl_dagster.chains.table_commits import (
+    ONE_TABLE_VERSION,
+    VERSION,
+    Selection,
+    TableCommit,
+    TableCommits,
+    selected,
+)
 from kcl_dagster.errors import KclError, OutcomeUnknown, SinkError, Unsafe
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.runtime import Clock
@@ -49,24 +56,31 @@ class ChainedTable(Protocol):
 
 @dataclass(slots=True)
 class TableCommitter:
-    """Called on the worker's main thread. Raises what the store raises, and SinkError for the table."""
+    """Called on the worker's main thread. Raises what the store raises, and SinkError for a table. One plan is for
+    all tables: the commits of one number are of the same batches in all of them."""
 
     entries: Entries
-    table: ChainedTable
+    tables: Mapping[str, ChainedTable]
     application: str
     new_id: Callable[[], str]
     clock: Clock
     seconds: float = COMMIT_SECONDS
     complete: Callable[[], WrittenThrough | None] = lambda: None
-    stages: bool = False
-    """Whether files are staged beside the chains, as those of change rows are. A commit removes those that it has
+    staging: tuple[FileStore, ...] = ()
+    """Where files are staged as those of a folder are, which are change rows. A commit removes those that it has
     applied, unless its worker ends just then."""
+
+    folders: frozenset[str] = frozenset()
+    """Names of folders of the same sink, of which entries may have files, too."""
 
     _contained: Mapping[ChainId, int] = field(default_factory=dict)
     """The last entry of each chain that the table contains, as far as it is known here."""
 
     _seen: tuple[int, float] = (-1, float("-inf"))
     """The last plan, and when it was seen first; monotonic."""
+
+    _numbered: set[str] = field(default_factory=set)
+    """The tables that are known to contain no commit of a higher number than is planned."""
 
     _look_due: float = float("-inf")
     _failure: tuple[float, str] | None = None
@@ -99,18 +113,19 @@ class TableCommitter:
             return chain in plan.gone
         return first != 1
 
-    def discard(self, chain: ChainId, paths: Sequence[str]) -> None:  # noqa: ARG002 - the paths say it
-        self.table.discard(paths)
+    def discard(self, chain: ChainId, paths: Mapping[str, Sequence[str]]) -> None:  # noqa: ARG002 - the paths say it
+        for name, table in self.tables.items():
+            table.discard(paths.get(name, ()))
 
     def forget(self, chain: ChainId) -> None:
         """The next plan forgets a chain that has no entries."""
-        if self.stages:
-            FolderPublisher(self.entries.files).forget(chain)
+        for store in self.staging:
+            FolderPublisher(store).forget(chain)
 
     def remove_left_behind(self, beginning: str, before: float, known: Collection[ChainId]) -> None:
         """See `settle`."""
-        if self.stages:
-            FolderPublisher(self.entries.files).remove_left_behind(beginning, before, known)
+        for store in self.staging:
+            FolderPublisher(store).remove_left_behind(beginning, before, known)
 
     # Commits
 
@@ -125,7 +140,7 @@ class TableCommitter:
         with self._noting_failures():
             number, plan = self._newest()
             age = now - self._seen[1]
-            patience = MERGE_PATIENCE_SECONDS if self.stages else PATIENCE_SECONDS
+            patience = MERGE_PATIENCE_SECONDS if self.staging else PATIENCE_SECONDS
             if plan is not None and not self._is_carried_out(number, plan):
                 if age >= patience or self._failure is not None:
                     self._carry_out(number, plan)
@@ -182,10 +197,19 @@ class TableCommitter:
         return number, plan
 
     def _is_carried_out(self, number: int, plan: TableCommit) -> bool:
-        if plan.entries and self.table.committed(self.application) < number:
+        if plan.entries and not self._contain(number, plan):
             return False
         self._contained = plan.contained
         return True
+
+    def _contain(self, number: int, plan: TableCommit) -> bool:
+        return all(self._table(name).committed(self.application) >= number for name in plan.tables)
+
+    def _table(self, name: str) -> ChainedTable:
+        found = self.tables.get(name)
+        if found is None:
+            raise Unsafe(f"a commit is planned for {_unknown(name)}")
+        return found
 
     def _make_next(self, number: int, plan: TableCommit | None, wanted: Mapping[ChainId, int]) -> bool:
         """Plan the commit after this one, which the table contains, and carry it out. False: there is nothing to
@@ -208,11 +232,15 @@ class TableCommitter:
         found = self._read(chosen)
         if found is None:
             return False
+        tables = tuple(name for name in self.tables if any(entry.of(name).files for _, entry in found))
+        self._refuse_higher(tables)
         commit = TableCommit(
             self.new_id(),
-            tuple((one.chain, one.number) for one, entry in found if entry.files),
+            tuple((one.chain, one.number) for one, entry in found if any(entry.of(name).files for name in tables)),
             dict(chosen.contained),
-            gone=dict(chosen.gone),
+            ONE_TABLE_VERSION if set(tables) <= {FIRST} else VERSION,
+            dict(chosen.gone),
+            tables or (FIRST,),
         )
         if not TableCommits(self.entries.files, self.application).make(number + 1, commit):
             return False
@@ -247,6 +275,7 @@ class TableCommitter:
             if entry is None:
                 return None
             if isinstance(entry, PublishingEntry):
+                refuse_unknown(one.chain, entry, {*self.tables, *self.folders})
                 found.append((one, entry))
         return found
 
@@ -261,19 +290,41 @@ class TableCommitter:
         for chain, of in plan.entries:
             entry = self.entries.read(chain, of)
             if not isinstance(entry, PublishingEntry):
-                if self.table.committed(self.application) >= number:
+                if self._contain(number, plan):
                     return  # it was deleted since
                 raise Unsafe(f"entry {of} of chain {chain} was removed before commit {number} was made")
             entries.append(entry)
-        try:
-            self.table.commit(self.application, number, entries, self.complete())
-        except KclError:
-            if self.table.committed(self.application) < number:  # else its answer was lost
-                raise
+        for name in plan.tables:
+            table = self._table(name)
+            of_table = [one for entry in entries if (one := entry.of(name)).files]
+            try:
+                table.commit(self.application, number, of_table, self.complete())
+            except KclError:
+                if table.committed(self.application) < number:  # else its answer was lost
+                    raise
+
+    def _refuse_higher(self, tables: Iterable[str]) -> None:
+        """A table that contains a commit of a number which is not planned yet would pass over the one that is. A
+        commit is made after its plan, so the plans are listed last."""
+        for name in tables:
+            if name in self._numbered:
+                continue
+            number = self.tables[name].committed(self.application)
+            newest, _ = self._newest()
+            if number > newest:
+                raise Unsafe(
+                    f"table {name or 'of this sink'} contains commit {number} of {self.application}, and the "
+                    f"newest plan in {self.entries.files.root} is {newest}: the table had other plans than "
+                    "these, such as when it was the only one of its sink, or the first. Use another table, or the "
+                    "former sink"
+                )
+            self._numbered.add(name)
 
     def _refuse_without_plans(self) -> None:
-        """The table has commits of the application, and their plans say which entries those contain."""
-        number = self.table.committed(self.application)
+        """The first table has commits of the application, and their plans say which entries those contain."""
+        if FIRST not in self.tables:
+            return
+        number = self.tables[FIRST].committed(self.application)
         commits = TableCommits(self.entries.files, self.application)
         if number and not commits.numbers():
             raise Unsafe(
@@ -283,3 +334,17 @@ class TableCommitter:
 
     def _all(self) -> list[FoundEntry]:
         return self.entries.all(beginning_of(self.application))
+
+
+def refuse_unknown(chain: ChainId, entry: PublishingEntry, known: Collection[str]) -> None:
+    """Raise Unsafe for an entry with files of a table that the sink does not have: they would be lost."""
+    for name in entry.tables:
+        if name not in known:
+            raise Unsafe(f"chain {chain} has decided a batch for {_unknown(name)}")
+
+
+def _unknown(name: str) -> str:
+    return (
+        f"the table {name!r}, which the sink of this consumer does not have: start workers with the former sink "
+        "until they have stored it, and take the table away then"
+    )

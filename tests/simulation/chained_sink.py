@@ -1,12 +1,12 @@
 """The sink of one worker that decides its batches in chains: what executors do is simulated, and nothing else."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from kcl_dagster.aws import Client, call
-from kcl_dagster.chains.entry import PublishingEntry, StagedFile
+from kcl_dagster.chains.entry import FIRST, PublishingEntry, StagedFile
 from kcl_dagster.chains.publication import staged_of_batch, staged_path
 from kcl_dagster.chains.store import Entries, FileStore
 from kcl_dagster.errors import KclError, SinkError
@@ -14,7 +14,7 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch, Part, PartCounts
-from kcl_dagster.worker.staging import PublishedByCommits, StagedBatch
+from kcl_dagster.worker.staging import Destination, PublishedByCommits, StagedBatch
 from tests.doubles.engine import Row
 from tests.simulation.bucket import BucketStore
 from tests.simulation.chained_lake import ChainedLake
@@ -47,9 +47,9 @@ class ChainedSink:
         return Entries(self.store)
 
     @property
-    def commits(self) -> PublishedByCommits | None:
+    def destinations(self) -> Mapping[str, Destination]:
         """See `worker.staging.StagingSink`."""
-        return None
+        return {FIRST: Destination(self.store)}
 
     @property
     def former_parts(self) -> "FormerParts":
@@ -146,10 +146,10 @@ class ChainedTableSink(ChainedSink):
     line: Client = field(kw_only=True)
 
     @property
-    def commits(self) -> PublishedByCommits:
+    def destinations(self) -> Mapping[str, Destination]:
         """See `worker.staging.StagingSink`."""
         table = CommittedTable(self.line, self.store, self.faults, self.draw)
-        return PublishedByCommits(table, self.commit_seconds)
+        return {FIRST: Destination(self.store, PublishedByCommits(table, self.commit_seconds))}
 
     def _place(self, chain: ChainId, path: str) -> str:
         return path

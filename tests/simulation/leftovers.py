@@ -9,6 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from kcl_dagster.chains.deletion import MIN_AGE_SECONDS, delete_chains
+from kcl_dagster.chains.entry import FIRST
 from kcl_dagster.chains.publication import FolderPublisher, Publisher
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import KclError
@@ -87,7 +88,7 @@ def _sweep(simulation: "Simulation", lake: ChainedLake) -> None:
     publisher: Publisher = FolderPublisher(entries.files)
     if lake.is_table:
         table = CommittedTable(line, entries.files, simulation.active_faults.sink, runtime.random.random)
-        publisher = TableCommitter(entries, table, name, runtime.new_id, runtime.clock)
+        publisher = TableCommitter(entries, {FIRST: table}, name, runtime.new_id, runtime.clock)
 
     def work() -> None:
         kernel.sleep(LATE_SECONDS)  # executors write what they have begun

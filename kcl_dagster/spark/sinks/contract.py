@@ -1,6 +1,6 @@
 """What the engine, the worker and the leader know of a sink of this package."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from kcl_dagster.spark.batch_records import Records
@@ -13,8 +13,8 @@ class SparkSink(StagingSink[Records], Protocol):
     """Stages batches whose rows are in Spark."""
 
     @property
-    def stores_into(self) -> Store | None:
-        """Where executors write the files. None: where a catalog says."""
+    def stores_into(self) -> Sequence[Store]:
+        """Where executors write the files, as far as no catalog says it."""
 
     def staging(self) -> FetchStaging | None:
         """See `spark.engine.StagingOfFetches`."""

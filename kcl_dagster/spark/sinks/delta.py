@@ -75,9 +75,9 @@ class DeltaSink(TableSink):
         return self._store.root
 
     @property
-    def stores_into(self) -> Store:
+    def stores_into(self) -> tuple[Store]:
         """See `spark.sinks.contract.SparkSink`."""
-        return self._store
+        return (self._store,)
 
     def version(self) -> dict[str, int]:
         """See `spark.sinks.contract.SparkSink`."""

@@ -83,8 +83,9 @@ class IcebergSink(TableSink):
         return self._catalog_table.identifier
 
     @property
-    def stores_into(self) -> None:
-        """See `spark.sinks.contract.SparkSink`."""
+    def stores_into(self) -> tuple[()]:
+        """See `spark.sinks.contract.SparkSink`. The catalog says it."""
+        return ()
 
     def version(self) -> dict[str, str]:
         """See `spark.sinks.contract.SparkSink`."""

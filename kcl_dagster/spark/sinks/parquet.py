@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from kcl_dagster.chains.entry import StagedFile
+from kcl_dagster.chains.entry import FIRST, StagedFile
 from kcl_dagster.chains.publication import staged_of_batch, staged_path
 from kcl_dagster.chains.store import Entries, check_store
 from kcl_dagster.errors import KclError, SinkError, TransformError
@@ -44,7 +44,7 @@ from kcl_dagster.spark.transform import Transform, checked, guarded, returns_its
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch, PartCounts
 from kcl_dagster.worker.processing_watch import uninterrupted
-from kcl_dagster.worker.staging import StagedBatch
+from kcl_dagster.worker.staging import Destination, StagedBatch
 
 TARGET_BYTES: Final = 128 * 1024 * 1024  # what query engines read best
 # Numbers of batches are in the names of staged files. Those that fetches stage are above all that workers count.
@@ -91,9 +91,9 @@ class ParquetSink:
         return self._store.root
 
     @property
-    def stores_into(self) -> Store:
+    def stores_into(self) -> tuple[Store]:
         """See `spark.sinks.contract.SparkSink`."""
-        return self._store
+        return (self._store,)
 
     def version(self) -> dict[str, int]:
         """See `spark.sinks.contract.SparkSink`. Folders have none."""
@@ -105,8 +105,9 @@ class ParquetSink:
         return Entries(self._store)
 
     @property
-    def commits(self) -> None:
+    def destinations(self) -> dict[str, Destination]:
         """See `worker.staging.StagingSink`."""
+        return {FIRST: Destination(self._store)}
 
     @property
     def former_parts(self) -> FolderParts:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from kcl_dagster.chains.entry import StagedFile, TableRules
+from kcl_dagster.chains.entry import FIRST, StagedFile, TableRules
 from kcl_dagster.chains.store import Entries, FileStore, check_store
 from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.model.claim import ChainId
@@ -32,7 +32,7 @@ from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.spark.transform import Transform, checked
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch
-from kcl_dagster.worker.staging import FormerParts, PublishedByCommits, StagedBatch
+from kcl_dagster.worker.staging import Destination, FormerParts, PublishedByCommits, StagedBatch
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, ChainedTable
 
 ADDING_ATTEMPTS: Final = 3  # another worker may add the same columns
@@ -130,9 +130,10 @@ class TableSink:
         return Entries(self._table.chains)
 
     @property
-    def commits(self) -> PublishedByCommits:
+    def destinations(self) -> dict[str, Destination]:
         """See `worker.staging.StagingSink`."""
-        return PublishedByCommits(self._table.commits, self._commit_seconds, self._table.stages)
+        commits = PublishedByCommits(self._table.commits, self._commit_seconds, self._table.stages)
+        return {FIRST: Destination(self._table.chains, commits)}
 
     @property
     def former_parts(self) -> FormerParts:

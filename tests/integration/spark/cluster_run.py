@@ -144,7 +144,7 @@ def of_sink(spark: SparkSession, endpoint: str, kind: str, folder: Path, rounds:
     probe = sink.folder / "_sharing" / "shared.1.1.probe"
     probe.parent.mkdir()
     probe.touch()
-    check_sharing(spark, sink.sink.stores_into or LocalStore(str(sink.folder)), "shared")
+    check_sharing(spark, (*sink.sink.stores_into, LocalStore(str(sink.folder)))[0], "shared")
     reading = EngineSettings(tasks=2, limits=ShardLimits.unlimited())
     keeping = SparkEngine(spark, connection, reading)
     staging = SparkEngine(spark, connection, reading, staging=sink.staging)
@@ -185,7 +185,8 @@ def on_disks_of_their_own(spark: SparkSession, engine: SparkEngine, kind: str, r
     """What is said about a sink whose files the driver does not see. Nothing of the batch counts as stored."""
     sink = ChainedSink(kind, OWN_DIRECTORY / kind)
     try:
-        check_sharing(spark, sink.sink.stores_into, "unshared")
+        for store in sink.sink.stores_into:
+            check_sharing(spark, store, "unshared")
         while not one_batch(spark, engine, partial(sink.store, AS_READ), ranges, "none")[1]:
             pass  # records are produced meanwhile
     except ConfigurationError as error:

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.chains.chain import Chain
 from kcl_dagster.chains.entry import StoredRange
-from kcl_dagster.chains.publication import FolderPublisher, Publisher, chain_id
+from kcl_dagster.chains.publication import chain_id
 from kcl_dagster.model.claim import ClaimId
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.batch_records import Records
@@ -30,7 +30,7 @@ from kcl_dagster.spark.sinks.iceberg import IcebergSink
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.worker.batch import Batch
-from kcl_dagster.worker.table_committer import TableCommitter
+from kcl_dagster.worker.publishing import publisher_of
 
 APPLICATION = "app"
 TABLE = "lake.clicks"  # of Iceberg
@@ -91,11 +91,7 @@ class ChainedSink:
         runtime, sink = system(), self.sink
         self._chain = Chain(sink.entries, chain_id(APPLICATION, "w1", runtime.new_id()), runtime.new_id)
         self._sinks[STAGED].begin_reading(self._chain.id, None)
-        self._publisher: Publisher = FolderPublisher(sink.entries.files)
-        if sink.commits is not None:
-            self._publisher = TableCommitter(
-                sink.entries, sink.commits.table, APPLICATION, runtime.new_id, runtime.clock, sink.commits.seconds
-            )
+        self._publisher = publisher_of(sink.entries, sink.destinations, APPLICATION, runtime)
 
     @property
     def sink(self) -> SparkSink:

@@ -70,7 +70,7 @@ def test_rows_are_stored_once_in_the_folders_of_their_values(
     with started(sink_of(tmp_path, odd, partition_by=["kind"])) as batches:
         for turn in range(3):
             store(batches, stream, 80, is_first=turn == 0)
-        assert staged(batches.sink.stores_into, CHAIN) == []
+        assert staged(batches.sink.stores_into[0], CHAIN) == []
     rows = rows_of(tmp_path).to_pylist()
     assert Counter(row["n"] for row in rows) == Counter(dict.fromkeys(range(1, 240, 2), 2))
     assert all((row["kind"] == "one") is (row["n"] % 4 == 1) for row in rows)
@@ -112,7 +112,7 @@ def test_a_type_that_differs_from_what_is_stored_fails_the_batch(
                 one.__class__(**{**_fields(one), "after": fetched.progress[one.lease].through or one.after})
                 for one in batches.ranges
             ]
-        assert staged(batches.sink.stores_into, CHAIN) == []
+        assert staged(batches.sink.stores_into[0], CHAIN) == []
     assert rows_of(tmp_path).schema.field("n").type == pa.int32()
 
 
@@ -175,7 +175,7 @@ def test_what_a_function_raises_is_what_the_batch_fails_with(
         assert fetched.midpoint(lease) is not None
         assert len(fetched.records(lease)) == fetched.progress[lease].records
         fetched.release()
-        assert staged(batches.sink.stores_into, CHAIN) == []
+        assert staged(batches.sink.stores_into[0], CHAIN) == []
 
 
 def ends_its_process(table: pa.Table) -> pa.Table:

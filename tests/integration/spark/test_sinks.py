@@ -242,7 +242,7 @@ def test_a_partition_value_that_is_too_long_is_the_failure_of_its_record(place: 
     if place.kind == "parquet":
         with pytest.raises(RecordRefused, match="partition columns"):
             write(sink, spark, part(1, 1000, 1002, 1))
-        store = sink.sink.stores_into
+        store = sink.sink.stores_into[0]
         assert store is not None
         assert not list(store.files())
     else:  # the table's log has room for it

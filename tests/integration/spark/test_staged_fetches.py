@@ -72,7 +72,7 @@ class Storing:
 
     def store(self, fetched: FetchedBatch, chain: ChainId = CHAIN) -> StagedBatch:
         staged_batch = self.stage(fetched, chain)
-        assert publish(self.sink.stores_into, chain, PublishingEntry("1", staged_batch.files, ())) is True
+        assert publish(self.sink.stores_into[0], chain, PublishingEntry("1", staged_batch.files, ())) is True
         fetched.release()
         self.ranges = [
             replace(one, after=fetched.progress[one.lease].through or one.after, number=one.number + 1)
@@ -113,7 +113,7 @@ def test_the_fetch_stages_what_is_stored_as_it_was_read(
         assert batches.stored() == Counter(range(180))
         rows = spark.read.parquet(str(tmp_path)).collect()
         assert {row.shard_id for row in rows} == {row.lease_key for row in rows} == set(stream.shards())
-        assert staged(batches.sink.stores_into, CHAIN) == []
+        assert staged(batches.sink.stores_into[0], CHAIN) == []
 
 
 def test_what_is_read_ahead_is_staged_then(
@@ -124,7 +124,7 @@ def test_what_is_read_ahead_is_staged_then(
         batches.store(batches.fetch())
         stream.produce(30)
         batches.engine.prefetch(batches.ranges, GENEROUS)
-        store = batches.sink.stores_into
+        store = batches.sink.stores_into[0]
         wait_for(lambda: len(staged(store, CHAIN)) > 0 and not list(store.unfinished()), "it is read")
         fetched = batches.fetch()
         assert is_staged(fetched)
@@ -152,9 +152,9 @@ def test_a_batch_that_is_not_what_was_staged_is_read_again(
         expected = sum(fetched.progress[lease].records for lease in some)
         assert sum(file.rows for file in done.files) == expected
         fetched.release()
-        publish(batches.sink.stores_into, chain, PublishingEntry("1", done.files, ()))
+        publish(batches.sink.stores_into[0], chain, PublishingEntry("1", done.files, ()))
         assert batches.stored().total() == 30 + expected
-        assert staged(batches.sink.stores_into, CHAIN) == []
+        assert staged(batches.sink.stores_into[0], CHAIN) == []
 
 
 def test_a_transform_that_returns_the_records_at_times_is_not_guessed_at(
@@ -260,7 +260,7 @@ def test_a_fetch_that_staged_can_be_looked_into_and_halved(
             assert [Checkpoint(one.sequence_number, 0) for one in letters] == places
             assert letters[0].arrival_ms == fetched.progress[key].first_arrival_ms
         fetched.release()
-        assert staged(batches.sink.stores_into, CHAIN) == []
+        assert staged(batches.sink.stores_into[0], CHAIN) == []
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ def test_files_of_an_attempt_that_was_repeated_belong_to_no_batch(
         fetched = batches.fetch()
         assert is_staged(fetched)
         batches.store(fetched)
-        assert int(Path(sink.seen).read_text()) == len(staged(sink.stores_into, CHAIN)) == 1
+        assert int(Path(sink.seen).read_text()) == len(staged(sink.stores_into[0], CHAIN)) == 1
         assert batches.stored() == Counter(range(30))
 
 

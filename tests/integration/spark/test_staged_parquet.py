@@ -44,7 +44,7 @@ def stage(sink: ParquetSink, fetched: tuple[Batch, Any], number: int = 1) -> Sta
 
 
 def published(sink: ParquetSink, batch: StagedBatch, spark: SparkSession) -> DataFrame:
-    publish(sink.stores_into, CHAIN, PublishingEntry("1", batch.files, ()))
+    publish(sink.stores_into[0], CHAIN, PublishingEntry("1", batch.files, ()))
     return spark.read.parquet(sink.path)
 
 
@@ -120,7 +120,7 @@ def test_what_an_attempt_has_staged_that_was_repeated_is_not_in_the_batch(
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
     assert sum(file.rows for file in batch.files) == RECORDS
-    left = set(staged(sink.stores_into, CHAIN)) - {staged_path(CHAIN, file.path) for file in batch.files}
+    left = set(staged(sink.stores_into[0], CHAIN)) - {staged_path(CHAIN, file.path) for file in batch.files}
     rows = published(sink, batch, spark).collect()
     assert Counter(int(bytes(row.data)[:8]) for row in rows) == Counter(range(RECORDS))
     assert (tmp_path / ".seen").exists(), "an attempt has failed"
@@ -138,7 +138,7 @@ def test_nothing_remains_of_a_batch_that_fails(fetched: tuple[Batch, Any], tmp_p
     sink = ParquetSink(str(tmp_path), transform=fails, target_bytes=1)
     with pytest.raises(Exception, match="a record that cannot be processed"):
         stage(sink, fetched)
-    assert staged(sink.stores_into, CHAIN) == []
+    assert staged(sink.stores_into[0], CHAIN) == []
     with pytest.raises(TransformError):
         stage(ParquetSink(str(tmp_path), transform=lambda records: 1), fetched)  # type: ignore[arg-type,return-value]
 

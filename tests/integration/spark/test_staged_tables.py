@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.aws import client
-from kcl_dagster.chains.entry import PublishingEntry
+from kcl_dagster.chains.entry import FIRST, PublishingEntry
 from kcl_dagster.emulator import Emulator, Endpoint
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.claim import ChainId
@@ -31,6 +31,7 @@ from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 from kcl_dagster.worker.staging import StagedBatch
+from kcl_dagster.worker.table_committer import ChainedTable
 from tests.integration.spark.conftest import GENEROUS, batch_of, new_engine, new_stream
 
 pytestmark = pytest.mark.spark
@@ -71,9 +72,15 @@ def stage(sink: TableSink, fetched: tuple[Batch, Any], number: int = 1) -> Stage
     return sink.stage(read.data([part.lease for part in batch.parts]), batch, CHAIN, number)
 
 
+def table_of(sink: TableSink) -> ChainedTable:
+    commits = sink.destinations[FIRST].commits
+    assert commits is not None
+    return commits.table
+
+
 def commit(sink: TableSink, number: int, *batches: StagedBatch) -> None:
     entries = [PublishingEntry("1", batch.files, (), rules=batch.rules) for batch in batches]
-    sink.commits.table.commit(APPLICATION, number, entries, WrittenThrough(1_700_000_000))
+    table_of(sink).commit(APPLICATION, number, entries, WrittenThrough(1_700_000_000))
 
 
 def rows(path: Path, kind: str = "delta") -> pa.Table:
@@ -220,7 +227,7 @@ def test_a_batch_without_rows_makes_no_table(fetched: tuple[Batch, Any], tmp_pat
     batch = stage(sink, fetched)
     assert (batch.files, batch.rules) == ((), None)
     assert not DeltaTable.is_deltatable(str(path))
-    assert sink.commits.table.committed(APPLICATION) == 0
+    assert table_of(sink).committed(APPLICATION) == 0
 
 
 def files_below(path: Path) -> list[Path]:
@@ -282,7 +289,7 @@ def test_change_rows_are_applied_on_s3(fetched: tuple[Batch, Any], sidecar: Endp
         commit(sink, number, stage(sink, fetched, number))
         found = DeltaTable(root, storage_options=delta_options(s3)).to_pyarrow_table().to_pylist()
         assert {row["key"]: (row["n"], row["name"]) for row in found} == LAST
-    assert [file.path for file in sink.stores_into.files("_staged/", hidden=True)] == []
+    assert [file.path for file in sink.stores_into[0].files("_staged/", hidden=True)] == []
 
 
 def test_change_rows_fulfil_the_rules_of_a_table_unless_they_delete(

@@ -150,7 +150,7 @@ def test_entries_keep_their_form(entry: PublishingEntry | ClosingEntry) -> None:
         b"{",
         b'{"kind":"opened","attempt":"a","by":"b"}',
         encoded(ENTRY).replace(b'"sequence":"9"', b'"sequence":"nine"'),
-        encoded(ClosingEntry("a", "b", version=2)),
+        encoded(ClosingEntry("a", "b", version=3)),
     ],
 )
 def test_an_entry_that_cannot_be_read_is_never_passed_over(content: bytes) -> None:

@@ -122,7 +122,7 @@ def test_applications_that_share_a_table_have_plans_of_their_own() -> None:
     assert TableCommits(files, "clicks2").newest() == (0, None)
 
 
-@pytest.mark.parametrize("content", [b"{}", b'{"attempt":"x","entries":[],"contained":{},"version":2}', b"\\xff"])
+@pytest.mark.parametrize("content", [b"{}", b'{"attempt":"x","entries":[],"contained":{},"version":3}', b"\\xff"])
 def test_a_plan_of_another_version_is_refused(content: bytes) -> None:
     files = MemoryFiles()
     commits = TableCommits(files, "clicks")

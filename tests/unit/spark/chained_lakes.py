@@ -16,7 +16,7 @@ from deltalake.schema import PrimitiveType
 from pyiceberg.types import StringType
 
 from kcl_dagster.chains.chain import Chain
-from kcl_dagster.chains.entry import PublishingEntry, StoredRange
+from kcl_dagster.chains.entry import FIRST, PublishingEntry, StoredRange
 from kcl_dagster.chains.publication import chain_id
 from kcl_dagster.chains.store import Entries, FileStore
 from kcl_dagster.model.change_rules import ChangeRules
@@ -35,7 +35,7 @@ from kcl_dagster.spark.sinks.table_sink import TableFormat
 from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch
-from kcl_dagster.worker.staging import FormerParts, PublishedByCommits, StagedBatch
+from kcl_dagster.worker.staging import Destination, FormerParts, PublishedByCommits, StagedBatch
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, ChainedTable, TableCommitter
 from tests.doubles.clock import FakeClock
 from tests.unit.worker.kit import Data, Fuse
@@ -73,12 +73,12 @@ class Lake(ABC):
         entries = Entries(self.store)
         return TableCommitter(
             entries,
-            self.process().commits,
+            {FIRST: self.process().commits},
             APPLICATION,
             self.ids,
             self.clock,
             complete=lambda: complete,
-            stages=self.format.stages,
+            staging=(self.store,) if self.format.stages else (),
         )
 
     def staged(self, chain: ChainId, number: int, *batches: pa.RecordBatch) -> StagedBatch:
@@ -255,7 +255,8 @@ class LakeOfWorkers:
 
     def __post_init__(self) -> None:
         table = cast("ChainedTable", Fused(self.lake.process().commits, self.fuse))
-        self.commits = PublishedByCommits(table, self.commit_seconds, self.lake.format.stages)
+        commits = PublishedByCommits(table, self.commit_seconds, self.lake.format.stages)
+        self.destinations = {FIRST: Destination(self.entries.files, commits)}
 
     @property
     def entries(self) -> Entries:

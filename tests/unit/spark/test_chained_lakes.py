@@ -17,6 +17,7 @@ import pytest
 from deltalake import DeltaTable, Field, Schema
 from deltalake.schema import PrimitiveType
 
+from kcl_dagster.chains.entry import FIRST
 from kcl_dagster.errors import RecordRefused, SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
@@ -86,7 +87,7 @@ def test_a_commit_is_made_once_by_however_many_workers_at_once(lake: Lake) -> No
 def test_a_commit_whose_answer_was_lost_is_looked_up(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     lake.decide(rows_of(range(3)))
     committer = lake.committer()
-    kind = type(committer.table)
+    kind = type(committer.tables[FIRST])
     commit = kind.commit
 
     def lost(*args: Any) -> None:
@@ -144,7 +145,7 @@ def test_files_of_a_batch_that_is_void_are_removed(lake: Lake) -> None:
     staged = lake.staged(lake.chain.id, 1, rows_of(range(3)))
     committer = lake.committer()
     for _ in range(2):
-        committer.discard(lake.chain.id, [file.path for file in staged.files])
+        committer.discard(lake.chain.id, staged.paths)
         assert list(lake.folder.rglob("*.parquet")) == []
 
 
@@ -246,7 +247,7 @@ def test_a_committer_that_was_paused_over_other_commits_adds_nothing(
 def test_other_writers_of_the_table_may_commit_in_between(delta: DeltaLake) -> None:
     delta.decide(rows_of(range(3)))
     committer = delta.committer()
-    assert committer.table.committed(APPLICATION) == 0
+    assert committer.tables[FIRST].committed(APPLICATION) == 0
     delta.process().keep_complete("another", WrittenThrough(NOON), NOON)
     committer.finish(delta.wanted)
     assert delta.numbers() == [0, 1, 2]

@@ -36,7 +36,7 @@ def said(store: Store, application: str = "app") -> dict[str, object]:
 def test_the_file_says_through_when_and_in_which_epoch(tmp_path: Path) -> None:
     sink = ParquetSink(str(tmp_path))
     sink.keep_complete("app", WrittenThrough(NOON, 3), 0)
-    assert said(sink.stores_into) == {
+    assert said(sink.stores_into[0]) == {
         "application": "app",
         "epoch": 3,
         "through": "2026-01-31T12:00:00+00:00",

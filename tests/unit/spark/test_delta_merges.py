@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from kcl_dagster.chains.chain import Chain
 from kcl_dagster.chains.deletion import delete_chains
-from kcl_dagster.chains.entry import PublishingEntry, StagedFile, TableRules
+from kcl_dagster.chains.entry import FIRST, PublishingEntry, StagedFile, TableRules
 from kcl_dagster.chains.publication import chain_id
 from kcl_dagster.chains.settlement import settle
 from kcl_dagster.chains.store import Entries
@@ -324,7 +324,7 @@ def fused(lake: DeltaLake, fuse: Fuse) -> TableCommitter:
     """The committer of a worker that is killed at a point: before or after any call of the store."""
     store: Any = Fused(lake.store, fuse)
     table = DeltaCommits(DeltaLog(store, {}, lake.columns), lake.runtime)
-    return TableCommitter(Entries(store), table, APPLICATION, lake.ids, lake.clock, stages=True)
+    return TableCommitter(Entries(store), {FIRST: table}, APPLICATION, lake.ids, lake.clock, staging=(store,))
 
 
 @pytest.mark.parametrize("most_rows", [delta_merges.STEP_ROWS, 2])
@@ -509,7 +509,7 @@ def test_changes_are_applied_in_the_order_of_the_shard_whichever_workers_own_it(
 
 def test_files_of_void_batches_are_removed(lake: DeltaLake) -> None:
     batch = lake.staged(lake.chain.id, 1, changes_of((1, "a")))
-    lake.committer().discard(lake.chain.id, [file.path for file in batch.files])
+    lake.committer().discard(lake.chain.id, batch.paths)
     assert staged(lake) == []
     lake.staged(lake.chain.id, 2, changes_of((1, "a")))
     lake.decide(changes_of((2, "b")))

@@ -59,4 +59,4 @@ def test_nobody_is_asked_about_what_is_everybodys(store: Store | None) -> None:
 
 @pytest.mark.parametrize("kind", [ParquetSink, DeltaSink])
 def test_sinks_that_are_trusted_with_files_tell_where(kind: Callable[[str], SparkSink], tmp_path: Path) -> None:
-    assert kind(str(tmp_path)).stores_into == LocalStore(str(tmp_path))
+    assert kind(str(tmp_path)).stores_into[0] == LocalStore(str(tmp_path))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kcl_dagster.chains.entry import PublishingEntry, StagedFile
+from kcl_dagster.chains.entry import FIRST, PublishingEntry, StagedFile
 from kcl_dagster.chains.publication import file_name, staged_path
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import SinkError
@@ -16,7 +16,7 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch, Part
-from kcl_dagster.worker.staging import PublishedByCommits, StagedBatch
+from kcl_dagster.worker.staging import Destination, PublishedByCommits, StagedBatch
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS
 from tests.unit.chains.memory import MemoryFiles
 from tests.unit.chains.memory_table import MemoryTable, TableState
@@ -88,8 +88,8 @@ class MemoryStagingSink:
         return Entries(self.files)
 
     @property
-    def commits(self) -> None:
-        """A folder."""
+    def destinations(self) -> dict[str, Destination]:
+        return {FIRST: Destination(self.files)}
 
     def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
         """See `worker.staging.StagingSink`."""
@@ -166,7 +166,8 @@ class MemoryTableSink:
     commit_seconds: float = COMMIT_SECONDS
 
     def __post_init__(self) -> None:
-        self.commits = PublishedByCommits(MemoryTable(self.state, self.files), self.commit_seconds)
+        commits = PublishedByCommits(MemoryTable(self.state, self.files), self.commit_seconds)
+        self.destinations = {FIRST: Destination(self.files, commits)}
 
     def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
         """See `worker.staging.StagingSink`."""

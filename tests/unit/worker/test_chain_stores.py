@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kcl_dagster.chains.entry import StagedFile
+from kcl_dagster.chains.entry import FIRST, StagedFile
 from kcl_dagster.chains.publication import file_name, staged_path
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.emulator import Emulator
@@ -18,7 +18,7 @@ from kcl_dagster.spark.sinks.former_parts import FolderParts
 from kcl_dagster.spark.storage import LocalStore, Store
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch
-from kcl_dagster.worker.staging import StagedBatch
+from kcl_dagster.worker.staging import Destination, StagedBatch
 from tests.unit.spark.buckets import Bucket
 from tests.unit.worker.kit import Data, Fuse, Killed, World
 
@@ -45,8 +45,8 @@ class StagingFolder:
         return Entries(self.store)
 
     @property
-    def commits(self) -> None:
-        """A folder."""
+    def destinations(self) -> dict[str, Destination]:
+        return {FIRST: Destination(self.store)}
 
     @property
     def former_parts(self) -> FolderParts:

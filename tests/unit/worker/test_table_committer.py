@@ -4,13 +4,14 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcl_dagster.chains.chain import Chain
-from kcl_dagster.chains.entry import StagedFile, StoredRange
+from kcl_dagster.chains.entry import FIRST, StagedFile, StoredRange
 from kcl_dagster.chains.publication import chain_id, file_name
 from kcl_dagster.chains.settlement import close
 from kcl_dagster.chains.store import Entries
@@ -51,7 +52,9 @@ class World:
 
     def committer(self, complete: WrittenThrough | None = None) -> TableCommitter:
         table = MemoryTable(self.state, self.files)
-        return TableCommitter(self.entries, table, APPLICATION, self.ids, self.clock, complete=lambda: complete)
+        return TableCommitter(
+            self.entries, {FIRST: table}, APPLICATION, self.ids, self.clock, complete=lambda: complete
+        )
 
     def decide(self, worker: str = "w1", files: int = 1) -> None:
         """A worker decides a batch."""
@@ -181,13 +184,14 @@ def test_any_interleaving_commits_each_entry_once(plan: dict[int, str]) -> None:
 def test_a_commit_whose_answer_was_lost_is_looked_up() -> None:
     world = with_three_entries()
     committer = world.committer()
-    commit = committer.table.commit
+    table: Any = committer.tables[FIRST]
+    commit = table.commit
 
     def lost(*args: object) -> None:
-        commit(*args)  # type: ignore[arg-type]
+        commit(*args)
         raise SinkError("no answer")
 
-    committer.table.commit = lost  # type: ignore[method-assign,assignment]
+    table.commit = lost
     committer.finish(dict(world.wanted))
     world.check()
 
@@ -243,8 +247,9 @@ def test_another_worker_goes_on_when_the_committer_ends() -> None:
 def test_a_commit_that_was_planned_only_is_carried_out_by_another_worker(stages: bool, patience: float) -> None:
     world = with_three_entries()
     first, second = world.committer(), world.committer()
-    second.stages = stages
-    first.table.commit = lambda *_: killed()  # type: ignore[method-assign]
+    second.staging = (world.files,) if stages else ()
+    table: Any = first.tables[FIRST]
+    table.commit = lambda *_: killed()
     with pytest.raises(Killed):
         first.step(dict(world.wanted))
     second.step(dict(world.wanted))
@@ -349,8 +354,9 @@ def test_the_moment_through_which_the_application_is_complete_is_stored_with_the
     known = WrittenThrough(1_700_000_000, 3)
     committer = world.committer(known)
     world.finish(committer)
-    assert isinstance(committer.table, MemoryTable)
-    assert committer.table.complete == [known]
+    table = committer.tables[FIRST]
+    assert isinstance(table, MemoryTable)
+    assert table.complete == [known]
 
 
 def test_a_chain_whose_entries_a_list_does_not_show_is_not_forgotten() -> None:

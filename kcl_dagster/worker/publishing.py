@@ -1,0 +1,113 @@
+"""Makes visible what is decided for the tables of a sink: folders at once, tables with the next commit.
+
+An entry publishes the files of all tables of its batch, so that they become visible together or are void together.
+Readers may see one table before another one. What a worker may forget of an entry follows from the table that is
+the last to have it.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from kcl_dagster.chains.entry import FIRST, PublishingEntry
+from kcl_dagster.chains.publication import FolderPublisher, Publisher
+from kcl_dagster.chains.store import Entries
+from kcl_dagster.errors import SinkError
+from kcl_dagster.model.claim import ChainId
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.worker.staging import Destination
+from kcl_dagster.worker.table_committer import TableCommitter, refuse_unknown
+
+
+def publisher_of(
+    entries: Entries,
+    destinations: Mapping[str, Destination],
+    application: str,
+    runtime: Runtime,
+    complete: Callable[[], WrittenThrough | None] = lambda: None,
+) -> Publisher:
+    """`complete`: see `TableCommitter`."""
+    folders = {name: FolderPublisher(one.files) for name, one in destinations.items() if one.commits is None}
+    committed = {name: one for name, one in destinations.items() if one.commits is not None}
+    commits = {name: one.commits for name, one in committed.items() if one.commits is not None}
+    committer = None
+    if commits:
+        committer = TableCommitter(
+            entries,
+            {name: one.table for name, one in commits.items()},
+            application,
+            runtime.new_id,
+            runtime.clock,
+            min(one.seconds for one in commits.values()),
+            complete,
+            tuple(committed[name].files for name, one in commits.items() if one.stages),
+            frozenset(folders),
+        )
+    return TablesPublisher(folders, committer)
+
+
+@dataclass(frozen=True, slots=True)
+class TablesPublisher:
+    """See `Publisher`: folders, and the tables that one committer commits to."""
+
+    folders: Mapping[str, FolderPublisher]
+    committer: TableCommitter | None
+
+    def check(self) -> None:
+        if self.committer is not None:
+            self.committer.check()
+
+    def publish(self, chain: ChainId, number: int, entry: PublishingEntry) -> None:
+        self._refuse_unknown(chain, entry)
+        settled: SinkError | None = None
+        for name, folder in self.folders.items():
+            try:
+                folder.publish(chain, number, entry.of(name))
+            except SinkError as error:  # another worker has settled the chain, maybe in this folder only
+                settled = error
+        if settled is not None:
+            raise settled
+        if self.committer is not None:
+            self.committer.publish(chain, number, entry)
+
+    def visible(self, chain: ChainId) -> int:
+        return min(publisher.visible(chain) for publisher in self._all())
+
+    def step(self, wanted: Mapping[ChainId, int]) -> None:
+        if self.committer is not None:
+            self.committer.step(wanted)
+
+    def finish(self, wanted: Mapping[ChainId, int]) -> None:
+        if self.committer is not None:
+            self.committer.finish(wanted)
+
+    def settle(self, chain: ChainId, decided: Mapping[int, PublishingEntry]) -> None:
+        for entry in decided.values():
+            self._refuse_unknown(chain, entry)
+        for name, folder in self.folders.items():
+            folder.settle(chain, {number: entry.of(name) for number, entry in decided.items()})
+        if self.committer is not None:
+            self.committer.settle(chain, decided)
+
+    def passes_over(self, chain: ChainId, first: int) -> bool:
+        return self.committer is not None and self.committer.passes_over(chain, first)
+
+    def discard(self, chain: ChainId, paths: Mapping[str, Sequence[str]]) -> None:
+        for name, folder in self.folders.items():
+            folder.discard(chain, {FIRST: paths.get(name, ())})
+        if self.committer is not None:
+            self.committer.discard(chain, paths)
+
+    def forget(self, chain: ChainId) -> None:
+        for publisher in self._all():
+            publisher.forget(chain)
+
+    def remove_left_behind(self, beginning: str, before: float, known: Collection[ChainId]) -> None:
+        for publisher in self._all():
+            publisher.remove_left_behind(beginning, before, known)
+
+    def _all(self) -> list[Publisher]:
+        return [*self.folders.values(), *([] if self.committer is None else [self.committer])]
+
+    def _refuse_unknown(self, chain: ChainId, entry: PublishingEntry) -> None:
+        refuse_unknown(chain, entry, {*self.folders, *(() if self.committer is None else self.committer.tables)})
