@@ -83,6 +83,12 @@ class Storing:
     partition_values: int = 1
     """How many a batch has."""
 
+    outputs: int = 1
+    """Tables and folders that each batch is stored into."""
+
+    committed: int | None = None
+    """Those of them that get commits. None: the only one, if it is a table."""
+
     is_compacted: bool = False
     """Whether an operation of the application merges small files every hour."""
 
@@ -102,7 +108,7 @@ class Storing:
         """Of one batch of one worker that has so many shards with records. `batches`: how many all workers together
         store in a second."""
         is_small = self.bytes_per_second is not None and self.bytes_per_second / batches < TASK_BYTES
-        return (1 if is_small else min(TASKS, shards)) * self.partition_values
+        return (1 if is_small else min(TASKS, shards)) * self.partition_values * self.outputs
 
     def puts(self, files: float) -> float:
         """Requests of one batch of so many files, without what all workers share."""
@@ -117,14 +123,20 @@ class Storing:
     @property
     def commits(self) -> float:
         """Requests a second for the commits that all workers share."""
-        return COMMIT_PUTS / self.commit_seconds if self.target == "table" else 0.0
+        return self.puts_of_commits / self.commit_seconds
+
+    @property
+    def puts_of_commits(self) -> float:
+        """Requests of one commit of all tables."""
+        committed = int(self.target == "table") if self.committed is None else self.committed
+        return 0.0 if self.target == "other" else float(COMMIT_PUTS * committed)
 
     def compaction(self, files: float) -> "CostLine | None":
         """What merging so many files a second costs. Gets of their sources come first, so larger files do not cost
         more. Left out: listings of a folder that holds many thousands of files."""
         if not self.is_compacted or self.target == "other":
             return None
-        puts = PUTS_OF_COMPACTION + PUTS_OF_MERGE * self.partition_values
+        puts = (PUTS_OF_COMPACTION + PUTS_OF_MERGE * self.partition_values) * self.outputs
         return CostLine(
             "storage: hourly compaction",
             puts=puts * COMPACTIONS_PER_HOUR / SECONDS_PER_HOUR,
@@ -135,6 +147,8 @@ class Storing:
         many = "value" if self.partition_values == 1 else "values"
         place = "not on S3" if self.target == "other" else f"a {self.target} on S3"
         parts = [f"{self.partition_values} partition {many} a batch", place]
+        if self.outputs > 1:
+            parts.append(f"{self.outputs} tables for each batch")
         if self.bytes_per_second is not None:
             parts.append(f"{self.bytes_per_second / 1e6:g} MB a second")
         if self.announces_batches:
@@ -310,7 +324,7 @@ def estimate_catch_up(
     per_lease = LEASE_WRITES_PER_RUN + renewals + (WRITES_PER_BATCH * batches if storing.announces_batches else 0)
     # A table is committed to when everything is read.
     of_batch = storing.files(shards, batches / every)
-    puts = batches * storing.puts(of_batch) + (COMMIT_PUTS if storing.commits else 0)
+    puts = batches * storing.puts(of_batch) + storing.puts_of_commits
     ticks, files = run_seconds / RUN_TICK_SECONDS, batches * of_batch / every
     compaction = storing.compaction(files)
     lines = (

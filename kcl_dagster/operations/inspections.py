@@ -311,7 +311,9 @@ class CostOperation(Operation):
     def _storing(self, context: OperationContext) -> Storing:
         known = context.storing() or Storing(is_compacted=True)
         if self.sink not in (None, known.target):
-            known = Storing(self.sink, known.commit_seconds, is_compacted=self.sink == "folder")
+            known = Storing(
+                self.sink, known.commit_seconds, is_compacted=self.sink == "folder", outputs=known.outputs
+            )
         return replace(
             known,
             commit_seconds=self.commit_seconds or known.commit_seconds,

@@ -102,6 +102,10 @@ class AskedWindows:
         answer = self._answer(stored, "")
         return WindowsAnswer(answer.events, answer.problems, answer.epoch, is_repeated=True)
 
+    def with_tables(self, event: AssetMaterialization) -> list[AssetMaterialization]:
+        """See `DeclaredWindows.with_tables`."""
+        return self._declared.with_tables(self.instance, [event])
+
     def answer(self, declare_others: Callable[[], object], held_by: str = "") -> WindowsAnswer:
         """The answer after everything was read. Waits until the leader knows that the windows are complete, and has
         declared those before them. `declare_others`: called before each look, for a run that leads itself.

@@ -1,6 +1,7 @@
 """The operation `compact`, which merges the small files that batches leave, and its schedule."""
 
-from typing import Final
+from collections import Counter
+from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from dagster import (
@@ -18,11 +19,16 @@ from pydantic import Field
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.doctor.orchestrator import COMPACTION_TAG
 from kcl_dagster.operations.operation import Answer, Operation, OperationContext
-from kcl_dagster.orchestration.admin_job import config_of, job_context
+from kcl_dagster.orchestration.admin_job import JobContext, config_of, job_context
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.run_storage import ACTIVE
+from kcl_dagster.orchestration.sink_choices import SinkChoice
 from kcl_dagster.orchestration.translator import identifier
 
+if TYPE_CHECKING:
+    from kcl_dagster.spark.sinks.parquet_compaction import Compaction
+
+DELTA: Final = "deltalake"
 MEBIBYTE: Final = 1024 * 1024
 NAMED_AT_MOST: Final = 10  # of what failed, in the error of the run
 
@@ -62,47 +68,53 @@ class CompactOperation(Operation):
     )
 
     def run(self, context: OperationContext) -> Answer:
+        here = job_context(context)
+        sinks = here.sink.compacted
+        if (self.vacuum or self.beside_others) and all(sink.kind != DELTA for sink in sinks.values()):
+            raise ConfigurationError("vacuum and beside_others are for Delta tables; this is a folder of Parquet")
+        lines: list[str] = []
+        numbers: Counter[str] = Counter({"merged": 0, "into": 0, "bytes": 0, "deleted": 0})
+        failed: list[str] = []
+        for name, sink in sinks.items():
+            done = self._compacted(sink, here)
+            lines += [f"{name}: {line}" if name else line for line in self._lines(sink, done)]
+            numbers.update(merged=done.merged, into=done.into, bytes=done.bytes, deleted=done.deleted)
+            failed += done.failed
+        wrong = f"{len(failed)} could not be merged, all else was: {'; '.join(failed[:NAMED_AT_MOST])}"
+        return Answer(lines, dict(numbers), wrong=wrong if failed else None)
+
+    def _compacted(self, sink: SinkChoice, here: JobContext) -> "Compaction":
         from kcl_dagster.spark.sinks.delta_compaction import compact_delta
         from kcl_dagster.spark.sinks.parquet_compaction import compact
 
-        here = job_context(context)
-        sink, target, by = here.sink, self.target_mebibytes * MEBIBYTE, f"the compaction of {here.by}"
-        if sink.kind == "parquet":
-            if self.vacuum or self.beside_others:
-                raise ConfigurationError(
-                    "vacuum and beside_others are for Delta tables; this is a folder of Parquet"
-                )
-            done = compact(
-                sink.place,
-                target_bytes=target,
-                min_age_seconds=self.min_age_seconds,
-                merges_at_once=self.merges_at_once,
-                s3=here.s3(),
-                by=by,
-            )
-        else:
-            options = sink.delta_options()
-            done = compact_delta(
+        target, by = self.target_mebibytes * MEBIBYTE, f"the compaction of {here.by}"
+        if sink.kind == DELTA:
+            return compact_delta(
                 sink.place,
                 target_bytes=target,
                 s3=here.s3(),
-                storage_options=options,
+                storage_options=sink.delta_options(),
                 by=by,
                 beside_others=self.beside_others,
                 vacuum=self.vacuum,
             )
+        return compact(
+            sink.place,
+            target_bytes=target,
+            min_age_seconds=self.min_age_seconds,
+            merges_at_once=self.merges_at_once,
+            s3=here.s3(),
+            by=by,
+        )
+
+    def _lines(self, sink: SinkChoice, done: "Compaction") -> list[str]:
         lines = [done.left_alone or f"merged {done.merged} files into {done.into}, {done.bytes} bytes"]
         if not (done.merged or done.failed or done.left_alone):
-            old = f" that are older than {self.min_age_seconds:.0f} s" if sink.kind == "parquet" else ""
+            old = "" if sink.kind == DELTA else f" that are older than {self.min_age_seconds:.0f} s"
             lines = [f"nothing to merge: no folder has two small files{old}"]
-        if self.vacuum:
+        if self.vacuum and sink.kind == DELTA:
             lines.append(f"deleted {done.deleted} files that the table had removed")
-        failed = f"{len(done.failed)} could not be merged, all else was: {'; '.join(done.failed[:NAMED_AT_MOST])}"
-        return Answer(
-            lines,
-            {"merged": done.merged, "into": done.into, "bytes": done.bytes, "deleted": done.deleted},
-            wrong=failed if done.failed else None,
-        )
+        return lines
 
 
 def build_kcl_compaction_schedule(consumer: Consumer, job: JobDefinition, cron: str) -> ScheduleDefinition:

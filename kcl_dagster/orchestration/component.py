@@ -363,6 +363,10 @@ class KclApplicationComponent(Component, Described):
     sink: SinkModel | None = None
     """Where records go; a record processor has none."""
 
+    sinks: dict[str, SinkModel] = field(default_factory=dict)
+    """Instead of `sink`, several tables by name, each batch in all of them or in none. The function then returns a
+    dict with a DataFrame for each name."""
+
     transform: str | None = None
     """`package.module.function`, from a DataFrame of records to one of rows, or `package.module.Class`, a record
     processor; left out, records are stored as they are."""
@@ -456,7 +460,7 @@ class KclApplicationComponent(Component, Described):
         return kcl_consumer(
             application=self.application,
             stream=self.stream,
-            sink=None if self.sink is None else self.sink.choice(),
+            sink=self._sink(),
             name=self.name or self.stream,
             key_prefix=self.key_prefix,
             fleet=FleetSettings(min_workers=self.min_workers, max_workers=self.max_workers),
@@ -476,6 +480,13 @@ class KclApplicationComponent(Component, Described):
             event_time=self.event_time,
             allowed_lateness=timedelta(minutes=self.allowed_lateness_minutes),
         )(self.transform_records())
+
+    def _sink(self) -> SinkChoice | Mapping[str, SinkChoice] | None:
+        if self.sink is not None and self.sinks:
+            raise ConfigurationError(f"application {self.application}: give sink or sinks, not both")
+        if self.sinks:
+            return {name: one.choice() for name, one in self.sinks.items()}
+        return None if self.sink is None else self.sink.choice()
 
     def build_defs(self, context: ComponentLoadContext) -> dg.Definitions:
         # Dagster notes on every asset which component it is from, so one only may describe a stream that many read.

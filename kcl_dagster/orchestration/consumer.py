@@ -27,6 +27,7 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.model.stored import rules_of
 from kcl_dagster.orchestration.code_version import code_version
 from kcl_dagster.orchestration.pace import batched, paced
+from kcl_dagster.orchestration.several_tables_choice import several_tables
 from kcl_dagster.orchestration.sink_choices import SinkChoice, Transform, processors
 from kcl_dagster.orchestration.time_windows import DEFAULT_PARTITIONS, PartitionWindows, refuse
 
@@ -179,7 +180,7 @@ def _parameters(transform: Callable[..., Any]) -> tuple[str, ...]:
 def kcl_consumer(
     *,
     application: str | Application,
-    sink: SinkChoice | None = None,
+    sink: SinkChoice | Mapping[str, SinkChoice] | None = None,
     stream: str | Sequence[str] | None = None,
     start: StartAt | None = None,
     workers: int | None = None,
@@ -209,8 +210,11 @@ def kcl_consumer(
     Args:
         application: The KCL application's name, which is also its lease table's; or a whole `Application`, and
             then none of the arguments that describe one.
-        sink: Where each batch goes: `kcl.parquet`, `kcl.delta`, `kcl.iceberg` or `kcl.foreach_batch`. A decorated
-            class with the KCL's `process_records` is a record processor and has no sink.
+        sink: Where each batch goes: `kcl.parquet`, `kcl.delta`, `kcl.iceberg` or `kcl.foreach_batch`; or several
+            of the first three by name, such as `{"orders": kcl.delta(...), "rejects": kcl.parquet(...)}`, and then
+            the function returns a dict with a DataFrame for each name. A batch is stored in all of them or in none,
+            and each is an asset of its own. A decorated class with the KCL's `process_records` is a record
+            processor and has no sink.
         stream: Name of the stream, or several.
         start: Where to begin when there is no checkpoint; the oldest record by default.
         workers: A fixed number of workers; short for `fleet=FleetSettings(min_workers=n, max_workers=n)`.
@@ -261,6 +265,7 @@ def kcl_consumer(
             def clicks(records):
                 return records.selectExpr("cast(data as string) as json", "arrival_timestamp")
     """
+    chosen_sink = several_tables(sink) if isinstance(sink, Mapping) else sink
     if workers is not None:
         if fleet is not None:
             raise ConfigurationError("give workers or fleet, not both")
@@ -288,21 +293,21 @@ def kcl_consumer(
 
     def decorate(transform: Callable[..., Any]) -> Consumer:
         is_processor = inspect.isclass(transform) and hasattr(transform, "process_records")
-        if is_processor == (sink is not None):
+        if is_processor == (chosen_sink is not None):
             has = (
                 "is a record processor and has no sink"
                 if is_processor
                 else "needs a sink, such as kcl.parquet(...)"
             )
             raise ConfigurationError(f"application {whole.name}: {transform.__name__} {has}")
-        if processes is not None and (sink is not None or processes < 1):
+        if processes is not None and (chosen_sink is not None or processes < 1):
             raise ConfigurationError(
                 f"application {whole.name}: processes={processes} must be positive and goes with record processors"
             )
         if arrow:
-            _refuse_arrow(whole.name, transform, sink)
-        _refuse_windows(whole.name, sink, event_time, allowed_lateness)
-        chosen = sink if sink is not None else processors(transform, processes)
+            _refuse_arrow(whole.name, transform, chosen_sink)
+        _refuse_windows(whole.name, chosen_sink, event_time, allowed_lateness)
+        chosen = chosen_sink if chosen_sink is not None else processors(transform, processes)
         described, stored = whole, chosen
         if visible_within is not None:
             described, stored = paced(whole, chosen, visible_within)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from dagster import (
+    AssetKey,
     AssetMaterialization,
     AssetRecordsFilter,
     DagsterInstance,
@@ -36,8 +37,8 @@ from kcl_dagster.orchestration.declaring import (
 from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, ROW_COUNT, KclWindowMetadataSet
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.run_storage import ranges_in_progress
-from kcl_dagster.orchestration.sink_choices import place_of
-from kcl_dagster.orchestration.table_versions import newest_version
+from kcl_dagster.orchestration.sink_choices import SinkChoice, place_of
+from kcl_dagster.orchestration.table_versions import newest_versions
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role
 from kcl_dagster.runtime import Clock, system
 from kcl_dagster.streams.listing import created_within_retention
@@ -88,6 +89,9 @@ class DeclaredWindows:
     """The start of the first window that was declared or will be. None before the first look."""
 
     clock: Clock = field(default_factory=lambda: system().clock)
+
+    _versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Of the tables, when windows were declared last."""
 
     _complete_since: dict[str, float] = field(default_factory=dict)
     """By run that goes on, since when (monotonic) all windows that it is launched for are complete."""
@@ -361,13 +365,45 @@ class DeclaredWindows:
     def _about_table(self, instance: DagsterInstance) -> Mapping[str, Any]:
         """Metadata that all windows have which are declared at one time: the version of the table, and its columns
         as the workers observed them."""
-        version = {} if self.kcl is None else newest_version(self.consumer, self.kcl)
-        about: dict[str, Any] = dict(KclWindowMetadataSet(**version))
-        for record in instance.fetch_observations(self._key, limit=OBSERVATIONS_READ).records:
+        self._versions = {} if self.kcl is None else newest_versions(self.consumer, self.kcl)
+        return self._about(instance, self._key, "")
+
+    def _about(self, instance: DagsterInstance, key: AssetKey, table: str) -> Mapping[str, Any]:
+        about: dict[str, Any] = dict(KclWindowMetadataSet(**self._versions.get(table, {})))
+        for record in instance.fetch_observations(key, limit=OBSERVATIONS_READ).records:
             observed = record.asset_observation
             if observed is not None and COLUMN_SCHEMA in observed.metadata:
                 return about | {COLUMN_SCHEMA: observed.metadata[COLUMN_SCHEMA]}
         return about
+
+    def with_tables(
+        self, instance: DagsterInstance, events: Sequence[AssetMaterialization]
+    ) -> list[AssetMaterialization]:
+        """These declarations, each behind those of the consumer's tables for the same window: a declaration that is
+        not stored is returned again, so none of a table is missing."""
+        tables = self.consumer.sink.tables
+        if not (tables and events):
+            return list(events)
+        keys = {
+            name: self.translator.get_asset_key(KclAsset(Role.TABLE, self.consumer, table=name)) for name in tables
+        }
+        about = {name: self._about(instance, key, name) for name, key in keys.items()}
+        found: list[AssetMaterialization] = []
+        for event in events:
+            found += [self._of_table(event, keys[name], sink, about[name]) for name, sink in tables.items()]
+            found.append(event)
+        return found
+
+    def _of_table(
+        self, event: AssetMaterialization, key: AssetKey, sink: SinkChoice, about: Mapping[str, Any]
+    ) -> AssetMaterialization:
+        """Without counts: those of the leases are of all tables together."""
+        told = KclWindowMetadataSet.extract(event.metadata)
+        kept = KclWindowMetadataSet(
+            reason=told.reason, complete_through=told.complete_through, window_end=told.window_end
+        )
+        metadata: dict[str, Any] = {**kept, **place_of(sink), **about}
+        return AssetMaterialization(key, partition=event.partition, metadata=metadata, tags=event.tags)
 
     def _materialization(
         self,
@@ -509,7 +545,8 @@ def declare(
             # write, a millisecond. Both materializations are true. If the other one has later late rows or a later
             # reset, the newest one in the storage lacks them, and the next tick of any leader declares it again.
             if not declared.has(instance, event):
-                write(event)
+                for one in declared.with_tables(instance, [event]):
+                    write(one)
         told |= keys
         written |= news
     return told

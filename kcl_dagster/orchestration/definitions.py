@@ -236,11 +236,15 @@ def _compacted(consumers: Sequence[Consumer], *, is_auto: bool) -> list[Consumer
     not asked for its compaction."""
     from kcl_dagster.spark.storage import open_store
 
-    chosen = [c for c in consumers if c.sink.is_compacted]
-    roots = [(consumer, open_store(consumer.sink.place).root) for consumer in chosen]
-    for outer, above in roots:
-        for inner, below in roots:
-            if outer.sink.kind != "parquet" or not below.startswith(f"{above.rstrip('/')}/"):
+    chosen = [c for c in consumers if c.sink.compacted]
+    roots = [
+        (consumer, sink, open_store(sink.place).root)
+        for consumer in chosen
+        for sink in consumer.sink.compacted.values()
+    ]
+    for outer, sink, above in roots:
+        for inner, _, below in roots:
+            if sink.kind != "parquet" or not below.startswith(f"{above.rstrip('/')}/"):
                 continue
             problem = (
                 f"compaction: {inner.application.name} stores at {below}, which is below the folder of "

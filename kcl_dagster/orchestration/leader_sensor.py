@@ -264,7 +264,10 @@ def _declarations(
         return []
     kinesis = kcl.client("kinesis", state.application)
     created = partial(created_within_retention, kinesis, state.application, state.runtime)
-    return state.declared.events(instance, report.completeness, report.leases, created, report.resets, report.lives)
+    found = state.declared.events(
+        instance, report.completeness, report.leases, created, report.resets, report.lives
+    )
+    return state.declared.with_tables(instance, found)
 
 
 def _superseded(

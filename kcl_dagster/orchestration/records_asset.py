@@ -33,15 +33,18 @@ def build_records_asset(
 ) -> AssetsDefinition:
     """The records asset of a consumer. Raises ConfigurationError where it has an automation condition."""
     application = consumer.application
-    spec = translator.get_asset_spec(KclAsset(Role.RECORDS, consumer))
-    if spec.automation_condition is not None:
+    of_tables = [KclAsset(Role.TABLE, consumer, table=name) for name in consumer.sink.tables]
+    specs = [translator.get_asset_spec(one) for one in (KclAsset(Role.RECORDS, consumer), *of_tables)]
+    for spec in specs:
+        if spec.automation_condition is None:
+            continue
         raise ConfigurationError(
             f"the asset {spec.key.to_user_string()} has an automation condition: the leader of {application.name} "
             f"materializes its partitions when they are complete. Give the condition to assets downstream of it"
         )
 
     @multi_asset(
-        specs=[spec],
+        specs=specs,
         name=f"{identifier(application.name)}_records",
         partitions_def=consumer.partitions,
         backfill_policy=BackfillPolicy.single_run(),
@@ -68,11 +71,14 @@ def build_records_asset(
             context.log.info("complete already, nothing was read for: %s", ", ".join(answer.events))
         if answer.problems:
             for event in answer.events.values():
-                context.log_event(event)
+                for one in asked.with_tables(event):
+                    context.log_event(one)
             raise Failure(". ".join(answer.problems), allow_retries=False)
         for key, event in answer.events.items():
-            context.add_asset_metadata(event.metadata, partition_key=key)
-        yield MaterializeResult(tags={EPOCH_TAG: str(answer.epoch)})
+            for one in asked.with_tables(event):
+                context.add_asset_metadata(one.metadata, asset_key=one.asset_key, partition_key=key)
+        for spec in reversed(specs):  # that of the records declares the window, so it comes last
+            yield MaterializeResult(asset_key=spec.key, tags={EPOCH_TAG: str(answer.epoch)})
 
     return records
 

@@ -80,6 +80,9 @@ class RunEventLog:
     place: Mapping[str, Any] = field(default_factory=dict)
     """Metadata of every observation: where the rows are."""
 
+    tables: Mapping[str, tuple[AssetKey, Mapping[str, Any]]] = field(default_factory=dict)
+    """The assets of a consumer's tables, by name, where it has several, and metadata of where their rows are."""
+
     open_window: Callable[[], str | None] = lambda: None
     """The partition that records belong to which arrive now. Observations are made of it."""
 
@@ -90,6 +93,8 @@ class RunEventLog:
     _pace: float = FIRST_PACE_SECONDS
     _columns: TableSchema | None = None
     _columns_told: bool = False
+    _table_columns: dict[str, TableSchema] = field(default_factory=dict)
+    _tables_told: bool = False
     _alarms: dict[EventKind, tuple[float, int]] = field(default_factory=dict)
     """When each kind was told last, and how many it has happened to since."""
 
@@ -131,11 +136,12 @@ class RunEventLog:
 
     def note_columns(self, output: Any) -> None:
         """What a transform has returned: its schema is that of the asset. Asks Spark once per run."""
-        schema = getattr(output, "schema", None) if self._columns is None else None
-        if schema is not None:
-            self._columns = TableSchema(
-                [TableColumn(column.name, column.dataType.simpleString()) for column in schema.fields]
-            )
+        if isinstance(output, Mapping):
+            if not self._table_columns:
+                found = {name: _columns_of(output.get(name)) for name in self.tables}
+                self._table_columns = {name: columns for name, columns in found.items() if columns is not None}
+        elif self._columns is None:
+            self._columns = _columns_of(output)
 
     def batch(self, report: BatchReport) -> None:
         """After each round. Writes when something was stored for the first time, then ever more seldom."""
@@ -155,7 +161,10 @@ class RunEventLog:
             event = self._observation()
             self._columns_told = self._columns is not None
             self._recent = Tally(since=self.monotonic())
-        self._offer("batch", partial(self.write, event))
+            of_tables = [] if self._tables_told else self._observations_of_tables()
+            self._tables_told = self._tables_told or bool(of_tables)
+        for one in (event, *of_tables):
+            self._offer("batch", partial(self.write, one))
 
     def observation(self) -> AssetObservation:
         """What was stored since the last one."""
@@ -164,6 +173,14 @@ class RunEventLog:
 
     def _observation(self) -> AssetObservation:
         return AssetObservation(self.asset, partition=self.open_window(), metadata=self._metadata())
+
+    def _observations_of_tables(self) -> list[AssetObservation]:
+        """Once per run: where the rows are, and their columns."""
+        return [
+            AssetObservation(key, partition=self.open_window(), metadata={**place, COLUMN_SCHEMA: columns})
+            for name, (key, place) in self.tables.items()
+            if (columns := self._table_columns.get(name)) is not None
+        ]
 
     def event(self, event: WorkerEvent) -> None:
         what = event.message
@@ -246,6 +263,13 @@ class RunEventLog:
         return {**told, **self.place, **({COLUMN_SCHEMA: columns} if columns is not None else {})}
 
 
+def _columns_of(output: Any) -> TableSchema | None:
+    schema = getattr(output, "schema", None)
+    if schema is None:
+        return None
+    return TableSchema([TableColumn(column.name, column.dataType.simpleString()) for column in schema.fields])
+
+
 def event_log_of(
     context: OpExecutionContext | AssetExecutionContext, consumer: Consumer, translator: KclTranslator, slot: str
 ) -> RunEventLog:
@@ -265,5 +289,9 @@ def event_log_of(
         context.log,
         lambda kind, what: asset_checks.alarm(kind, what, consumer, translator),
         place=place_of(consumer.sink),
+        tables={
+            name: (translator.get_asset_key(KclAsset(Role.TABLE, consumer, table=name)), place_of(sink))
+            for name, sink in consumer.sink.tables.items()
+        },
         open_window=lambda: consumer.windows.key_at(system().clock.now()),
     )

@@ -95,16 +95,26 @@ class SinkChoice:
     takes_arrow: bool = False
     """Whether what `open_staging` makes runs functions of Arrow tables."""
 
+    tables: "Mapping[str, SinkChoice]" = field(default_factory=dict, repr=False, compare=False)
+    """Of a consumer that stores into several tables: the sink of each, by name. Empty: there is one."""
+
+    @property
+    def each(self) -> "Mapping[str, SinkChoice]":
+        """The sink of each table; the name of the only one is empty."""
+        return self.tables or {"": self}
+
     @property
     def is_table(self) -> bool:
         """Whether this package writes the rows, and so sees their columns."""
-        return self.kind in _TABLES
+        return all(one.kind in _TABLES for one in self.each.values())
 
     @property
-    def is_compacted(self) -> bool:
-        """Whether the operation `compact` merges its files. Those of an Iceberg table are merged by an engine that
-        reads it."""
-        return self.kind in _COMPACTED and self.open_staging is not None
+    def compacted(self) -> "Mapping[str, SinkChoice]":
+        """Those of `each` whose files the operation `compact` merges. Those of an Iceberg table are merged by an
+        engine that reads it."""
+        return {
+            name: one for name, one in self.each.items() if one.kind in _COMPACTED and one.open_staging is not None
+        }
 
     def delta_options(self) -> dict[str, str] | None:
         """`storage_options` with the values of their EnvVars, in the process that opens the table."""

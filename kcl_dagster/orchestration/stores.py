@@ -6,7 +6,7 @@ from functools import partial
 
 from kcl_dagster.application import Application
 from kcl_dagster.operations.cost import StoredIn, Storing
-from kcl_dagster.operations.doctor.rights_probes import CHAINS
+from kcl_dagster.operations.doctor.rights_probes import CHAINS, SINK
 from kcl_dagster.orchestration.sink_choices import OpenStore, SinkChoice
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 
@@ -26,8 +26,9 @@ def written_stores(
     why = "an Application alone has no sink: name the consumer or the definitions"
     if sink is not None:
         why = f"a sink of the kind {sink.kind} cannot be asked without writing to it: {sink.place}"
-        if sink.kind in ("parquet", "deltalake"):
-            stores["sink"] = opener(sink.place)
+        for name, table in sink.each.items():
+            if table.kind in ("parquet", "deltalake"):
+                stores[f"{SINK} {name}".strip()] = opener(table.place)
         if sink.open_chains is not None:
             stores[CHAINS] = partial(_opened, sink.open_chains, connection)
     letters = application.batch.failure.dead_letter_path
@@ -38,12 +39,21 @@ def written_stores(
 
 def storing_of(sink: SinkChoice) -> Storing:
     """What an estimate has to know of a sink. An Iceberg table is named by its catalog, and taken to be on S3."""
-    target: StoredIn = "table" if sink.kind == "iceberg" else "other"
-    if sink.place.startswith(("s3://", "s3a://")):
-        target = "folder" if sink.kind == "parquet" else "table"
-    is_compacted = target != "other" and sink.is_compacted
-    storing = Storing(target, is_compacted=is_compacted, announces_batches=sink.open_staging is None)
+    found = [_stored_in(one) for one in sink.each.values()]
+    storing = Storing(
+        "folder" if "folder" in found else "table" if "table" in found else "other",  # a folder costs most
+        is_compacted=bool(sink.compacted) and found != ["other"] * len(found),
+        announces_batches=sink.open_staging is None,
+        outputs=len(found),
+        committed=found.count("table") if sink.tables else None,
+    )
     return storing if sink.commit_seconds is None else replace(storing, commit_seconds=sink.commit_seconds)
+
+
+def _stored_in(sink: SinkChoice) -> StoredIn:
+    if sink.place.startswith(("s3://", "s3a://")):
+        return "folder" if sink.kind == "parquet" else "table"
+    return "table" if sink.kind == "iceberg" else "other"
 
 
 def _opened(open_store_of: OpenStore, connection: Callable[[], Mapping[str, str]]) -> Store:

@@ -2,11 +2,13 @@
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.sink_choices import OpenStagingSink
 from kcl_dagster.worker.error_text import brief
 
 log = logging.getLogger(__name__)
@@ -15,22 +17,30 @@ ANSWER_SECONDS: Final = 5.0  # a tick of the leader waits no longer for a store 
 VERSIONED: Final = frozenset({"deltalake", "iceberg"})  # kinds of sinks
 
 
-def newest_version(consumer: Consumer, kcl: KclResource) -> Mapping[str, Any]:
-    """The newest version of the consumer's table, as fields of `KclWindowMetadataSet`. Empty for a sink without
-    versions, and where the table cannot be read: a leader needs no rights to it. Waits `ANSWER_SECONDS` at most."""
-    open_staging = consumer.sink.open_staging
-    if consumer.sink.kind not in VERSIONED or open_staging is None:
-        return {}
-    found: dict[str, Any] = {}
+def newest_versions(consumer: Consumer, kcl: KclResource) -> Mapping[str, Mapping[str, Any]]:
+    """The newest version of each table of the consumer, as fields of `KclWindowMetadataSet`, by its name (see
+    `SinkChoice.each`). Left out are those without versions, and those that cannot be read: a leader needs no rights
+    to them. Waits `ANSWER_SECONDS` at most."""
+    found: dict[str, Mapping[str, Any]] = {}
 
-    def ask() -> None:
+    def ask(name: str, open_staging: OpenStagingSink) -> None:
         try:
             sink = open_staging(consumer.stored_transform, kcl.connection("s3", consumer.application))
-            found.update(sink.version())
+            version = sink.version()
+            if version:
+                found[name] = version
         except Exception as error:  # of a catalog's or a table's library, or of the store
-            log.info("%s: the version of the table is not known: %s", consumer.application.name, brief(error))
+            place = f"{consumer.application.name} {name}".rstrip()
+            log.info("%s: the version of the table is not known: %s", place, brief(error))
 
-    thread = threading.Thread(target=ask, name="kcl-table-version", daemon=True)
-    thread.start()
-    thread.join(ANSWER_SECONDS)
+    threads = [
+        threading.Thread(target=ask, args=(name, sink.open_staging), name="kcl-table-version", daemon=True)
+        for name, sink in consumer.sink.each.items()
+        if sink.kind in VERSIONED and sink.open_staging is not None
+    ]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + ANSWER_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
     return dict(found)

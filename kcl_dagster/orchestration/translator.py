@@ -33,6 +33,7 @@ class Role(StrEnum):
 
     STREAM = "stream"
     RECORDS = "records"
+    TABLE = "table"
     LEASES = "leases"
     WORKERS = "workers"
     LAG = "lag"
@@ -50,13 +51,16 @@ class KclAsset:
     """
 
     role: Role
-    """What the asset stands for: stream, records, leases, workers, lag or decisions."""
+    """What the asset stands for: stream, records, table, leases, workers, lag or decisions."""
 
     consumer: Consumer
     """Whose asset it is."""
 
     stream: str | None = None
     """Which of its streams; only with the role STREAM."""
+
+    table: str | None = None
+    """Which of the tables that it stores into, where it has several; only with the role TABLE."""
 
     @property
     def application(self) -> Application:
@@ -78,6 +82,8 @@ DESCRIPTIONS = {
     Role.STREAM: "The Kinesis stream `{subject}`: its shards, and whether all of them are read. The leader reports "
     "it as *materialized* when it first sees the stream and when its set of open shards has changed, and "
     "*observes* it at least every hour.",
+    Role.TABLE: "One of the tables that `{subject}` stores into, where these are several. Its partitions are "
+    "materialized when those of the records are.",
     Role.LEASES: "**Who reads what**: which worker holds which shard of `{subject}`, up to where, and whether "
     "anybody does. The table has those that need attention first; *age* is for how long a counter has stood still.",
     Role.WORKERS: "**Who works**: the runs of `{subject}`, their leases, their load, how long they are up. Those "
@@ -91,6 +97,7 @@ DESCRIPTIONS = {
 _KINDS = {
     Role.STREAM: {"aws", "kinesis"},
     Role.RECORDS: {"pyspark"},
+    Role.TABLE: {"pyspark"},
     Role.LEASES: {"dynamodb", "table"},
     Role.WORKERS: {"dynamodb", "python"},
     Role.LAG: {"kinesis", "dynamodb"},
@@ -121,11 +128,15 @@ class KclTranslator:
             return AssetKey(["kinesis", asset.stream or asset.application.streams[0].name])
         if asset.role is Role.RECORDS:
             return AssetKey([*asset.consumer.key_prefix, asset.consumer.name])
+        if asset.role is Role.TABLE:
+            return AssetKey([*asset.consumer.key_prefix, asset.consumer.name, asset.table or ""])
         return AssetKey([*asset.consumer.key_prefix, asset.application.name, asset.role.value])
 
     def get_asset_spec(self, asset: KclAsset) -> AssetSpec:
         if asset.role is Role.STREAM:
             return self._stream(asset)
+        if asset.role is Role.TABLE:
+            return self._table(asset)
         consumer, application = asset.consumer, asset.application
         is_records = asset.role is Role.RECORDS
         description = DESCRIPTIONS.get(asset.role, "").format(subject=application.name)
@@ -152,12 +163,29 @@ class KclTranslator:
             metadata={COLUMN_SCHEMA: RECORDS_SCHEMA},
         )
 
+    def _table(self, asset: KclAsset) -> AssetSpec:
+        consumer, application, name = asset.consumer, asset.application, asset.table or ""
+        sink = consumer.sink.tables[name]
+        told = KclApplicationMetadataSet(application=application.name, sink=MetadataValue.path(sink.place))
+        return AssetSpec(
+            key=self.get_asset_key(asset),
+            deps=[self.get_asset_key(dep) for dep in self._upstream(asset)],
+            description=DESCRIPTIONS[Role.TABLE].format(subject=application.name),
+            group_name=identifier(application.name),
+            kinds={*_KINDS[asset.role], sink.kind},
+            owners=list(consumer.owners),
+            tags=dict(consumer.tags),
+            metadata={**told, **place_of(sink), **_code(consumer)},
+            partitions_def=consumer.partitions,
+        )
+
     def _upstream(self, asset: KclAsset) -> Sequence[KclAsset]:
         consumer = asset.consumer
         streams = [KclAsset(Role.STREAM, consumer, s.name) for s in consumer.application.streams]
         above: dict[Role, Sequence[KclAsset]] = {
             Role.STREAM: (),
             Role.RECORDS: streams,
+            Role.TABLE: (KclAsset(Role.RECORDS, consumer),),
             Role.LEASES: streams,
             Role.WORKERS: (KclAsset(Role.LEASES, consumer),),
             Role.LAG: (KclAsset(Role.LEASES, consumer),),

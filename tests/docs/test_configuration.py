@@ -60,7 +60,7 @@ def test_a_component_is_accepted(block: Block, monkeypatch: pytest.MonkeyPatch) 
     attributes = dict(document["attributes"])
     module, _, name = attributes.get("transform", "").rpartition(".")
     if module:  # of the reader's
-        written = (lambda records: records) if "sink" in attributes else Reader
+        written = (lambda records: records) if attributes.keys() & {"sink", "sinks"} else Reader
         monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: written}))
     component = KclApplicationComponent.resolve_from_dict(attributes)
     assert component.consumer().application.name == attributes["application"]

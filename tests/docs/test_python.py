@@ -83,7 +83,9 @@ def test_the_python_of_a_page_runs(page: Path, spark: SparkSession, tmp_path: Pa
             given = [one.resources or {} for one in known.values() if isinstance(one, dg.Definitions)]
             resources = SimpleNamespace(**{key: one for some in given for key, one in some.items()})
             context = dg.build_asset_context(partition_key="worker-000")
-            thing.bound(context, resources).stored_transform(records(spark, [payload])).collect()
+            output = thing.bound(context, resources).stored_transform(records(spark, [payload]))
+            for frame in output.values() if isinstance(output, Mapping) else [output]:
+                frame.collect()
         elif isinstance(thing, dg.AutomationConditionSensorDefinition):
             continue  # Dagster's daemon evaluates it; the conditions are tested in tests/unit/orchestration
         elif isinstance(thing, dg.SensorDefinition):

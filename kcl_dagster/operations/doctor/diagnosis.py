@@ -23,6 +23,7 @@ from kcl_dagster.operations.doctor.machine_checks import FindJava, judge_clock, 
 from kcl_dagster.operations.doctor.orchestrator import judge_instance
 from kcl_dagster.operations.doctor.rights_probes import (
     CHAINS,
+    SINK,
     chains_right,
     creation_right,
     index_right,
@@ -351,7 +352,7 @@ def _lock(subject: DiagnosisSubject, layout: TableLayout) -> dict[str, Any] | No
 
 
 def _sinks(subject: DiagnosisSubject) -> Iterator[DoctorFinding]:
-    if "sink" not in subject.stores:
+    if not any(name.startswith(SINK) for name in subject.stores):
         yield not_looked("sink", subject.why_no_sink or "the application was only named, so its sink is not known")
     for name, open_it in subject.stores.items():
         try:

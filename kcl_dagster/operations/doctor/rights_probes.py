@@ -27,6 +27,7 @@ from kcl_dagster.tables.attributes import OWNER, OWNER_INDEX
 from kcl_dagster.tables.places import Place
 
 CHAINS: Final = "chains"  # the name of a store in which chains of entries are kept
+SINK: Final = "sink"  # how the names of stores begin in which records are stored
 PROBE_KEY: Final = "kdDoctor"  # no row has this key, and none gets it
 _NO_STATISTICS: Final = {"SampleCount": 0.0, "Sum": 0.0, "Minimum": 0.0, "Maximum": 0.0}
 _NEVER: Final = "attribute_exists(#key) AND attribute_not_exists(#key)"

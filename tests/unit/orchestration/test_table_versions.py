@@ -18,7 +18,7 @@ from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.orchestration import table_versions
 from kcl_dagster.orchestration.declared_windows import DeclaredWindows
 from kcl_dagster.orchestration.sink_choices import SinkChoice
-from kcl_dagster.orchestration.table_versions import newest_version
+from kcl_dagster.orchestration.table_versions import newest_versions
 from tests.unit.orchestration.test_declared_windows import CHECKPOINT, complete, consumer_of, lease, rows
 
 RESOURCE = kcl.KclResource(region_name="us-east-1")
@@ -27,7 +27,7 @@ ROWS = pa.table({"n": [1, 2]})
 
 def test_a_window_of_a_delta_table_has_its_version(tmp_path: Path) -> None:
     consumer = consumer_of(sink=kcl.delta(str(tmp_path / "things")))
-    assert newest_version(consumer, RESOURCE) == {}, "there is no table yet"
+    assert newest_versions(consumer, RESOURCE) == {}, "there is no table yet"
     for _ in range(3):
         write_deltalake(tmp_path / "things", ROWS, mode="append")
     with dg.DagsterInstance.ephemeral() as instance:
@@ -39,15 +39,15 @@ def test_a_window_of_a_delta_table_has_its_version(tmp_path: Path) -> None:
 def test_a_window_of_an_iceberg_table_has_its_snapshot(tmp_path: Path) -> None:
     where = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": str(tmp_path)}
     consumer = consumer_of(sink=kcl.iceberg("lake.things", where))
-    assert newest_version(consumer, RESOURCE) == {}, "there is no table yet"
+    assert newest_versions(consumer, RESOURCE) == {}, "there is no table yet"
     catalog = SqlCatalog("default", **where)
     catalog.create_namespace("lake")
     table = catalog.create_table("lake.things", ROWS.schema)
-    assert newest_version(consumer, RESOURCE) == {}, "there is no snapshot yet"
+    assert newest_versions(consumer, RESOURCE) == {}, "there is no snapshot yet"
     table.append(ROWS)
     snapshot = table.current_snapshot()
     assert snapshot is not None
-    assert newest_version(consumer, RESOURCE) == {"snapshot": str(snapshot.snapshot_id)}
+    assert newest_versions(consumer, RESOURCE) == {"": {"snapshot": str(snapshot.snapshot_id)}}
 
 
 def test_a_table_that_cannot_be_read_or_does_not_answer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,9 +64,9 @@ def test_a_table_that_cannot_be_read_or_does_not_answer_is_left_out(monkeypatch:
 
     release = threading.Event()
     for open_sink in (refuse, hang):
-        assert newest_version(consumer_of(sink=SinkChoice("deltalake", "unused", open_sink)), RESOURCE) == {}
+        assert newest_versions(consumer_of(sink=SinkChoice("deltalake", "unused", open_sink)), RESOURCE) == {}
     release.set()
-    assert newest_version(consumer_of(), RESOURCE) == {}, "Parquet has no versions"
+    assert newest_versions(consumer_of(), RESOURCE) == {}, "Parquet has no versions"
 
 
 def counted(number: int, outside: int, late_uncounted: int) -> Lease:
