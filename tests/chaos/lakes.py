@@ -10,12 +10,15 @@ from uuid import uuid4
 import pyarrow.parquet as parquet
 
 import kcl_dagster as kcl
+from kcl_dagster.orchestration.several_tables_choice import several_tables
 from kcl_dagster.spark.storage import is_hidden
 from kcl_dagster.spark.transform import unchanged
 from kcl_dagster.worker.batch import Batch
 
-RAW, FOREACH = "raw", "foreach"
-KINDS = ("parquet", "delta", "iceberg", RAW, FOREACH)
+RAW, FOREACH, TABLES = "raw", "foreach", "tables"
+KINDS = ("parquet", "delta", "iceberg", RAW, FOREACH, TABLES)
+DIVIDED = ("iceberg", "parquet", "delta")
+"""The tables of one sink that rows are divided between, by chance. The first one has the chains."""
 
 COMMIT_SECONDS = 5.0  # of a table: several commits between two faults
 TABLE = "chaos.clicks"
@@ -53,6 +56,15 @@ def transform_by_chance(records: Any) -> Any:
     return transform(records).drop("lease_key").selectExpr("*", "rand() as luck", "current_timestamp() as at")
 
 
+def divided_by_chance(records: Any) -> dict[str, Any]:
+    """Each row is in one of the tables, which is another one with every attempt."""
+    rows, share = transform_by_chance(records), 1 / len(DIVIDED)
+    return {
+        kind: rows.where(f"luck >= {place * share} and luck < {(place + 1) * share}")
+        for place, kind in enumerate(DIVIDED)
+    }
+
+
 def choice(kind: str, lake: Path) -> kcl.SinkChoice:
     """A sink as a user would name it."""
     place = lake / kind
@@ -65,6 +77,8 @@ def choice(kind: str, lake: Path) -> kcl.SinkChoice:
             return kcl.iceberg(TABLE, catalog(lake), commit_seconds=COMMIT_SECONDS)
         case "foreach":
             return kcl.foreach_batch(file_by_identity(place))
+        case "tables":
+            return several_tables({kind: choice(kind, lake) for kind in DIVIDED})
     raise ValueError(f"{kind} is none of {KINDS}")
 
 
@@ -95,6 +109,8 @@ def transform_of(kind: str) -> Callable[[Any], Any]:
     """What the sink is given: a function of a user's that keys what it stores needs the leases of the rows."""
     if kind == RAW:
         return unchanged
+    if kind == TABLES:
+        return divided_by_chance
     return transform if kind == FOREACH else transform_by_chance
 
 
@@ -124,6 +140,8 @@ def count(kind: str, lake: Path) -> int:
 def _files(kind: str, lake: Path) -> list[Path]:
     place = lake / kind
     match kind:
+        case "tables":
+            return [path for one in DIVIDED for path in _files(one, lake)]
         case "delta":
             return _delta_files(place)
         case "iceberg":
