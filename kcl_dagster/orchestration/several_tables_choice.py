@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kcl_dagster.errors import ConfigurationError
@@ -68,17 +69,23 @@ def several_tables(tables: Mapping[str, SinkChoice]) -> SinkChoice:
 
 
 def _refuse_shared(tables: Mapping[str, SinkChoice]) -> None:
-    places: dict[tuple[bool, str], str] = {}
-    for name, choice in tables.items():
-        is_catalog = choice.kind == "iceberg"
-        place = choice.place if is_catalog else choice.place.rstrip("/")
-        other = places.setdefault((is_catalog, place), name)
-        if other != name:
-            raise ConfigurationError(
-                f"sink: {other} and {name} are both at {choice.place}: give each its own place"
-            )
-    folders = [(place, name) for (is_catalog, place), name in places.items() if not is_catalog]
-    for above, outer in folders:
-        for below, inner in folders:
+    catalogs = {name: choice.place for name, choice in tables.items() if choice.kind == "iceberg"}
+    folders = {name: _root(choice.place) for name, choice in tables.items() if choice.kind != "iceberg"}
+    for places in (catalogs, folders):
+        owners: dict[str, str] = {}
+        for name, place in places.items():
+            other = owners.setdefault(place, name)
+            if other != name:
+                raise ConfigurationError(f"sink: {other} and {name} are both at {place}: give each its own place")
+    for outer, above in folders.items():
+        for inner, below in folders.items():
             if below.startswith(f"{above}/"):
                 raise ConfigurationError(f"sink: {inner} at {below} is below the folder of {outer}, {above}")
+
+
+def _root(place: str) -> str:
+    """The same for all ways to write a place."""
+    from kcl_dagster.spark.storage import LocalStore, open_store
+
+    store = open_store(place)
+    return str(Path(store.root).resolve()) if isinstance(store, LocalStore) else store.root.rstrip("/")
