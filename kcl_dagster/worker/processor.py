@@ -74,6 +74,9 @@ class Record:
                 return self.timestamp_millis
         raise KeyError(field)
 
+    def __getitem__(self, field: str) -> Any:
+        return self.get(field)
+
 
 def record_of(record: PoisonRecord) -> Record:
     return Record(

@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="`make interop` runs the real Java KCL"))
 
 
-@pytest.fixture(scope="session", params=[java_kcl.legacy, java_kcl.single], ids=["three_tables", "one_table"])
+@pytest.fixture(scope="session", params=[*java_kcl.releases().values()], ids=[*java_kcl.releases()])
 def kcl(request: pytest.FixtureRequest) -> Kcl:
     make: Callable[[], Kcl] = request.param
     try:

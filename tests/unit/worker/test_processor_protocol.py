@@ -427,6 +427,7 @@ def test_a_record_has_the_attributes_that_processors_of_the_kcl_use() -> None:
         record.get(field)
         for field in ("data", "partitionKey", "sequenceNumber", "subSequenceNumber", "approximateArrivalTimestamp")
     ] == ["AGRhdGE=", "key", "17", 2, 1_700_000_000_123]
+    assert record["partitionKey"] == "key"
     with pytest.raises(KeyError):
         record.get("explicitHashKey")
 
