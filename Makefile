@@ -14,7 +14,7 @@ export UV_SYSTEM_CERTS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test nightly deploy-check unit lint types format lock sbom wheel conformance interop ui simulate simulate-mutants audit hostile spec \
+.PHONY: help setup demo test nightly deploy-check unit lint types format lock sbom wheel dist lowest highest conformance interop ui simulate simulate-mutants audit hostile spec \
 	chaos soak production screenshots reference docs shape bench-emulator bench-leader bench-failover bench-worker bench-decoding bench-cost bench-transforms bench-start bench-merges bench-latency clean
 
 help:  ## this list
@@ -49,6 +49,20 @@ test: $(READY)  ## the test suite; `make nightly` runs what it leaves out
 
 nightly: $(READY)  ## the tests that `make test` leaves out: referees, full matrices, storms, many seeds
 	@$(BIN)/python -m pytest $(if $(CI),,--color=yes) -n 2 --dist loadgroup -q -m nightly $(ARGS)
+
+# One run end to end, and each kind of sink with Spark.
+END_TO_END := tests/acceptance/test_demo.py tests/integration/spark/test_chains.py
+BOUNDS := .cache/bounds
+
+lowest highest: %: $(READY)  ## unit tests and a run end to end with the lowest, or highest, versions that pyproject.toml allows
+	@mkdir -p $(BOUNDS)
+	@$(BIN)/uv pip compile --quiet --python $(BIN)/python --no-deps --all-extras --no-header --no-annotate \
+		--resolution $(if $(filter lowest,$*),lowest-direct,highest) pyproject.toml -o $(BOUNDS)/$*.txt
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(BOUNDS)/$*
+	@$(BIN)/uv pip install --quiet --python $(BOUNDS)/$*/bin/python --constraint $(BOUNDS)/$*.txt --group test \
+		-e '.[connect,delta,emulator,iceberg,java]'
+	@cat $(BOUNDS)/$*.txt
+	@$(BOUNDS)/$*/bin/python -m pytest $(if $(CI),,--color=yes) -n 2 --dist loadgroup -q $(or $(ARGS),tests/unit $(END_TO_END))
 
 unit: $(READY)  ## the fast tests
 	@$(BIN)/python -m pytest -q tests/unit $(ARGS)
@@ -85,9 +99,17 @@ $(BUILD)/.ready: requirements-build.lock
 	@$(BUILD)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-build.lock
 	@touch $@
 
+# The date of the commit is that of each file in an archive, so that who builds the same commit gets the same bytes.
+COMMITTED := $(shell git log -1 --format=%ct 2>/dev/null)
+HATCHLING := $(if $(COMMITTED),SOURCE_DATE_EPOCH=$(COMMITTED)) $(BUILD)/bin/python -m hatchling build -d dist
+
 wheel: $(BUILD)/.ready  ## build dist/kcl_dagster-*.whl, in an environment of its own (seconds)
-	@$(BUILD)/bin/python -m hatchling build -t wheel -d dist > $(BUILD)/log || { cat $(BUILD)/log; exit 1; }
+	@$(HATCHLING) -t wheel > $(BUILD)/log || { cat $(BUILD)/log; exit 1; }
 	@ls dist/*.whl
+
+dist: $(BUILD)/.ready  ## what a release publishes: wheel and source archive, the same bytes wherever they are built
+	@$(HATCHLING) -t wheel -t sdist > $(BUILD)/log || { cat $(BUILD)/log; exit 1; }
+	@sha256sum dist/*.whl dist/*.tar.gz
 
 conformance: $(READY)  ## KCL conformance cases: FILE=path.json
 	@$(BIN)/python -m tests.conformance $(or $(FILE),tests/data/kcl/vectors.json)

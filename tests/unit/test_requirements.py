@@ -87,7 +87,8 @@ def test_the_lock_for_building_holds_what_the_build_needs_and_nothing_else() -> 
     building, developing = locked("requirements-build.lock"), locked("requirements.lock")
     groups = PROJECT["dependency-groups"]
     assert groups["build"] == PROJECT["build-system"]["requires"]
-    assert {"include-group": "build"} in groups["dev"]
+    assert {"include-group": "build"} in groups["test"]
+    assert {"include-group": "test"} in groups["dev"]
     needed, waiting = set(), [Requirement(text) for text in groups["build"]]
     while waiting:
         requirement = waiting.pop()

@@ -9,6 +9,7 @@ from typing import Any, cast
 import dagster as dg
 import pytest
 from dagster.components.testing import create_defs_folder_sandbox
+from dagster_shared.libraries import DagsterLibraryRegistry
 from pydantic import ValidationError
 
 import kcl_dagster as kcl
@@ -40,6 +41,11 @@ def consumer(application: str = "app", stream: str = "stream", name: str = "thin
 def graph_of(definitions: dg.Definitions) -> Any:
     dg.Definitions.validate_loadable(definitions)
     return definitions.resolve_asset_graph()
+
+
+def test_dagster_knows_the_version_of_the_library() -> None:
+    assert kcl.KclResource.__module__.startswith("kcl_dagster.orchestration")
+    assert DagsterLibraryRegistry.get()["kcl-dagster"] == kcl.__version__
 
 
 def test_everything_of_an_application_is_in_one_group() -> None:
