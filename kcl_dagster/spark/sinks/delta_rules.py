@@ -25,24 +25,19 @@ from kcl_dagster.spark.transform import Transform
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-# Features of a table that an append with statistics satisfies, or that the rules below take care of.
+# Features of a table that an append with statistics satisfies, or that the rules below take care of, and to which
+# delta-rs commits. It refuses others with the commit, when batches have been decided.
 _HONOURED: Final = frozenset(
     {
-        "allowColumnDefaults",
         "appendOnly",
         "changeDataFeed",
         "checkConstraints",
         "columnMapping",  # where it is switched on, the table is refused below
         "deletionVectors",
-        "domainMetadata",
         "generatedColumns",
-        "identityColumns",  # where there are any, the table is refused below
         "invariants",
         "timestampNtz",
-        "typeWidening",
-        "typeWidening-preview",
         "v2Checkpoint",
-        "vacuumProtocolCheck",
     }
 )
 # Features of a table that a merge of delta-rs knows. It takes tables with deletion vectors, too, and whether it
@@ -99,8 +94,6 @@ class DeltaRules:
                 sql = about["delta.generationExpression"]
                 expressions[field.name] = sql, field.dataType.simpleString()
                 conditions[field.name] = f"`{field.name}` <=> ({sql})"
-            elif "CURRENT_DEFAULT" in about:
-                expressions[field.name] = about["CURRENT_DEFAULT"], field.dataType.simpleString()
         return cls(
             name,
             pa.schema(table.schema().to_arrow()),

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from kcl_dagster.errors import RecordRefused, SinkError
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
-from kcl_dagster.spark.sinks.delta_rules import DeltaRules
+from kcl_dagster.spark.sinks.delta_rules import _HONOURED, DeltaRules
 from kcl_dagster.spark.sinks.delta_statistics import delta_statistics
 from kcl_dagster.spark.sinks.layout import NULL_PARTITION, TableFolders
 from kcl_dagster.spark.sinks.target import fits
@@ -133,6 +133,56 @@ def test_an_output_without_a_required_column_is_refused(tmp_path: Path) -> None:
     there.make(pa.schema(fields))
     with pytest.raises(SinkError, match=r"lacks \['kind'\]"):
         there.decide(output({"n": [1]}))
+
+
+OF_READERS = (
+    "columnMapping",
+    "deletionVectors",
+    "timestampNtz",
+    "typeWidening",
+    "v2Checkpoint",
+    "vacuumProtocolCheck",
+)
+REFUSED = (
+    "allowColumnDefaults",
+    "clustering",
+    "domainMetadata",
+    "identityColumns",
+    "inCommitTimestamp",
+    "rowTracking",
+)
+
+
+def with_features(folder: Path, *features: str) -> None:
+    """A table whose protocol demands these features of writers, as another engine may have made it."""
+    DeltaTable.create(str(folder), pa.schema([("n", pa.int64()), ("lease_key", pa.string())]))
+    log = folder / "_delta_log" / f"{0:020}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    of_readers = [name for name in features if name in OF_READERS]
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7}
+    protocol |= {"readerFeatures": of_readers, "writerFeatures": list(features)}  # type: ignore[dict-item]
+    changed = [{"protocol": protocol} if "protocol" in action else action for action in actions]
+    log.write_text("\n".join(map(json.dumps, changed)))
+
+
+@pytest.mark.parametrize("feature", sorted(_HONOURED))
+def test_delta_rs_commits_to_tables_with_each_feature_that_is_honoured(tmp_path: Path, feature: str) -> None:
+    there = lake(tmp_path)
+    with_features(tmp_path / "table", feature)
+    there.write(output({"kind": ["a"]}).drop_columns("kind"))
+    assert there.last_number() == 1
+    assert len(there.table().file_uris()) == 1
+
+
+@pytest.mark.parametrize("feature", [*REFUSED, "typeWidening", "vacuumProtocolCheck", "a feature of next year"])
+def test_a_feature_for_which_delta_rs_makes_no_commit_is_refused_before_anything_is_decided(
+    tmp_path: Path, feature: str
+) -> None:
+    there = lake(tmp_path)
+    with_features(tmp_path / "table", "appendOnly", feature)
+    with pytest.raises(SinkError, match=f"demands of writers what this sink does not do: {feature}"):
+        there.decide(output({"kind": ["a"]}).drop_columns("kind"))
+    assert there.left() == []
 
 
 @pytest.mark.audit("A7")
