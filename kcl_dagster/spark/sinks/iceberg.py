@@ -18,8 +18,16 @@ from kcl_dagster.spark.sinks.catalog_table import DEFAULT_CATALOG, MERGES, Catal
 from kcl_dagster.spark.sinks.chain_folder import ChainFolder
 from kcl_dagster.spark.sinks.former_parts import IcebergParts
 from kcl_dagster.spark.sinks.iceberg_commits import IcebergCommits
-from kcl_dagster.spark.sinks.iceberg_files import data_root, encoded_footer, staged_file, target_of
+from kcl_dagster.spark.sinks.iceberg_files import (
+    NEWEST_VERSION,
+    check_version,
+    data_root,
+    encoded_footer,
+    staged_file,
+    target_of,
+)
 from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
+from kcl_dagster.spark.sinks.iceberg_sorting import RowOrder
 from kcl_dagster.spark.sinks.layout import UNPARTITIONED, Layout
 from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
 from kcl_dagster.spark.sinks.snapshot_expiry import AGE
@@ -41,6 +49,7 @@ MANIFEST_BYTES: Final = 1 << 20
 # Of a table that is made here. A commit every half minute would leave thousands of manifests, of snapshots and of
 # versions of the metadata a day. Manifests are merged, snapshots are expired, and a hundred versions remain.
 PROPERTIES: Final = {
+    "format-version": str(NEWEST_VERSION),  # a server may have another default
     MERGES: "true",
     AGE: str(SNAPSHOTS_KEPT // timedelta(milliseconds=1)),
     "write.metadata.delete-after-commit.enabled": "true",
@@ -129,6 +138,7 @@ class IcebergFormat:
         return self._of(self.table.create(output, self.chains.location, PROPERTIES))
 
     def _of(self, table: "Table") -> WritingRules:
+        check_version(table, self.name)
         self.chains.check(table.location())
         return IcebergWriting(self.table, table)
 
@@ -168,9 +178,10 @@ class IcebergWriting:
         return target_of(self.loaded, self.table.name)
 
     def applied(self, transform: Transform) -> Transform:
-        return self.table.transform_for(self.loaded, transform)
+        return RowOrder.of(self.loaded).applied(self.table.transform_for(self.loaded, transform))
 
     def staged(self, files: Sequence[BatchFile], output: pa.Schema) -> tuple[tuple[StagedFile, ...], TableRules]:
         partitions = self._partitions
-        staged = tuple(staged_file(self.loaded, file, partitions) for file in files)
+        order = RowOrder.of(self.loaded).exact_id
+        staged = tuple(staged_file(self.loaded, file, partitions, order) for file in files)
         return staged, self.target.fulfilled(output, table=str(self.loaded.metadata.table_uuid))

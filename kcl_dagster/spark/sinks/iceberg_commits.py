@@ -17,7 +17,7 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.sinks.catalog_table import Addition, CatalogTable, recent_summaries
 from kcl_dagster.spark.sinks.chain_folder import ChainFolder
 from kcl_dagster.spark.sinks.completeness import application_key, completeness_record
-from kcl_dagster.spark.sinks.iceberg_files import files_of_entry, target_of
+from kcl_dagster.spark.sinks.iceberg_files import check_version, files_of_entry, target_of
 from kcl_dagster.tables.completeness_row import WrittenThrough
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class IcebergCommits:
         def missing(table: "Table") -> Addition | None:
             if self._number(table, application) >= number:
                 return None
+            check_version(table, self.table.name)
             target = target_of(table, self.table.name)
             added = []
             for entry in entries:

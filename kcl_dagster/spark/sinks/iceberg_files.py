@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kcl_dagster.chains.entry import PublishingEntry, StagedFile
+from kcl_dagster.errors import SinkError
 from kcl_dagster.spark.parquet_file import Footer, names_without_bounds, read_footer
 from kcl_dagster.spark.sinks.batch_files import BatchFile
 from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
 
+NEWEST_VERSION: Final = 2  # of the format, that pyiceberg writes
 _DATA_PATH: Final = "write.data.path"  # a table's property
 
 
@@ -34,15 +36,26 @@ class FileStatistics(msgspec.Struct, frozen=True):
 
 
 class FileOfTable(msgspec.Struct, frozen=True):
-    """What an entry of a chain keeps as the statistics of a file. `spec`: by which it is partitioned."""
+    """What an entry of a chain keeps as the statistics of a file. `spec`: by which it is partitioned. `order`: by
+    which its rows are sorted, an id of the table's."""
 
     spec: int
     manifest: FileStatistics
+    order: int | None = None
 
 
 def data_root(table: "Table") -> str:
     """Where the data files of a table are."""
     return table.properties.get(_DATA_PATH, f"{table.location().rstrip('/')}/data").rstrip("/")
+
+
+def check_version(table: "Table", name: str) -> None:
+    """Raise SinkError for a table that pyiceberg can read and not write."""
+    if table.format_version > NEWEST_VERSION:
+        raise SinkError(
+            f"{name} is of version {table.format_version} of the format, and pyiceberg writes version "
+            f"{NEWEST_VERSION}: write to another table, or use the foreach_batch sink with an engine that does"
+        )
 
 
 def target_of(table: "Table", name: str) -> Target:
@@ -74,7 +87,7 @@ def file_statistics(table: "Table", footer: Footer) -> FileStatistics:
 
 
 def data_file(
-    place: str, size: int, partition: Mapping[str, str | None], statistics: FileStatistics, of: IcebergPartitions
+    place: str, size: int, partition: Mapping[str, str | None], about: FileOfTable, of: IcebergPartitions
 ) -> "DataFile":
     """As a manifest has it. `partition`: see `IcebergPartitions.values`."""
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
@@ -85,10 +98,10 @@ def data_file(
         file_format=FileFormat.PARQUET,
         partition=of.record(partition),
         file_size_in_bytes=size,
-        sort_order_id=None,
+        sort_order_id=about.order,
         equality_ids=None,
         key_metadata=None,
-        **msgspec.structs.asdict(statistics),
+        **msgspec.structs.asdict(about.manifest),
     )
     file.spec_id = of.spec.spec_id
     return file
@@ -99,9 +112,10 @@ def encoded_footer(footer: Footer) -> str:
     return b64encode(footer).decode()
 
 
-def staged_file(table: "Table", file: BatchFile, of: IcebergPartitions) -> StagedFile:
-    """As an entry has it. Its path is the whole one: where the data files of a table are may be changed."""
-    statistics = FileOfTable(of.spec.spec_id, file_statistics(table, b64decode(file.statistics or "")))
+def staged_file(table: "Table", file: BatchFile, of: IcebergPartitions, order: int | None = None) -> StagedFile:
+    """As an entry has it. `order`: see `FileOfTable`. Its path is the whole one: where the data files of a table
+    are may be changed."""
+    statistics = FileOfTable(of.spec.spec_id, file_statistics(table, b64decode(file.statistics or "")), order)
     text = msgspec.json.encode(statistics).decode()
     return StagedFile(f"{data_root(table)}/{file.path}", file.rows, file.bytes, file.partition, text)
 
@@ -113,5 +127,5 @@ def files_of_entry(table: "Table", entry: PublishingEntry) -> "list[DataFile]":
     for file in entry.files:
         about = msgspec.json.decode(file.statistics or "", type=FileOfTable)
         partitions = IcebergPartitions.of(table.name()[-1], table.specs()[about.spec], table.schema())
-        found.append(data_file(file.path, file.bytes, file.partition or {}, about.manifest, partitions))
+        found.append(data_file(file.path, file.bytes, file.partition or {}, about, partitions))
     return found

@@ -11,6 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyarrow import parquet
+from pyiceberg.table.sorting import NullOrder
+from pyiceberg.transforms import IdentityTransform
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -219,6 +222,21 @@ def test_a_column_that_differs_in_case_only_is_refused(
     strange = sink_of("delta", tmp_path, transform=named("N"), evolve=evolve)
     with pytest.raises(SinkError, match="column N of the output differs from n of the table in case only"):
         stage(strange, fetched, 2)
+
+
+def test_files_of_an_iceberg_table_are_sorted_by_its_order(fetched: tuple[Batch, Any], tmp_path: Path) -> None:
+    sink = sink_of("iceberg", tmp_path, transform=numbered, partition_by=["kind"])
+    commit(sink, 1, stage(sink, fetched))
+    lake = CatalogTable("lake.clicks", catalog(tmp_path)).catalog
+    with lake.load_table("lake.clicks").update_sort_order() as order:
+        order.desc("n", IdentityTransform(), NullOrder.NULLS_LAST)
+    commit(sink, 2, stage(sink, fetched, 2))
+    files = lake.load_table("lake.clicks").inspect.files().to_pylist()
+    assert Counter(file["sort_order_id"] for file in files).keys() == {None, 1}
+    for file in files:
+        numbers = parquet.read_table(file["file_path"].removeprefix("file://"))["n"].to_pylist()
+        assert (numbers == sorted(numbers, reverse=True)) == (file["sort_order_id"] == 1)
+    assert Counter(rows(tmp_path, "iceberg")["n"].to_pylist()) == Counter([*range(RECORDS)] * 2)
 
 
 def test_a_batch_without_rows_makes_no_table(fetched: tuple[Batch, Any], tmp_path: Path) -> None:

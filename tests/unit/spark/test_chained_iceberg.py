@@ -14,6 +14,7 @@ import pytest
 from moto import mock_aws
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table.metadata import TableMetadataV3
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType
 
@@ -369,6 +370,27 @@ def test_a_table_that_was_altered_takes_nothing_that_does_not_fit(
         lake.clock.advance(RETRY_SECONDS)
     if alter is not removed:
         assert lake.version() == 0
+
+
+@pytest.mark.parametrize("is_decided", [True, False])
+def test_a_table_of_version_3_is_refused_by_name(
+    lake: IcebergLake, monkeypatch: pytest.MonkeyPatch, is_decided: bool
+) -> None:
+    """Before anything is decided, or by the commit if the table was upgraded since. pyiceberg cannot write one."""
+    lake.make(rows_of(range(1)).schema)
+    if is_decided:
+        lake.decide(rows_of(range(2)))
+    load = CatalogTable.load
+
+    def upgraded(table: CatalogTable) -> Any:
+        found: Any = load(table)
+        found.metadata = TableMetadataV3.model_construct(**dict(found.metadata) | {"format_version": 3})
+        return found
+
+    monkeypatch.setattr(CatalogTable, "load", upgraded)
+    step = partial(lake.committer().finish, lake.wanted) if is_decided else partial(lake.decide, rows_of(range(2)))
+    with pytest.raises(SinkError, match="is of version 3 of the format, and pyiceberg writes version 2"):
+        step()
 
 
 class Elsewhere(IcebergLake):

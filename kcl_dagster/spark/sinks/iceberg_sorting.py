@@ -1,0 +1,100 @@
+"""The sort order of an Iceberg table, by which the rows of each file are sorted before they are written.
+
+Rows are sorted within each task of Spark, so nothing is shuffled. A file names the order in the table's metadata
+only if its rows follow it exactly.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from kcl_dagster.spark.transform import Transform
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.sorting import SortField
+
+# Transforms whose values follow the order of the column. After one, rows of an equal value are in the order of the
+# column and not in that of the next field: so it is exact for the last field only.
+_MONOTONIC: Final = ("year", "month", "day", "hour", "truncate")
+
+
+@dataclass(frozen=True, slots=True)
+class SortKey:
+    """`path`: of the column, one name for each level of structs."""
+
+    path: tuple[str, ...]
+    is_descending: bool
+    has_nulls_first: bool
+
+    @property
+    def column(self) -> Column:
+        found = F.col(".".join("`" + name.replace("`", "``") + "`" for name in self.path))
+        match self.is_descending, self.has_nulls_first:
+            case True, True:
+                return found.desc_nulls_first()
+            case True, False:
+                return found.desc_nulls_last()
+            case False, True:
+                return found.asc_nulls_first()
+            case _:
+                return found.asc_nulls_last()
+
+
+@dataclass(frozen=True, slots=True)
+class RowOrder:
+    """`keys`: the fields by which rows can be sorted, from the first one on. `exact_id`: of the order, if rows that
+    are sorted by the keys follow it."""
+
+    keys: tuple[SortKey, ...] = ()
+    exact_id: int | None = None
+
+    @classmethod
+    def of(cls, table: "Table") -> "RowOrder":
+        """Of an output, columns that it lacks are null in every row, and need no sorting."""
+        order = table.sort_order()
+        keys: list[SortKey] = []
+        for number, field in enumerate(order.fields):
+            transform = str(field.transform).partition("[")[0]
+            is_last = number == len(order.fields) - 1
+            if transform == "void":
+                continue
+            if transform not in ("identity", *_MONOTONIC):
+                return cls(tuple(keys))
+            keys.append(_key(table, field))
+            if transform != "identity" and not is_last:
+                return cls(tuple(keys))
+        is_exact = bool(keys) and not any(_is_floating(table, field) for field in order.fields)
+        return cls(tuple(keys), order.order_id if is_exact else None)
+
+    def applied(self, transform: Transform) -> Transform:
+        """The transform, with its output sorted."""
+        if not self.keys:
+            return transform
+
+        def sorted_rows(records: DataFrame) -> DataFrame:
+            output = transform(records)
+            if not hasattr(output, "columns"):
+                return output  # no DataFrame, which is refused where all of them are
+            keys = [key.column for key in self.keys if key.path[0] in output.columns]
+            return output.sortWithinPartitions(*keys) if keys else output
+
+        return sorted_rows
+
+
+def _key(table: "Table", field: "SortField") -> SortKey:
+    from pyiceberg.table.sorting import NullOrder, SortDirection
+
+    name = table.schema().find_column_name(field.source_id)
+    assert name is not None, "the format keeps columns that a sort order names"
+    nulls_first = field.null_order == NullOrder.NULLS_FIRST
+    return SortKey(tuple(name.split(".")), field.direction == SortDirection.DESC, nulls_first)
+
+
+def _is_floating(table: "Table", field: "SortField") -> bool:
+    """Spark takes the two zeros for one value, and Iceberg does not."""
+    from pyiceberg.types import DoubleType, FloatType
+
+    return isinstance(table.schema().find_type(field.source_id), DoubleType | FloatType)
