@@ -4,6 +4,7 @@ What is left as it is was raised by the consumer's code.
 """
 
 import errno
+import re
 import secrets
 import sys
 import traceback
@@ -95,6 +96,7 @@ class Marks:
 
 
 _MINE: Final = Marks()
+_DRAWN: Final = re.compile(r"\x1b\[[0-9;]*m|↳")  # colours, and the arrow to a cause
 
 LONGEST_LINE: Final = 500  # characters, of what an operator reads in an event
 
@@ -202,8 +204,9 @@ def _is_raised_in(error: BaseException, package: str) -> bool:
 
 def of_table(table: str, error: Exception) -> BatchError:
     """What a table's own library raised. No code of the consumer runs in there, so it is the sink's, or a record's
-    where a value could not be converted."""
-    text = f"{table}: {type(error).__name__}: {redacted(str(error))}"
+    where a value could not be converted. In one line: delta-rs draws a tree of causes for a terminal."""
+    said = " ".join(_DRAWN.sub(" ", str(error)).split())
+    text = f"{table}: {type(error).__name__}: {redacted(said)}"
     return RecordRefused(text) if isinstance(error, UnicodeError | ArithmeticError) else SinkError(text)
 
 

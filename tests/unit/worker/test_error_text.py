@@ -207,6 +207,12 @@ def test_errors_of_tables_and_of_spark_carry_no_values() -> None:
     assert str(of_table("delta at /lake", error)) == (
         f"delta at /lake: ValueError: Could not convert '{REDACTED}' with type str: tried to convert to int64"
     )
+    drawn = OSError(
+        "Generic S3 error\n \x1b[31m↳\x1b[0m Error performing list request\n  \x1b[31m↳\x1b[0m timed out"
+    )
+    assert str(of_table("delta at s3://lake", drawn)) == (
+        "delta at s3://lake: OSError: Generic S3 error Error performing list request timed out"
+    )
     cast = Exception('[CAST_INVALID_INPUT] The value \'anna\' of the type "STRING" cannot be cast to "INT"')
     assert first_line(cast) == (
         f'[CAST_INVALID_INPUT] The value \'{REDACTED}\' of the type "STRING" cannot be cast to "INT"'
