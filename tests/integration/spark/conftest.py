@@ -54,7 +54,8 @@ class Stream:
 
 
 @contextmanager
-def new_stream(aws: Emulator, shards: int = 3) -> Iterator[Stream]:
+def new_stream(aws: Any, shards: int = 3) -> Iterator[Stream]:
+    """`aws`: an `Emulator`, or what makes clients as it does."""
     kinesis = aws.client("kinesis")
     name = f"stream-{next(_numbers)}"
     kinesis.create_stream(StreamName=name, ShardCount=shards)
