@@ -320,6 +320,6 @@ OPERATIONS: Final = (
     ),
     Operation("feed", "the change data feed has what was appended", change_feed, _FOLDER),
     Operation("merge", "`merge_on` with deletes", merges, _FOLDER),
-    Operation("writer", "Spark inserts beside the sink", beside_writer),
+    Operation("writer", "Spark inserts beside the sink", beside_writer, _FOLDER),
     Operation("maintain", "Spark optimizes beside the sink, and vacuums", maintenance, _FOLDER),
 )
