@@ -3,19 +3,17 @@
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Listener, answer_challenge, deliver_challenge
-from socket import create_connection
-from typing import Any, Final
+from socket import create_connection, create_server, socket
+from typing import Final
 
 from kcl_dagster.errors import BatchError, Unavailable
 from kcl_dagster.spark.processor_hosts import messages
-from kcl_dagster.spark.processor_hosts.host_process import keep_alive
-from kcl_dagster.spark.processor_hosts.messages import Answer, Close, End, Line, Order, Question
+from kcl_dagster.spark.processor_hosts.certificate import Certificate
+from kcl_dagster.spark.processor_hosts.line import HANDSHAKE_SECONDS, Line
+from kcl_dagster.spark.processor_hosts.messages import Answer, Close, End, Order, Question
 from kcl_dagster.worker.hosted_processor import HostLost, ProcessorFailed
 from kcl_dagster.worker.instance import ProcessorContext
 
-HANDSHAKE_SECONDS: Final = 10.0  # a connection that sends nothing for longer is closed
 CLOSING_SECONDS: Final = 2.0  # a connection to ourselves
 BACKLOG: Final = 64  # executors that connect at the same time
 
@@ -28,8 +26,6 @@ class HostConnection:
         self._line = line
         self._is_lost = False
         self._in_call = threading.Lock()
-        self._sending = threading.Lock()
-        """A long order is written in several pieces, between which no other message may come."""
 
     @property
     def is_lost(self) -> bool:
@@ -38,9 +34,10 @@ class HostConnection:
         if not self._is_lost and self._in_call.acquire(blocking=False):
             try:
                 # A host sends nothing between calls: if something can be read, it is the end of the connection.
-                self._is_lost = self._line.poll(0)
-            except (EOFError, OSError):
-                self._is_lost = True
+                if self._line.poll(0):
+                    self._lose()
+            except OSError:
+                self._lose()
             finally:
                 self._in_call.release()
         return self._is_lost
@@ -55,7 +52,7 @@ class HostConnection:
             with self._in_call:
                 end = self._exchange(order, context)
         except (EOFError, OSError) as error:
-            self._is_lost = True
+            self._lose()
             raise HostLost(f"the executor process of host {self.host} is gone") from error
         except BaseException:
             self.close()  # the host waits for an answer that will not come
@@ -71,12 +68,11 @@ class HostConnection:
 
     def end_read(self) -> None:
         """End the fetch that another thread has called for, if it is still carried out."""
-        with suppress(OSError), self._sending:  # the call notices
+        with suppress(OSError):  # the call notices
             self._line.send(messages.EndRead())
 
     def _exchange(self, order: Order, context: ProcessorContext | None) -> End:
-        with self._sending:
-            self._line.send(order)
+        self._line.send(order)
         while isinstance(message := self._line.recv(), messages.WantsCheckpoint | messages.WantsSetAside):
             self._line.send(_answer(message, context))
         end: End = message
@@ -85,8 +81,11 @@ class HostConnection:
     def close(self) -> None:
         with suppress(OSError):
             self._line.send(Close())
-        self._line.close()
+        self._lose()
+
+    def _lose(self) -> None:
         self._is_lost = True
+        self._line.close()
 
 
 def _answer(question: Question, context: ProcessorContext | None) -> Answer:
@@ -102,54 +101,55 @@ def _answer(question: Question, context: ProcessorContext | None) -> Answer:
 class HostListener:
     """Accepts connections of hosts, on threads of its own. Closes connections of clients without the secret."""
 
-    def __init__(self, host: str, port: int, secret: bytes, on_host: Callable[[HostConnection], None]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        certificate: Certificate,
+        secret: bytes,
+        on_host: Callable[[HostConnection], None],
+    ) -> None:
         """`on_host`: called with each new host, on a thread of the listener."""
+        self._context = certificate.context()
         self._secret = secret
         self._on_host = on_host
-        self._listener = Listener((host, port), backlog=BACKLOG)
+        self._socket = create_server((host, port), backlog=BACKLOG)
         self._is_closed = False
         threading.Thread(target=self._accept, name="kcl-host", daemon=True).start()
 
     @property
     def port(self) -> int:
-        address: Any = self._listener.address
-        return int(address[1])
+        return int(self._socket.getsockname()[1])
 
     def close(self) -> None:
         self._is_closed = True
         with suppress(OSError):
             # Closing a socket does not end an `accept` that is waiting on it; a connection does.
-            create_connection(self._listener.address, CLOSING_SECONDS).close()
-        self._listener.close()
+            create_connection(self._socket.getsockname()[:2], CLOSING_SECONDS).close()
+        self._socket.close()
 
     def _accept(self) -> None:
         while not self._is_closed:
             try:
-                line = self._listener.accept()
-            except (EOFError, OSError):
+                connection, _ = self._socket.accept()
+            except OSError:
                 continue
-            threading.Thread(target=self._accept_host, args=(line,), name="kcl-host-handshake", daemon=True).start()
-
-    def _accept_host(self, line: Line) -> None:
-        try:
-            if not self._is_closed and self._has_secret(line) and line.poll(HANDSHAKE_SECONDS):
-                keep_alive(line)
-                hello: messages.Hello = line.recv()
-                self._on_host(HostConnection(hello.host, line))
+            if self._is_closed:
+                connection.close()
                 return
-        except (EOFError, OSError, AuthenticationError):
-            pass
-        line.close()
+            threading.Thread(
+                target=self._accept_host, args=(connection,), name="kcl-host-handshake", daemon=True
+            ).start()
 
-    def _has_secret(self, line: Line) -> bool:
-        """Run the handshake of `multiprocessing`, which proves to both sides that the other has the secret. Data of
-        a client without the secret is never unpickled."""
-        closing = threading.Timer(HANDSHAKE_SECONDS, line.close)
-        closing.daemon = True
-        closing.start()
-        try:
-            deliver_challenge(line, self._secret)
-            answer_challenge(line, self._secret)
-        finally:
-            closing.cancel()
-        return True
+    def _accept_host(self, connection: socket) -> None:
+        with suppress(EOFError, OSError):
+            line = Line.accept(connection, self._context, self._secret)
+            try:
+                hello: object = line.recv() if line.poll(HANDSHAKE_SECONDS) else None
+            except BaseException:
+                line.close()
+                raise
+            if isinstance(hello, messages.Hello):
+                self._on_host(HostConnection(hello.host, line))
+            else:
+                line.close()

@@ -2,25 +2,24 @@
 
 import logging
 import signal
-import socket
 import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Client
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark import cloudpickle
+from pyspark import Broadcast, cloudpickle
 
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import system
 from kcl_dagster.spark import fetch as fetching
 from kcl_dagster.spark.processor_hosts import messages
-from kcl_dagster.spark.processor_hosts.messages import End, Line, Order, Question, Returned
+from kcl_dagster.spark.processor_hosts.line import Line
+from kcl_dagster.spark.processor_hosts.messages import End, Order, Question, Returned
 from kcl_dagster.spark.schema import LEASE_KEY, PROGRESS
 from kcl_dagster.streams.pacing import ReadDeadline
 from kcl_dagster.worker.batch import PoisonRecord
@@ -31,18 +30,17 @@ from kcl_dagster.worker.processor import ProcessorFactory, Record
 
 log = logging.getLogger(__name__)
 
-# A driver that vanished with its machine shows after half a minute; one whose process died, at once.
 LISTENING_SECONDS: Final = 0.05  # after which a listener sees that the fetch is over
-KEEPALIVE: Final = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """How a host reaches the worker and makes processors. Goes to the executors with the task, as Spark's own
-    secrets do."""
+    """How a host reaches the worker and makes processors. Comes with the task, and has no secret."""
 
     address: tuple[str, int]
-    secret: bytes = field(repr=False)
+    certificate: str = field(repr=False)
+    """Of the worker, in PEM. The host connects to no other."""
+
     factory: bytes = field(repr=False)
     """Makes a processor; pickled, since it can be read only where the driver's modules are found."""
 
@@ -51,40 +49,32 @@ class HostPlan:
 
 
 class HostTask:
-    """What `mapInArrow` runs. One input row has the number of the host; there is no output."""
+    """What `mapInArrow` runs. One input row has the number of the host; there is no output.
 
-    def __init__(self, plan: HostPlan) -> None:
+    `secret`: proves to the worker that a host is of this session. It is no part of the task or of Spark's plan, in
+    which is the number of the broadcast variable.
+    """
+
+    def __init__(self, plan: HostPlan, secret: Broadcast[bytes]) -> None:
         self._plan = plan
+        self._secret = secret
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                run_host(self._plan, number)
+                run_host(self._plan, self._secret.value, number)
             yield batch.slice(0, 0)
 
 
-def run_host(plan: HostPlan, number: int) -> None:
+def run_host(plan: HostPlan, secret: bytes, number: int) -> None:
     """Serve the worker until it closes the host or ends."""
     for place in plan.path:
         if place not in sys.path:
             sys.path.append(place)
     install_stand_in()
-    with Client(plan.address, authkey=plan.secret) as line, _uninterrupted():
-        keep_alive(line)
+    with Line.connect(plan.address, plan.certificate, secret) as line, _uninterrupted():
         line.send(messages.Hello(number))
         ProcessorHost(line, plan.factory).serve()
-
-
-def keep_alive(line: Line) -> None:
-    """Notice a peer whose machine is gone."""
-    with socket.socket(fileno=line.fileno()) as connection:
-        try:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in KEEPALIVE:
-                if hasattr(socket, option):
-                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        finally:
-            connection.detach()
 
 
 @contextmanager

@@ -5,18 +5,11 @@ The worker sends an order. The host answers with any number of questions, each o
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
 
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.fetch import FetchPlan
 from kcl_dagster.worker.batch import PoisonRecord
-
-if TYPE_CHECKING:
-    Line = Connection[Any, Any]
-else:
-    Line = Connection
 
 # Orders
 

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from kcl_dagster.spark.health import SessionHealth
 from kcl_dagster.spark.outcome import FetchOutcome
 from kcl_dagster.spark.plans import EngineSettings, Plans
 from kcl_dagster.spark.processor_hosts import messages
+from kcl_dagster.spark.processor_hosts.certificate import Certificate
 from kcl_dagster.spark.processor_hosts.host_connection import HostConnection, HostListener
 from kcl_dagster.spark.processor_hosts.host_process import HostPlan, HostTask
 from kcl_dagster.spark.session import is_classic
@@ -38,6 +40,8 @@ CLUSTER_HOSTS: Final = 2  # where the number of cores is not ours to know; each 
 START_SECONDS: Final = 60.0
 SECRET_BYTES: Final = 32
 CLOSING_SECONDS: Final = 10.0  # a task ends at once on request; one that runs user code is canceled
+
+_SPARK_ERRORS: Final = (PySparkException, Py4JError, RuntimeError, OSError)
 
 HOST: Final = "spark.kclDagster.processors.host"
 PORT: Final = "spark.kclDagster.processors.port"
@@ -135,11 +139,14 @@ class SparkProcessorHosts:
         self._is_closed = False
         self._pool = ThreadPoolExecutor(self._count, thread_name_prefix="kcl-host")
         self._tag = f"kcl-host-{self._runtime.new_id()}"
-        secret = os.urandom(SECRET_BYTES)
+        secret, certificate = os.urandom(SECRET_BYTES), Certificate.new()
         host, bind = _addresses(spark)
         pickled: Any = cloudpickle.dumps
-        self._listener = HostListener(bind, int(spark.conf.get(PORT, None) or 0), secret, self._add)
-        self._host_plan = HostPlan((host, self._listener.port), secret, pickled(new_processor), tuple(sys.path))
+        self._listener = HostListener(bind, int(spark.conf.get(PORT, None) or 0), certificate, secret, self._add)
+        self._secret = spark.sparkContext.broadcast(secret)
+        self._host_plan = HostPlan(
+            (host, self._listener.port), certificate.certificate, pickled(new_processor), tuple(sys.path)
+        )
 
     # Reading
 
@@ -230,6 +237,8 @@ class SparkProcessorHosts:
             for thread in threads:
                 thread.join(CLOSING_SECONDS)
         self._pool.shutdown(wait=True)
+        with suppress(*_SPARK_ERRORS):
+            self._secret.destroy()
 
     # Hosts
 
@@ -274,9 +283,11 @@ class SparkProcessorHosts:
         try:
             self._spark.sparkContext.addJobTag(self._tag)
             self._spark.sparkContext.setJobDescription(f"record processors, host {number}")
-            host = self._spark.range(number, number + 1, 1, 1).mapInArrow(HostTask(self._host_plan), "id bigint")
+            host = self._spark.range(number, number + 1, 1, 1).mapInArrow(
+                HostTask(self._host_plan, self._secret), "id bigint"
+            )
             host.collect()
-        except (PySparkException, Py4JError, RuntimeError, OSError) as error:
+        except _SPARK_ERRORS as error:
             why = first_line(error)
         with self._changed:
             self._why = why or self._why
@@ -294,10 +305,8 @@ class SparkProcessorHosts:
 
     def _cancel(self) -> None:
         context: Any = self._spark.sparkContext
-        try:
+        with suppress(*_SPARK_ERRORS):
             context.cancelJobsWithTag(self._tag)
-        except (PySparkException, Py4JError, RuntimeError, OSError):
-            return
 
 
 def _has_records(answer: "Future[FetchOutcome]") -> bool:

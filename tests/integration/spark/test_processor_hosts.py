@@ -3,13 +3,12 @@
 import os
 import signal
 import time
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,9 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.engine import EngineSettings
 from kcl_dagster.spark.fetch import Connection
-from kcl_dagster.spark.processor_hosts.spark_processor_hosts import SparkProcessorHosts
+from kcl_dagster.spark.processor_hosts.host_process import HostTask
+from kcl_dagster.spark.processor_hosts.line import Line as HostLine
+from kcl_dagster.spark.processor_hosts.spark_processor_hosts import SECRET_BYTES, SparkProcessorHosts
 from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.tables.leases import LeaseTable
@@ -39,6 +40,7 @@ from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.opening import open_surroundings
 from kcl_dagster.worker.surroundings import Surroundings
 from tests.integration.spark.conftest import Stream
+from tests.integration.spark.test_credentials import plans_in_the_ui
 from tests.unit.worker.kit import MemoryDeadLetters, in_nobodys_background
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -337,9 +339,26 @@ def test_spark_connect_is_refused_at_start(connection: Connection) -> None:
         SparkProcessorHosts(remote, connection, object)  # type: ignore[arg-type]  # never made
 
 
-def test_strangers_are_refused(town: Town) -> None:
+def test_a_client_without_the_secret_is_refused(town: Town) -> None:
     with town.place() as place:
-        address = place.hosts._host_plan.address
-        with pytest.raises((AuthenticationError, EOFError, OSError)), Client(address, authkey=b"guess") as line:
-            line.recv()
+        plan = place.hosts._host_plan
+        with pytest.raises((EOFError, OSError)):
+            HostLine.connect(plan.address, plan.certificate, b"guess".ljust(SECRET_BYTES))
         assert place.hosts._connections == {}
+
+
+def test_the_task_of_a_host_has_no_secret(town: Town, spark: SparkSession) -> None:
+    """Neither the plan that Spark shows, nor the pickled function in it, which other software may store or send."""
+    with town.place(hosts=1, batch=QUICK) as place:
+        secret = place.hosts._secret.value
+        frame = spark.range(1).mapInArrow(HostTask(place.hosts._host_plan, place.hosts._secret), "id bigint")
+        java: Any = frame
+        plan = java._jdf.queryExecution().analyzed()
+        command = bytes(plan.functionExpr().func().command().unsafeArray())
+        assert place.hosts._host_plan.certificate.encode() in command
+        place.put("a")
+        place.work_until(lambda: place.records() == ["a"])
+        shown = plan.toString() + plans_in_the_ui(spark) + repr(spark.sparkContext.getConf().getAll())
+    assert "record processors, host 0" in shown
+    assert secret not in command
+    assert not any(form in shown for form in (secret.hex(), b64encode(secret).decode(), repr(secret)))

@@ -3,11 +3,11 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing import AuthenticationError, Pipe
-from multiprocessing.connection import Client
+from socket import create_server
 from typing import Any
 
 import pytest
@@ -21,8 +21,10 @@ from kcl_dagster.runtime import system
 from kcl_dagster.spark import fetch as fetching
 from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan
 from kcl_dagster.spark.processor_hosts import messages
+from kcl_dagster.spark.processor_hosts.certificate import Certificate
 from kcl_dagster.spark.processor_hosts.host_connection import HostConnection, HostListener
 from kcl_dagster.spark.processor_hosts.host_process import HostPlan, run_host
+from kcl_dagster.spark.processor_hosts.line import Line
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.worker.batch import Budget, PoisonRecord, Range
 from kcl_dagster.worker.hosted_processor import HostLost, ProcessorFailed
@@ -32,6 +34,7 @@ from tests.doubles.kinesis import FakeKinesis
 
 LEASE = LeaseKey("shardId-000000000000")
 SECRET = b"between us"
+CERTIFICATE = Certificate.new()
 PATIENCE = 20.0
 SHORT, LONG = Budget(99, 9999, 0.1), Budget(99, 9999, PATIENCE, linger=0.05)
 
@@ -79,15 +82,17 @@ class Room:
     connections: list[HostConnection]
     is_connected: threading.Event
 
-    def plan(self, secret: bytes = SECRET) -> HostPlan:
+    @property
+    def plan(self) -> HostPlan:
         pickled: Any = cloudpickle.dumps
-        return HostPlan(("127.0.0.1", self.listener.port), secret, pickled(Clicks), ("/nowhere",))
+        address = ("127.0.0.1", self.listener.port)
+        return HostPlan(address, CERTIFICATE.certificate, pickled(Clicks), ("/nowhere",))
 
     @contextmanager
     def connection(self) -> Iterator[HostConnection]:
         """A host in a thread of this process, and the worker's end of its connection."""
         self.is_connected.clear()
-        host = threading.Thread(target=run_host, args=(self.plan(), 7), daemon=True)
+        host = threading.Thread(target=run_host, args=(self.plan, SECRET, 7), daemon=True)
         host.start()
         assert self.is_connected.wait(PATIENCE)
         connection = self.connections[-1]
@@ -106,7 +111,7 @@ def room() -> Iterator[Room]:
         connections.append(connection)
         is_connected.set()
 
-    listener = HostListener("127.0.0.1", 0, SECRET, on_host)
+    listener = HostListener("127.0.0.1", 0, CERTIFICATE, SECRET, on_host)
     yield Room(listener, connections, is_connected)
     listener.close()
 
@@ -126,6 +131,14 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., messages.Fetch]:
         return messages.Fetch(plan, 0)
 
     return make
+
+
+def lines() -> tuple[Line, Line]:
+    """Two ends of one connection: the worker's and a host's."""
+    with create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        host = pool.submit(Line.connect, server.getsockname(), CERTIFICATE.certificate, SECRET)
+        worker = Line.accept(server.accept()[0], CERTIFICATE.context(), SECRET)
+        return worker, host.result()
 
 
 def begin(connection: HostConnection, order: messages.Fetch) -> None:
@@ -236,7 +249,7 @@ def test_a_question_that_nobody_expected_is_a_defect(room: Room, read: Any) -> N
 
 def test_a_host_that_ends_without_a_message_is_lost(room: Room) -> None:
     """Its process ends: the operating system says so at once."""
-    line = Client(("127.0.0.1", room.listener.port), authkey=SECRET)
+    line = Line.connect(room.plan.address, CERTIFICATE.certificate, SECRET)
     line.send(messages.Hello(3))
     assert room.is_connected.wait(PATIENCE)
     (connection,) = room.connections
@@ -254,9 +267,9 @@ def test_a_host_that_ends_without_a_message_is_lost(room: Room) -> None:
         connection.call(messages.Release())
 
 
-def test_strangers_are_sent_away_before_anything_they_say_is_read(room: Room) -> None:
-    with pytest.raises((AuthenticationError, EOFError, OSError)):
-        run_host(room.plan(b"a guess"), 1)
+def test_a_host_with_another_secret_is_refused(room: Room) -> None:
+    with pytest.raises((EOFError, OSError)):
+        run_host(room.plan, b"just guess", 1)
     assert room.connections == []
 
 
@@ -276,7 +289,7 @@ def test_a_fetch_ends_when_the_worker_says_so(room: Room, read: Any) -> None:
 
 def test_a_fetch_is_not_ended_in_the_middle_of_its_order(read: Any) -> None:
     """The plan of a thousand shards takes a while to send, and another host may have records meanwhile."""
-    worker, host = Pipe()
+    worker, host = lines()
     filler = "x" * (4 << 20)  # more than the operating system takes at once
     order = read()
     order = replace(order, plan=replace(order.plan, connection=replace(order.plan.connection, region=filler)))
@@ -295,4 +308,6 @@ def test_a_fetch_is_not_ended_in_the_middle_of_its_order(read: Any) -> None:
     connection.end_read()
     for thread in threads:
         thread.join(PATIENCE)
+    for line in (worker, host):
+        line.close()
     assert received == [order, messages.EndRead()]
