@@ -215,6 +215,12 @@ def first_line(error: BaseException) -> str:
     return redacted(line)
 
 
+def line_of_java(error: BaseException) -> str:
+    """What the JVM says of the error, in a line, without the words of Py4J around it."""
+    chain = chain_of(error)
+    return _line(f"{chain[0].kind}: {chain[0].message}") if chain else first_line(error)
+
+
 def _marked_line(error: BaseException, kind: str) -> str | None:
     _, found, rest = str(error).partition(_MINE.of(kind))
     lines = rest.splitlines()

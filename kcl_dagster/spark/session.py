@@ -19,6 +19,7 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.machine import this_machine
 from kcl_dagster.spark.class_archive import class_archive
 from kcl_dagster.spark.executors import check_executors
+from kcl_dagster.spark.failures import line_of_java
 from kcl_dagster.spark.java import find_java
 from kcl_dagster.spark.local_dir import LOCAL_DIR, is_chosen_by_user, own_folder, remove_left_behind
 
@@ -194,8 +195,10 @@ def start_session(settings: SparkSettings, name: str) -> SparkSession:
         builder = builder.config(key, value)
     try:
         session = builder.getOrCreate()
-    except (PySparkException, RuntimeError, OSError) as error:
-        raise ConfigurationError(f"the Spark session ({settings.mode}) could not be started: {error}") from error
+    except (PySparkException, Py4JError, RuntimeError, OSError) as error:
+        raise ConfigurationError(
+            f"the Spark session ({settings.mode}) could not be started: {line_of_java(error)}"
+        ) from error
     if settings.mode != "local":
         check_executors(session)
     if settings.mode != "existing":

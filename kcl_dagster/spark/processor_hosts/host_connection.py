@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from socket import create_connection, create_server, socket
-from typing import Final
+from typing import Any, Final
 
 from kcl_dagster.errors import BatchError, Unavailable
 from kcl_dagster.spark.processor_hosts import messages
@@ -134,18 +134,20 @@ class HostListener:
                 connection, _ = self._socket.accept()
             except OSError:
                 continue
-            if self._is_closed:
-                connection.close()
-                return
             threading.Thread(
                 target=self._accept_host, args=(connection,), name="kcl-host-handshake", daemon=True
             ).start()
 
     def _accept_host(self, connection: socket) -> None:
+        if self._is_closed:
+            connection.close()
+            return
         with suppress(EOFError, OSError):
             line = Line.accept(connection, self._context, self._secret)
             try:
-                hello: object = line.recv() if line.poll(HANDSHAKE_SECONDS) else None
+                hello: Any = None
+                if line.poll(HANDSHAKE_SECONDS):
+                    hello = line.recv()
             except BaseException:
                 line.close()
                 raise
