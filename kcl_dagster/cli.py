@@ -134,6 +134,14 @@ def parser() -> argparse.ArgumentParser:
     bounded.add_argument(
         "--through", metavar="MOMENT", help="read what had arrived by then, such as 2026-01-31T12:00:00Z"
     )
+    bounded.add_argument(
+        "--pipes",
+        action="store_true",
+        help="in a Spark driver that a Pipes client of Dagster has launched: report to its Dagster run, and end "
+        "with 0 once that is done",
+    )
+    for name in ("--dagster-pipes-context", "--dagster-pipes-messages"):  # some Pipes clients add them
+        bounded.add_argument(name, help=argparse.SUPPRESS)
     DeploymentVerbs(_context, _client, _roles, _exports, _lake_key).register(verb)
     init = verbs.add_parser(
         "init",
@@ -471,30 +479,54 @@ def _lead(options: argparse.Namespace) -> int:
 
 
 def _catch_up(options: argparse.Namespace) -> int:
-    """The job, in this process. Its run is in the Dagster instance that DAGSTER_HOME names, if there is one."""
-    found = _found(options) if options.target else None
-    if found is None or found.consumer is None:
-        raise ConfigurationError("say which consumer, as module:attribute: catch-up needs its code and its sink")
+    """The job, in this process. Its run is in the Dagster instance that DAGSTER_HOME names, if there is one; with
+    --pipes, it is in the one that has launched this process."""
+    if options.pipes:
+        return _catch_up_in_driver(options)
     from dagster import DagsterInstance
 
     from kcl_dagster.orchestration.catch_up import moment_of, run_here
+
+    built, resources = _to_catch_up(options)
+    moment_of(options.through)  # refused here, and not in the run
+    home = os.environ.get("DAGSTER_HOME")
+    if home:
+        refuse_missing_home(home)
+    with DagsterInstance.get() if home else DagsterInstance.ephemeral() as instance:
+        answer = run_here(built.consumer, built.translator, resources, instance, options.through)
+    sys.stdout.write(f"{printable(answer.text)}\n")
+    return WELL if answer.is_well else WRONG
+
+
+def _catch_up_in_driver(options: argparse.Namespace) -> int:
+    if options.through is not None:
+        raise ConfigurationError("--through goes without --pipes: the Dagster run says through when")
+    from kcl_dagster.orchestration.catch_up import refuse_missing, summary
+    from kcl_dagster.orchestration.remote_driver import reporting, run_in_driver
+
+    with reporting() as pipes:
+        built, resources = _to_catch_up(options)
+        refuse_missing(built.consumer, resources)
+        outcome = run_in_driver(built.consumer, built.translator, resources, pipes)
+        sys.stdout.write(f"{printable(summary(built.consumer.application.name, outcome))}\n")
+    return WELL
+
+
+def _to_catch_up(options: argparse.Namespace) -> "tuple[Built, dict[str, Any]]":
+    """The consumer that the options name, with all resources of a bounded run of it."""
+    found = _found(options) if options.target else None
+    if found is None or found.consumer is None:
+        raise ConfigurationError("say which consumer, as module:attribute: catch-up needs its code and its sink")
     from kcl_dagster.orchestration.definitions import Built
     from kcl_dagster.orchestration.spark_resource import KclSparkResource
 
-    moment_of(options.through)  # refused here, and not in the run
     built = found.built or Built(found.consumer, found.resource)
     resources = {**built.resources, **found.resources}
     resources |= {
         "kcl": _connected(options, built, resources),
         "spark": resources.get(built.spark_key) or KclSparkResource(),
     }
-    home = os.environ.get("DAGSTER_HOME")
-    if home:
-        refuse_missing_home(home)
-    with DagsterInstance.get() if home else DagsterInstance.ephemeral() as instance:
-        answer = run_here(found.consumer, built.translator, resources, instance, options.through)
-    sys.stdout.write(f"{printable(answer.text)}\n")
-    return WELL if answer.is_well else WRONG
+    return built, resources
 
 
 def _connected(options: argparse.Namespace, built: "Built", resources: Mapping[str, Any]) -> Any:

@@ -13,22 +13,26 @@ lock back as soon as it ticks.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from pyspark.sql import SparkSession
 
-from kcl_dagster.application import Application
-from kcl_dagster.errors import AccessDenied, KclError
-from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.errors import KclError
 from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.tick import Leader
 from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.worker_row import BOUNDED_SLOT
+from kcl_dagster.orchestration.bounded_outcome import (
+    BoundedOutcome,
+    Lead,
+    leads_again,
+    open_bounded_leader,
+    resign,
+)
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.lock_process import lock_process
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.worker_run import WorkerRun
@@ -38,7 +42,6 @@ from kcl_dagster.tables.completeness_row import CompletenessRow
 from kcl_dagster.tables.control import ControlRow
 from kcl_dagster.tables.lease_reader import ScanResult
 from kcl_dagster.tables.leases import LeaseTable
-from kcl_dagster.tables.lock import STANDBY
 from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.worker.bound import SHARDS_NAMED, Bound, Remainder, remainder
 from kcl_dagster.worker.error_text import brief
@@ -53,51 +56,6 @@ TICK_SECONDS: Final = 1.0  # the sensor takes five; here a run waits for each
 LOOK_SECONDS: Final = 1.0  # at the table, while a fleet reads
 LEADER_JOIN_SECONDS: Final = 60.0  # a tick ends within its budget
 KEEP_SECONDS: Final = 60.0  # a run does not wait longer for a slow store; the next one stores a later moment
-
-
-Lead = Callable[[], TickReport | None]
-"""Ticks as the leader, and returns the report. None where another leader leads."""
-
-
-@contextmanager
-def leads_again(leader: Leader | None = None, view: Callable[[], RunView] = RunView) -> Iterator[Lead]:
-    """Within the block, each call ticks. The lock is released at the end."""
-
-    def lead() -> TickReport | None:
-        report = None if leader is None else leader.tick(view())
-        return report if report is not None and report.leading else None
-
-    try:
-        yield lead
-    finally:
-        _resign(leader)
-
-
-@dataclass(frozen=True, slots=True)
-class BoundedOutcome:
-    """What came of a bounded run. `records`: how many it stored itself; others may have stored more."""
-
-    through: float
-    """Everything that had arrived by then was to be stored; epoch seconds."""
-
-    reason: StopReason
-    detail: str = ""
-    records: int = 0
-    worked: bool = False
-    """Whether it read by itself, and did not only look or wait."""
-
-    tick: TickReport | None = None
-    """Its last tick as the leader; None where another leader led all the time."""
-
-    leading: Callable[[], AbstractContextManager[Lead]] = leads_again
-    """For what only a leader may do after the run, in which it has released the lock."""
-
-    @property
-    def is_caught_up(self) -> bool:
-        return self.reason is StopReason.CAUGHT_UP
-
-    def __str__(self) -> str:
-        return f"{self.reason}: {self.detail}" if self.detail else str(self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +90,8 @@ class BoundedRun:
         return outcome
 
     def _read(self, stop: StopSignal, through: float | None, runtime: Runtime) -> BoundedOutcome:
-        with _Leading(self._leader(runtime), self.runs) as leading:
+        leader = open_bounded_leader(self.consumer.application, self.kcl, self.run_id, runtime)
+        with _Leading(leader, self.runs) as leading:
             bound = self._bound(through, runtime)
             looked = self._look(bound, runtime).wait(stop, self.watches)
             outcome = looked if looked is not None else self._work(bound, stop)
@@ -199,21 +158,6 @@ class BoundedRun:
         reason = worker.work(stop)
         return _worked(bound, reason, stop.detail, self.event_log)
 
-    def _leader(self, runtime: Runtime) -> Leader | None:
-        """None where this run has no rights to lead: another leader gives it leases then."""
-        try:
-            return open_leader(
-                _without_caps(self.consumer.application),
-                dynamodb=self._client("dynamodb"),
-                kinesis=self._client("kinesis"),
-                identity=f"{STANDBY}{BOUNDED_SLOT}:{self.run_id[:8]}",
-                runtime=runtime,
-                process=lock_process(),
-            )
-        except AccessDenied as error:
-            log.warning("this run cannot lead, and waits for another leader to give it leases: %s", error)
-            return None
-
     def _look(self, bound: Bound, runtime: Runtime) -> "_Look":
         application, dynamodb = self.consumer.application, self._client("dynamodb")
         layout = detect_layout(dynamodb, application, runtime)
@@ -246,12 +190,6 @@ def _judged(outcome: BoundedOutcome) -> BoundedOutcome:
     if not outcome.is_caught_up or held_by is None:
         return outcome
     return replace(outcome, reason=StopReason.STUCK, detail=str(held_by))
-
-
-def _without_caps(application: Application) -> Application:
-    """While this run leads, its worker may be the only one: it has to take every shard."""
-    uncapped = {"max_leases_per_worker": None, "max_throughput_kbps_per_worker": None}
-    return application.model_copy(update={"policy": application.policy.model_copy(update=uncapped)})
 
 
 @dataclass(slots=True)
@@ -301,14 +239,6 @@ class _Look:
         return any(owners[key] not in living for key in left.waiting)
 
 
-def _resign(leader: Leader | None) -> None:
-    try:
-        if leader is not None:
-            leader.resign()
-    except KclError as error:
-        log.warning("the leader lock could not be released and will expire: %s", error)
-
-
 class _Leading:
     """A leader that ticks on a thread of its own until the block ends, and a last time then."""
 
@@ -340,7 +270,7 @@ class _Leading:
                 is_last = self._over.wait(0.0 if self.last is None else TICK_SECONDS)
                 self._see(leader.tick(self._view()))
         finally:
-            _resign(leader)
+            resign(leader)
 
     def again(self) -> AbstractContextManager[Lead]:
         """Only where this run led before: the other leader goes on otherwise."""

@@ -34,16 +34,19 @@ from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.worker_row import BOUNDED_SLOT
 from kcl_dagster.orchestration import asset_checks, watchdog
+from kcl_dagster.orchestration.bounded_outcome import BoundedOutcome
 from kcl_dagster.orchestration.check_definitions import look
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.declared_windows import declare
 from kcl_dagster.orchestration.interrupts import interrupts_ask
+from kcl_dagster.orchestration.remote_launch import Launch, read_elsewhere, resources_of
 from kcl_dagster.orchestration.run_end import ending
 from kcl_dagster.orchestration.run_event_log import event_log_of
 from kcl_dagster.orchestration.run_storage import ACTIVE, APPLICATION_TAG, run_view
 from kcl_dagster.orchestration.translator import KclTranslator, identifier
 from kcl_dagster.worker.stop import StopSignal
 
+NOTHING: Final[Mapping[str, Any]] = {}
 CLOCKS_APART: Final = timedelta(minutes=5)  # how far in the future a moment may be by the clock of this machine
 
 
@@ -64,8 +67,8 @@ def read_until(
     kcl: Any,
     spark: Any,
     through: float | None = None,
-) -> Any:
-    """A bounded run inside of a Dagster run; returns its `BoundedOutcome`. `spark`: has a `spark_session`, which is
+) -> BoundedOutcome:
+    """The outcome of a bounded run inside of a Dagster run. `spark`: has a `spark_session`, which is
     asked for only if there is something to read. Blocks the main thread of the run until it is over.
 
     Raises Failure, with the shards that are left, where not everything could be read that had arrived by `through`
@@ -91,15 +94,25 @@ def read_until(
             outcome = bounded.run(stop, through)
         except KclError as error:
             raise Failure(" ".join(str(error).split()), allow_retries=False) from error
-    line = summary(application.name, outcome)
+    return judged(context, application.name, outcome)
+
+
+def judged(
+    context: OpExecutionContext | AssetExecutionContext,
+    application: str,
+    outcome: BoundedOutcome,
+    about: Mapping[str, Any] = NOTHING,
+) -> BoundedOutcome:
+    """The outcome of a run that has read everything. Raises Failure, with `about` as metadata, for any other."""
+    line = summary(application, outcome)
     if not outcome.is_caught_up:
-        raise Failure(line, metadata={"records": outcome.records}, allow_retries=False)
+        raise Failure(line, metadata={"records": outcome.records, **about}, allow_retries=False)
     context.log.info(line)
     return outcome
 
 
-def summary(application: str, outcome: Any) -> str:
-    """One line about a `BoundedOutcome`."""
+def summary(application: str, outcome: BoundedOutcome) -> str:
+    """One line about an outcome."""
     moment = datetime.fromtimestamp(outcome.through, UTC).isoformat(timespec="seconds")
     if not outcome.is_caught_up:
         return f"{application} is not read through {moment}: {outcome}"
@@ -115,12 +128,21 @@ def build_kcl_catch_up_job(
     translator: KclTranslator | None = None,
     kcl_key: str = "kcl",
     spark_key: str = "spark",
+    launch: Launch | None = None,
 ) -> JobDefinition:
     """`<application>_catch_up`: read everything that is in the streams now, store it, and end.
 
     The run is a worker with the application's leases and guarantees. It needs no leader and no fleet. Where a fleet
     reads already, it waits until everything is stored. It fails if shards are left that cannot be read, and says
     which.
+
+    Args:
+        translator: How assets appear; see `KclTranslator`.
+        kcl_key: The name of the `KclResource`.
+        spark_key: The name of the Spark session.
+        launch: Starts a Spark driver elsewhere that reads, with a Pipes client. It is called with the context and
+            the extras to pass to the client's `run`, and returns what that returns. Its further parameters are
+            resources.
 
     Example:
         .. code-block:: python
@@ -130,13 +152,21 @@ def build_kcl_catch_up_job(
     translator = translator or KclTranslator()
     name = f"{identifier(consumer.application.name)}_catch_up"
 
-    @op(name=f"read_{name}", required_resource_keys={kcl_key, spark_key, *consumer.resources})
+    asked = {spark_key, *consumer.resources} if launch is None else resources_of(launch)
+
+    @op(name=f"read_{name}", required_resource_keys={kcl_key, *asked})
     def read(context: OpExecutionContext, config: CatchUpConfig) -> None:
-        kcl, spark = getattr(context.resources, kcl_key), getattr(context.resources, spark_key)
+        kcl, through = getattr(context.resources, kcl_key), moment_of(config.through)
         # Of no run: those of this job are pruned, and with the run would go what it materialized.
         write = context.instance.report_runless_asset_event
+        about: Mapping[str, Any] = NOTHING
         try:
-            outcome = read_until(context, consumer, translator, kcl, spark, moment_of(config.through))
+            if launch is None:
+                spark = getattr(context.resources, spark_key)
+                outcome = read_until(context, consumer, translator, kcl, spark, through)
+            else:
+                outcome, about = read_elsewhere(context, consumer, kcl, launch, through)
+                judged(context, consumer.application.name, outcome, about)
             with outcome.leading() as lead:
                 complete = declare(context.instance, consumer, translator, kcl, lead, write)
         finally:
@@ -148,6 +178,7 @@ def build_kcl_catch_up_job(
                 "records": outcome.records,
                 "worked": outcome.worked,
                 "complete": len(complete),
+                **about,
             }
         )
 
@@ -216,11 +247,7 @@ def run_here(
 
     Raises ConfigurationError without one of these resources.
     """
-    missing = sorted(consumer.resources - resources.keys())
-    if missing:
-        raise ConfigurationError(
-            f"{consumer.name} asks for the resources {', '.join(missing)}: name the definitions that have them"
-        )
+    refuse_missing(consumer, resources)
     made = build_kcl_catch_up_job(consumer, translator=translator)
     [op_name] = [node.name for node in made.nodes]
     result = made.execute_in_process(
@@ -237,6 +264,15 @@ def run_here(
         return CatchUpAnswer("; ".join(problems) or "the run did not start", is_well=False)
     [told] = [event.step_output_data.metadata for event in result.all_events if event.is_successful_output]
     return CatchUpAnswer(str(told["summary"].value), is_well=True)
+
+
+def refuse_missing(consumer: Consumer, resources: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError without a resource that the consumer's code asks for."""
+    missing = sorted(consumer.resources - resources.keys())
+    if missing:
+        raise ConfigurationError(
+            f"{consumer.name} asks for the resources {', '.join(missing)}: name the definitions that have them"
+        )
 
 
 def _why_failed(event: DagsterEvent) -> str:

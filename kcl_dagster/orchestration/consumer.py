@@ -134,7 +134,7 @@ class Consumer:
     @property
     def resources(self) -> frozenset[str]:
         """Names of the Dagster resources that the transform asks for, by its parameters."""
-        return frozenset(_parameters(self.transform)) - {CONTEXT}
+        return frozenset(parameters_after_first(self.transform)) - {CONTEXT}
 
     def bound(self, context: Any, resources: Any) -> "Consumer":
         """The consumer, whose transform takes nothing but records. `resources`: an object with an attribute for
@@ -149,7 +149,7 @@ class Consumer:
                 f"application {self.application.name}: {self.name} has a parameter for the resource {error.name}, "
                 "and there is no such resource"
             ) from None
-        if CONTEXT in _parameters(self.transform):
+        if CONTEXT in parameters_after_first(self.transform):
             given[CONTEXT] = context
         if not given:
             return self
@@ -165,7 +165,7 @@ class Consumer:
         return self.transform(records, **given)
 
 
-def _parameters(transform: Callable[..., Any]) -> tuple[str, ...]:
+def parameters_after_first(transform: Callable[..., Any]) -> tuple[str, ...]:
     """Parameters after the records that have no default. A record processor has none: the KCL makes it."""
     if inspect.isclass(transform):
         return ()
@@ -361,7 +361,7 @@ def _refuse_arrow(application: str, transform: Callable[..., Any], sink: SinkCho
             f"application {application}: arrow=True needs a sink whose files the executors stage, and {sink.kind} "
             f"at {sink.place} is none: use kcl.parquet(path), or leave arrow out and take a DataFrame"
         )
-    wanted = ", ".join(_parameters(transform))
+    wanted = ", ".join(parameters_after_first(transform))
     if wanted:
         raise ConfigurationError(
             f"application {application}: {transform.__name__} asks for {wanted}, and with arrow=True it runs in "

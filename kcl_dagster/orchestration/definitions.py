@@ -24,6 +24,7 @@ from kcl_dagster.orchestration.dead_letter_job import build_kcl_dead_letter_job
 from kcl_dagster.orchestration.leader_sensor import build_kcl_leader_sensor
 from kcl_dagster.orchestration.pruning import build_kcl_prune_schedule, prune_operation
 from kcl_dagster.orchestration.records_asset import build_records_asset
+from kcl_dagster.orchestration.remote_launch import Launch
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.spark_resource import KclSparkResource
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
@@ -43,6 +44,7 @@ def build_kcl_definitions(
     prune_after_days: int | None = None,
     compaction: str | None = AUTO,
     catch_up: str | None = None,
+    launch: Launch | None = None,
 ) -> Definitions:
     """The leader sensor, worker job, assets, checks and operations of each consumer.
 
@@ -65,6 +67,8 @@ def build_kcl_definitions(
         catch_up: Read the streams at the times of this cron expression (UTC), such as `0 * * * *`, instead of
             always: a schedule launches the job `<application>_catch_up`, and the leader sensor, which launches
             workers, is stopped until you start it.
+        launch: Starts a Spark driver elsewhere in which the job `<application>_catch_up` reads; see
+            `build_kcl_catch_up_job`. Left out, the job reads in its own process.
 
     Merge the result with definitions of your own: `Definitions.merge(defs, ours)`.
 
@@ -103,7 +107,7 @@ def build_kcl_definitions(
         for c in consumers
     }
     bounded = {
-        c.application.name: build_kcl_catch_up_job(c, translator=translator, kcl_key=kcl_key, spark_key=spark_key)
+        c.application.name: build_kcl_catch_up_job(c, translator=translator, launch=launch, **keys)
         for c in consumers
     }
     schedules = []

@@ -36,13 +36,18 @@ def ending(
     run is recorded as over all the same, and its worker has neither a row nor a lease."""
 
     def end(why: str) -> None:
-        thread = Thread(target=partial(_report, instance, run_id, why), name="kcl-run-end", daemon=True)
-        thread.start()
-        thread.join(REPORT_SECONDS)
+        report_in_time(partial(_report, instance, run_id, why))
         if (is_own or is_process_of_run)():
             exit_process(EXIT_CODE)
 
     return end
+
+
+def report_in_time(report: Callable[[], object]) -> None:
+    """Call `report` on a thread, and wait `REPORT_SECONDS` at most."""
+    thread = Thread(target=report, name="kcl-run-end", daemon=True)
+    thread.start()
+    thread.join(REPORT_SECONDS)
 
 
 def is_process_of_run() -> bool:

@@ -40,6 +40,8 @@ CALM_PACE_SECONDS = 1800.0
 ALARM_PACE_SECONDS = 300.0  # of one kind: a stream full of poison must not fill the event log
 COLUMNS_TOLD = 20  # each time; a wider table's only once per run, because Dagster keeps every copy
 
+Reported = AssetObservation | AssetCheckEvaluation
+Write = Callable[[Reported], object]
 Alarm = Callable[[EventKind, str], AssetCheckEvaluation | None]
 """The failed check that an event is worth, if it is worth one."""
 
@@ -73,7 +75,7 @@ class RunEventLog:
 
     asset: AssetKey
     slot: str
-    write: Callable[[AssetObservation | AssetCheckEvaluation], object]
+    write: Write
     log: Any
     alarm: Alarm
     monotonic: Callable[[], float] = time.monotonic
@@ -275,18 +277,16 @@ def event_log_of(
 ) -> RunEventLog:
     """The event log of the Dagster run in which a worker of the consumer works. `slot`: what its observations
     name."""
+    return open_event_log(consumer, translator, slot, writer_of(context), context.log)
 
-    def write(event: AssetObservation | AssetCheckEvaluation) -> None:
-        if isinstance(event, AssetCheckEvaluation):
-            context.instance.report_runless_asset_event(event)  # see checks
-        else:
-            context.log_event(event)
 
+def open_event_log(consumer: Consumer, translator: KclTranslator, slot: str, write: Write, log: Any) -> RunEventLog:
+    """The event log of a worker of the consumer. `slot`: what its observations name."""
     return RunEventLog(
         translator.get_asset_key(KclAsset(Role.RECORDS, consumer)),
         slot,
         write,
-        context.log,
+        log,
         lambda kind, what: asset_checks.alarm(kind, what, consumer, translator),
         place=place_of(consumer.sink),
         tables={
@@ -295,3 +295,15 @@ def event_log_of(
         },
         open_window=lambda: consumer.windows.key_at(system().clock.now()),
     )
+
+
+def writer_of(context: OpExecutionContext | AssetExecutionContext) -> Write:
+    """Writes events of a worker as events of this Dagster run."""
+
+    def write(event: Reported) -> None:
+        if isinstance(event, AssetCheckEvaluation):
+            context.instance.report_runless_asset_event(event)  # see checks
+        else:
+            context.log_event(event)
+
+    return write

@@ -11,7 +11,8 @@ from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.checkpoint import TRIM_HORIZON
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.orchestration.bounded_run import BoundedOutcome, _judged, _Look, _without_caps, _worked
+from kcl_dagster.orchestration.bounded_outcome import BoundedOutcome, _without_caps
+from kcl_dagster.orchestration.bounded_run import _judged, _Look, _worked
 from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.places import TableLayout

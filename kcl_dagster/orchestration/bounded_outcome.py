@@ -1,0 +1,99 @@
+"""What came of a bounded run, and how to lead the application once more after it.
+
+Imports nothing of Spark: a run whose Spark driver is elsewhere needs none in its own process.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+from kcl_dagster.application import Application
+from kcl_dagster.errors import AccessDenied, KclError
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView
+from kcl_dagster.leader.tick import Leader
+from kcl_dagster.leader.tick_report import TickReport
+from kcl_dagster.model.worker_row import BOUNDED_SLOT
+from kcl_dagster.orchestration.lock_process import lock_process
+from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables.lock import STANDBY
+from kcl_dagster.worker.stop import StopReason
+
+log = logging.getLogger(__name__)
+
+Lead = Callable[[], TickReport | None]
+"""Ticks as the leader, and returns the report. None where another leader leads."""
+
+
+@contextmanager
+def leads_again(leader: Leader | None = None, view: Callable[[], RunView] = RunView) -> Iterator[Lead]:
+    """Within the block, each call ticks. The lock is released at the end."""
+
+    def lead() -> TickReport | None:
+        report = None if leader is None else leader.tick(view())
+        return report if report is not None and report.leading else None
+
+    try:
+        yield lead
+    finally:
+        resign(leader)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedOutcome:
+    """What came of a bounded run. `records`: how many it stored itself; others may have stored more."""
+
+    through: float
+    """Everything that had arrived by then was to be stored; epoch seconds."""
+
+    reason: StopReason
+    detail: str = ""
+    records: int = 0
+    worked: bool = False
+    """Whether it read by itself, and did not only look or wait."""
+
+    tick: TickReport | None = None
+    """Its last tick as the leader; None where another leader led all the time."""
+
+    leading: Callable[[], AbstractContextManager[Lead]] = leads_again
+    """For what only a leader may do after the run, in which it has released the lock."""
+
+    @property
+    def is_caught_up(self) -> bool:
+        return self.reason is StopReason.CAUGHT_UP
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}" if self.detail else str(self.reason)
+
+
+def open_bounded_leader(application: Application, kcl: KclResource, run_id: str, runtime: Runtime) -> Leader | None:
+    """The leader of a bounded run. None where it has no rights to lead: another leader gives it leases then."""
+    try:
+        return open_leader(
+            _without_caps(application),
+            dynamodb=kcl.client("dynamodb", application),
+            kinesis=kcl.client("kinesis", application),
+            identity=f"{STANDBY}{BOUNDED_SLOT}:{run_id[:8]}",
+            runtime=runtime,
+            process=lock_process(),
+        )
+    except AccessDenied as error:
+        log.warning("this run cannot lead, and waits for another leader to give it leases: %s", error)
+        return None
+
+
+def _without_caps(application: Application) -> Application:
+    """While this run leads, its worker may be the only one: it has to take every shard."""
+    uncapped = {"max_leases_per_worker": None, "max_throughput_kbps_per_worker": None}
+    return application.model_copy(update={"policy": application.policy.model_copy(update=uncapped)})
+
+
+def resign(leader: Leader | None) -> None:
+    """Release the leader lock. If that fails, the lock expires."""
+    try:
+        if leader is not None:
+            leader.resign()
+    except KclError as error:
+        log.warning("the leader lock could not be released and will expire: %s", error)

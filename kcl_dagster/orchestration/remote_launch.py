@@ -1,0 +1,60 @@
+"""The Dagster side of a bounded run in a Spark driver elsewhere: launch the driver, and take its report.
+
+A function of the user starts the driver, with a Pipes client of the user's choice. What needs Dagster's own
+storage, such as which windows are declared, is done by the Dagster run when the driver has ended.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from dagster import Failure, OpExecutionContext, PipesClientCompletedInvocation
+
+from kcl_dagster.orchestration.bounded_outcome import BoundedOutcome, leads_again, open_bounded_leader
+from kcl_dagster.orchestration.consumer import Consumer, parameters_after_first
+from kcl_dagster.orchestration.remote_report import APPLICATION, THROUGH, read_report
+from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.run_event_log import writer_of
+from kcl_dagster.orchestration.run_storage import run_view
+from kcl_dagster.runtime import system
+
+Launch = Callable[..., PipesClientCompletedInvocation]
+"""Starts a driver that runs `kcl-dagster catch-up MODULE:ATTRIBUTE --pipes`, and waits until it has ended. Its
+first two parameters are the context and the extras that it passes to the `run` of a Pipes client, whose result it
+returns. Further parameters are Dagster resources by their names."""
+
+
+def resources_of(launch: Launch) -> frozenset[str]:
+    """The resources that a function asks for."""
+    return frozenset(parameters_after_first(launch)[1:])
+
+
+def read_elsewhere(
+    context: OpExecutionContext, consumer: Consumer, kcl: KclResource, launch: Launch, through: float | None
+) -> tuple[BoundedOutcome, Mapping[str, Any]]:
+    """The outcome of a bounded run in the driver that `launch` starts, and the metadata of the Pipes client.
+
+    Raises Failure where the driver reports a problem, or ends without a report, and what the Pipes client raises.
+    """
+    application, run_id = consumer.application, context.run.run_id
+    given = {name: getattr(context.resources, name) for name in resources_of(launch)}
+    invocation = launch(context, {APPLICATION: application.name, THROUGH: through}, **given)
+    report = read_report(invocation.get_custom_messages())
+    write = writer_of(context)
+    for event in report.events:
+        write(event)
+    about = dict(invocation.metadata)
+    if report.outcome is None:
+        problem = report.problem or (
+            "the driver ended without a report: look at its own log, at whether it runs kcl-dagster catch-up with "
+            "--pipes, and at whether it may write to where the message reader of the Pipes client reads"
+        )
+        raise Failure(f"{application.name}: {problem}", metadata=about, allow_retries=False)
+    if not report.led:
+        return report.outcome, about
+    view = partial(run_view, context.instance, application)
+    leader = open_bounded_leader(application, kcl, run_id, system())
+    return replace(
+        report.outcome, leading=partial(leads_again, leader, lambda: replace(view(), launches=False))
+    ), about
