@@ -104,6 +104,7 @@ DEPLOYMENT = Deployment(
     table_key="arn:aws:kms:eu-west-1:123456789012:key/tables",
     lake_key="arn:aws:kms:eu-west-1:123456789012:key/lake",
     exports="s3://ops/leases",
+    messages="s3://messages",
     roles={
         **dict.fromkeys(("kinesis", "dynamodb", "cloudwatch"), "arn:aws:iam::123456789012:role/reader"),
         "s3": "arn:aws:iam::123456789012:role/writer",
@@ -127,8 +128,9 @@ def _rights() -> str:
     unseen = sorted({f"`{grant.action}` on the {grant.target}" for grant in RIGHTS if grant.checked_by})
     proof = (
         "A test compares this table with the requests that arrive at the embedded AWS while every component works. "
-        "AWS checks some rights beside the one of a request's name, and pyiceberg sends its own requests to AWS "
-        f"Glue, so no such request shows these: {', '.join(unseen)}. They follow AWS's documentation."
+        "AWS checks some rights beside the one of a request's name. pyiceberg sends its own requests to AWS Glue, "
+        f"and Dagster Pipes to S3. So no such request shows these: {', '.join(unseen)}. They follow the "
+        "documentation of AWS, pyiceberg and Dagster."
     )
     table = _table(("action", "on", "components", "needed with"), rows)
     return _joined(["# Rights", MADE, intro, table, proof, policies])

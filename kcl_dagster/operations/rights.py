@@ -42,6 +42,7 @@ class Resource(StrEnum):
     TABLE_KEY = "table key"
     LAKE_KEY = "lake key"
     EXPORTS = "exports"
+    MESSAGES = "messages"
     STREAM_ROLE = "stream role"
     TABLE_ROLE = "table role"
     METRICS_ROLE = "metrics role"
@@ -66,6 +67,7 @@ class When(StrEnum):
     TABLE_KEY_AND_MADE = "tables.create, and a key of yours for the tables"
     LAKE_KEY = "a lake that is encrypted with a key of yours"
     EXPORTS = "a folder of exports on S3"
+    MESSAGES = "Spark drivers elsewhere, whose messages to Dagster go through S3"
     STREAM_ROLE = "a role for Kinesis in the KclResource"
     TABLE_ROLE = "a role for DynamoDB in the KclResource"
     METRICS_ROLE = "a role for CloudWatch in the KclResource"
@@ -185,6 +187,8 @@ RIGHTS: Final[tuple[Grant, ...]] = (
     *_grants(Resource.LAKE_KEY, When.LAKE_KEY, ["kms:GenerateDataKey"], _W, _E, _O, checked_by=("s3:PutObject",)),
     *_grants(Resource.LAKE_KEY, When.LAKE_KEY, ["kms:Decrypt"], _W, checked_by=("s3:GetObject",)),
     *_grants(Resource.EXPORTS, When.EXPORTS, ["s3:GetObject", "s3:PutObject"], _O),
+    *_grants(Resource.MESSAGES, When.MESSAGES, ["s3:PutObject"], _W, checked_by=("Pipes",)),
+    *_grants(Resource.MESSAGES, When.MESSAGES, ["s3:GetObject"], _L, checked_by=("Pipes",)),
     # The role of a service is for the components that the rights above give something of it.
     *_grants(
         Resource.STREAM_ROLE, When.STREAM_ROLE, ["sts:AssumeRole"], _L, _W, _E, _O, checked_by=("KclResource",)
@@ -214,6 +218,9 @@ class Deployment:
     lake_key: str | None = None
     exports: str | None = None
     """`s3://bucket/prefix` of the operations `export` and `import`."""
+
+    messages: str | None = None
+    """`s3://bucket` of the messages of Dagster Pipes. Each driver has a prefix of its own there."""
 
     roles: Mapping[str, str] = field(default_factory=dict)
     """ARNs that the KclResource assumes, by service: `kinesis`, `dynamodb`, `cloudwatch`, `s3`."""
@@ -254,6 +261,8 @@ class Deployment:
                 return self.lake_key is not None
             case When.EXPORTS:
                 return self.exports is not None
+            case When.MESSAGES:
+                return self.messages is not None
             case When.STREAM_ROLE:
                 return "kinesis" in self.roles
             case When.TABLE_ROLE:
@@ -306,6 +315,8 @@ class Deployment:
                 return [self.lake_key or ""]
             case Resource.EXPORTS:
                 return [self._objects(*_place(self.exports or ""))]
+            case Resource.MESSAGES:
+                return [self._objects(*_place(self.messages or ""))]
             case Resource.STREAM_ROLE:
                 return [self.roles["kinesis"]]
             case Resource.TABLE_ROLE:

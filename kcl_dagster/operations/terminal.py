@@ -190,6 +190,9 @@ class DeploymentVerbs:
             one.add_argument("--lake", action="append", help="s3://bucket/prefix; left out: of the sink")
             one.add_argument("--glue-table", help="database.table of an Iceberg table in AWS Glue")
             one.add_argument("--exports", help="s3://bucket/prefix of exports; left out: that of the definitions")
+            one.add_argument(
+                "--messages", help="s3://bucket of Dagster Pipes, where Spark drivers elsewhere report"
+            )
             one.add_argument("--stream-key", help="ARN of the KMS key of the stream")
             one.add_argument("--table-key", help="ARN of the KMS key of the tables; left out: of the application")
             one.add_argument("--lake-key", help="ARN of the KMS key of the lake; left out: of the connection")
@@ -242,6 +245,7 @@ class DeploymentVerbs:
             table_key=options.table_key or context.application.tables.kms_key,
             lake_key=options.lake_key or self.lake_key(options),
             exports=exports if exports is not None and exports.startswith(("s3://", "s3a://", "s3n://")) else None,
+            messages=options.messages,
             roles=self.roles(options),
             lists_applications=options.list_applications,
         )

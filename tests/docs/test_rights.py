@@ -72,7 +72,7 @@ def test_the_table_has_nothing_that_the_code_cannot_ask() -> None:
 
 
 def test_a_right_is_checked_by_a_request_of_the_table() -> None:
-    outside = {"pyiceberg", "KclResource"}
+    outside = {"pyiceberg", "KclResource", "Pipes"}
     assert {by for grant in RIGHTS for by in grant.checked_by} - outside <= IN_THE_TABLE
 
 

@@ -1,7 +1,9 @@
 """Bounded runs in the process of a Spark driver elsewhere, which a Pipes client launches: real processes, each with
 a Spark session of its own, on the embedded AWS."""
 
+import os
 import sys
+import sysconfig
 import textwrap
 import time
 import uuid
@@ -23,6 +25,8 @@ from kcl_dagster.operations.status import read_status
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.remote_launch import Launch
 from kcl_dagster.runtime import system
+from kcl_dagster.spark.java import find_java
+from tests.docs.pages import ROOT, blocks
 from tests.unit.orchestration.test_worker_job import bodies, put_records
 
 # Dagster's own use of what it calls a preview.
@@ -32,6 +36,7 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(600), pytest.mark.filterwa
 RECORDS = 200
 HOUR = 3600.0
 MESSAGES = "pipes-messages"
+PAGE = ROOT / "docs/how-to/catch-up.md"
 
 PROJECT = """
     import os
@@ -53,6 +58,7 @@ PROJECT = """
         name="things",
     )
     def things(records):
+        Path("master").write_text(records.sparkSession.sparkContext.master)
         if os.environ.get("KILLED") and any(LAKE.glob("*.parquet")):
             os.kill(os.getpid(), signal.SIGKILL)
         poison = "lease_key like '%1'" if os.environ.get("POISON") else "false"
@@ -221,3 +227,18 @@ def test_a_shard_that_fails_in_a_driver_elsewhere_fails_the_dagster_run(project:
     status = read_status(project.consumer.application, project.kcl.client("dynamodb"), system())
     assert f"({result.run_id[:8]}) failed at" in str(status.about_last_run)
     assert "batch failed: shardId-000000000001: " in project.logged(result)
+
+
+@pytest.mark.nightly
+def test_a_driver_of_spark_submit_uses_the_session_that_it_provides(project: Project) -> None:
+    java, scripts = find_java(os.environ), Path(sysconfig.get_path("scripts"))
+    [driver] = [block.text for block in blocks(PAGE) if "from kcl_dagster.cli import main" in block.text]
+    (project.folder / "driver.py").write_text(driver)
+    environment = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(project.folder)}
+    if java.home is not None:
+        environment["JAVA_HOME"] = str(java.home)
+    submit = (str(scripts / "spark-submit"), "--master", "local[2]", "driver.py")
+    result = project.catch_up(project.launch(*submit, **environment))
+    assert result.success, why_failed(result)
+    assert bodies(project.lake) == list(range(RECORDS))
+    assert (project.folder / "master").read_text() == "local[2]", "a session of ours has another master"

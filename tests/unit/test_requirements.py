@@ -22,6 +22,7 @@ LOCKED = re.compile(r"^([a-z0-9][a-z0-9._-]*)(?:\[[^]]*\])?==([^ ;\\]+)", re.MUL
 # Brought by a declared package that does not work without it, or present only where a user has it.
 COMES_WITH = {
     "botocore": "boto3",
+    "dagster-pipes": "dagster",
     "dagster-shared": "dagster",
     "grpcio": "pyspark",
     "hyperframe": "h2",
