@@ -130,5 +130,5 @@ class BucketStore(S3Store):
         return [copy(path, to) for path, to in names.items()]
 
 
-def store_of(line: Client, runtime: Runtime) -> BucketStore:
-    return BucketStore(NAME, "", S3Options(), runtime, line)
+def store_of(line: Client, runtime: Runtime, root: str = "") -> BucketStore:
+    return BucketStore(NAME, root.rstrip("/"), S3Options(), runtime, line)

@@ -1,31 +1,38 @@
-"""The simulated sink of batches that are decided in chains of entries: a folder, or a table with commits.
+"""The simulated sink of batches that are decided in chains of entries: folders, and tables with commits.
 
 The chains are the package's own, in a simulated bucket. Here, every change of the bucket and of the table is
 checked against what was put into the streams: an entry names only leases whose rows name its chain (S18), only what
 was decided becomes visible, and once (S19), and what becomes visible is in order and complete (S1, S2, S6, S12).
 `ShardTruth.stored_to` is how far readers see a shard.
+
+If there are two destinations, the rows of a batch may be in either of them, and what readers see is both together.
+Readers may see a later entry in one destination before an earlier one in the other: so an entry counts when they
+see it and all entries before it in its chain. In each destination by itself, the order of each shard is checked
+(S2).
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from botocore.exceptions import ClientError
 
-from kcl_dagster.chains.entry import PublishingEntry, StoredRange, decoded
+from kcl_dagster.chains.entry import FIRST, PublishingEntry, StagedFile, StoredRange, decoded
 from kcl_dagster.model.claim import ClaimId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.worker.batch import Batch, Part
 from tests.doubles.engine import Row
 from tests.simulation.bucket import Bucket, StoredObject
+from tests.simulation.chained import ROOTS, SECOND
 from tests.simulation.lake import Lake, ShardTruth
 from tests.simulation.ledger import LeaseRow
 
 # The simulator's own knowledge of where chains are, so that a defect of the package's is found.
 _ENTRY: Final = re.compile(r"_chains/([^/]+)/(\d+)\.json")
-_STAGED: Final = re.compile(r"_staged/([^/]+)/(.+)")
+_STAGED: Final = re.compile(r"(second/)?_staged/([^/]+)/(.+)")
 _CONFLICT: Final[Any] = {
     "Error": {"Code": "CommitConflict", "Message": "another commit came first"},
     "ResponseMetadata": {"HTTPStatusCode": 409},
@@ -34,13 +41,15 @@ _CONFLICT: Final[Any] = {
 
 @dataclass(slots=True, eq=False)
 class _Decided:
-    """A publishing entry. `missing`: its files that readers do not see."""
+    """A publishing entry. `missing`: the keys of its files that readers do not see, and `rows`: what is in all of
+    them, by lease. `leases`: of which there are rows, by destination."""
 
     chain: str
     number: int
     entry: PublishingEntry
     missing: set[str]
     rows: dict[str, list[Row]] = field(default_factory=dict)
+    leases: dict[str, set[str]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"entry {self.number} of chain {self.chain}"
@@ -53,19 +62,27 @@ class ChainedLake(Lake):
     HAS_NUMBERS: ClassVar = False  # of several batches between two renewals, each may have the same number
 
     bucket: Bucket = field(kw_only=True)
-    is_table: bool = field(kw_only=True)
+    tables: Mapping[str, bool] = field(kw_only=True)
+    """Whether each destination is a table, by name."""
+
     row_of: Callable[[str], LeaseRow | None] = field(kw_only=True)
     truth_of: Callable[[LeaseRow], ShardTruth] = field(kw_only=True)
     application: str = field(kw_only=True)
 
     visible: set[str] = field(default_factory=set)
-    """The files that readers see."""
+    """The keys of the files that readers see."""
 
-    commits: dict[str, int] = field(default_factory=dict)
-    """The number of the last commit of each application that the table contains."""
+    commits: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The number of the last commit that each table contains of each application."""
 
     _decided: dict[str, _Decided] = field(default_factory=dict)
-    """By path of a file."""
+    """By key of a published file."""
+
+    _unseen: defaultdict[str, deque[_Decided]] = field(default_factory=lambda: defaultdict(deque))
+    """Of each chain, the entries that do not count yet, in order. Only where there are two destinations."""
+
+    _reached: dict[tuple[str, str], int] = field(default_factory=dict)
+    """How far the entries in a destination go of which readers see rows of a shard."""
 
     _all: list[_Decided] = field(default_factory=list)
     _attempts: set[str] = field(default_factory=set)
@@ -92,15 +109,16 @@ class ChainedLake(Lake):
     # The bucket
 
     def _changed(self, key: str, old: StoredObject | None, new: StoredObject | None) -> None:
-        entry, staged = _ENTRY.fullmatch(key), _STAGED.fullmatch(key)
+        entry, staged, destination = _ENTRY.fullmatch(key), _STAGED.fullmatch(key), _destination_of(key)
+        is_table = self.tables[destination]
         if entry is not None:
             self._entry_changed(entry[1], int(entry[2]), key, old, new)
         elif staged is not None:
-            if new is None and not self.is_table:
-                self._check_gone(staged[2], key)
+            if new is None and not is_table:
+                self._check_gone((staged[1] or "") + staged[3], key)
         elif key.startswith("_"):
             return
-        elif self.is_table:
+        elif is_table:
             if new is None:
                 self._check_gone(key, key)
         elif new is not None:
@@ -125,23 +143,39 @@ class ChainedLake(Lake):
         if entry.attempt in self._attempts:
             return  # a request that was repeated arrives late, after the entry was deleted
         self._attempts.add(entry.attempt)
-        decided = _Decided(chain, number, entry, {file.path for file in entry.files})
-        for file in entry.files:
-            key = file.path if self.is_table else f"_staged/{chain}/{file.path}"
-            found = self.bucket.objects.get(key)
-            if found is None:
-                self.violations.add("S19", f"{decided} names {file.path}, which is not staged")
-                return
-            for row in found.content:
-                assert isinstance(row, Row)
-                decided.rows.setdefault(row.lease, []).append(row)
-            self._decided[file.path] = decided
+        decided = _Decided(chain, number, entry, set())
+        outputs = {FIRST: entry.files} | {name: found.files for name, found in entry.others.items()}
+        if not all(self._is_staged(decided, destination, files) for destination, files in outputs.items()):
+            return
         for one in entry.ranges:
             self._check_claim(decided, one)
             self._claims.setdefault(self._streams[one.lease][1], set()).add(one.claim)
         self._all.append(decided)
+        if self._has_two:
+            self._unseen[chain].append(decided)
         if not decided.missing:
-            self._is_visible(decided)
+            self._see_all(decided)
+
+    @property
+    def _has_two(self) -> bool:
+        return len(self.tables) > 1
+
+    def _is_staged(self, decided: _Decided, destination: str, files: Sequence[StagedFile]) -> bool:
+        """Whether the files of an entry are where they have to be. Notes what is in them."""
+        root, leases = ROOTS[destination], decided.leases.setdefault(destination, set())
+        for file in files:
+            path = file.path if self.tables[destination] else f"_staged/{decided.chain}/{file.path}"
+            found = self.bucket.objects.get(root + path)
+            if found is None:
+                self.violations.add("S19", f"{decided} names {root}{file.path}, which is not staged")
+                return False
+            for row in found.content:
+                assert isinstance(row, Row)
+                decided.rows.setdefault(row.lease, []).append(row)
+                leases.add(row.lease)
+            decided.missing.add(root + file.path)
+            self._decided[root + file.path] = decided
+        return True
 
     def _check_claim(self, decided: _Decided, one: StoredRange) -> None:
         """Whoever owns the lease next settles the chain that its row names (S18)."""
@@ -154,10 +188,11 @@ class ChainedLake(Lake):
             self.violations.add("S18", f"{decided} stores {one.lease}, whose row names {row.chain} ({row.claim})")
 
     def _check_gone(self, path: str, key: str) -> None:
+        """`path`: the key of the file when it is published."""
         decided = self._decided.get(path)
         if decided is not None and path not in self.visible and decided.chain not in self._forgotten:
             self.violations.add("S1", f"{key} was removed, and {decided} is not published")
-        elif self.is_table and path in self.visible:
+        elif self.tables[_destination_of(key)] and path in self.visible:
             self.violations.add("S1", f"{key} was removed, and the table contains it")
 
     def _published(self, path: str, *, is_new: bool) -> None:
@@ -172,15 +207,42 @@ class ChainedLake(Lake):
     def _see(self, path: str, decided: _Decided) -> None:
         self.visible.add(path)
         decided.missing.discard(path)
+        if self._has_two:
+            self._check_order(_destination_of(path), decided)
         if not decided.missing:
-            self._is_visible(decided)
+            self._see_all(decided)
 
-    def commit(self, application: str, read: int, number: int, paths: Sequence[str]) -> bool:
-        """Add files to the table, unless a commit came in between."""
-        if self.commits.get(application, 0) != read:
+    def _check_order(self, destination: str, decided: _Decided) -> None:
+        """When readers see all files of an entry in one destination: they see no rows of its shards there that
+        follow them."""
+        if any(_destination_of(path) == destination for path in decided.missing):
+            return
+        for one in decided.entry.ranges:
+            stream, shard = self._streams[one.lease]
+            truth = self.truth(stream.name, shard, stream.creation_epoch)
+            if one.lease not in decided.leases.get(destination, ()) or truth.is_repeated or truth.is_shared:
+                continue
+            place, start = (destination, truth.name), truth.index_after(one.after)
+            if start < self._reached.get(place, 0):
+                where = destination or "the first destination"
+                self.violations.add("S2", f"{decided} comes into {where} behind later records of {truth.name}")
+            self._reached[place] = max(truth.index_after(one.through), self._reached.get(place, 0))
+
+    def _see_all(self, decided: _Decided) -> None:
+        """Readers see all files of an entry."""
+        if not self._has_two:
+            self._is_visible(decided)
+            return
+        waiting = self._unseen[decided.chain]
+        while waiting and not waiting[0].missing:
+            self._is_visible(waiting.popleft())
+
+    def commit(self, application: str, read: int, number: int, paths: Sequence[str], table: str = FIRST) -> bool:
+        """Add files to a table, unless a commit came in between."""
+        if self.commits.get((table, application), 0) != read:
             return False
-        self.commits[application] = number
-        for path in paths:
+        self.commits[table, application] = number
+        for path in (ROOTS[table] + path for path in paths):
             decided = self._decided.get(path)
             if decided is None:
                 self.violations.add("S19", f"the table gets {path}, which no entry has decided")
@@ -239,8 +301,12 @@ class ChainedLake(Lake):
         return [str(one) for one in self._all if one.missing and one.chain not in self._forgotten]
 
 
+def _destination_of(key: str) -> str:
+    return SECOND if key.startswith(ROOTS[SECOND]) else FIRST
+
+
 class Backend:
-    """What a `Line` sends requests of the store to: the bucket, and the log of the table."""
+    """What a `Line` sends requests of the store to: the bucket, and the logs of the tables."""
 
     def __init__(self, lake: ChainedLake) -> None:
         bucket = lake.bucket
@@ -251,10 +317,12 @@ class Backend:
         self.delete_objects = bucket.delete_objects
         self.list_objects_v2 = bucket.list_objects_v2
 
-    def read_log(self, *, application: str) -> dict[str, Any]:
-        return {"Number": self._lake.commits.get(application, 0)}
+    def read_log(self, *, application: str, table: str = FIRST) -> dict[str, Any]:
+        return {"Number": self._lake.commits.get((table, application), 0)}
 
-    def write_log(self, *, application: str, read: int, number: int, paths: Sequence[str]) -> dict[str, Any]:
-        if not self._lake.commit(application, read, number, paths):
+    def write_log(
+        self, *, application: str, read: int, number: int, paths: Sequence[str], table: str = FIRST
+    ) -> dict[str, Any]:
+        if not self._lake.commit(application, read, number, paths, table):
             raise ClientError(_CONFLICT, "WriteLog")
         return {}

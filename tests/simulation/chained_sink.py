@@ -2,21 +2,23 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from kcl_dagster.aws import Client, call
-from kcl_dagster.chains.entry import FIRST, PublishingEntry, StagedFile
+from kcl_dagster.chains.entry import FIRST, PublishingEntry, StagedFile, TableOutput
 from kcl_dagster.chains.publication import staged_of_batch, staged_path
 from kcl_dagster.chains.store import Entries, FileStore
 from kcl_dagster.errors import KclError, SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.claim import ChainId
+from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch, Part, PartCounts
 from kcl_dagster.worker.staging import Destination, PublishedByCommits, StagedBatch
 from tests.doubles.engine import Row
-from tests.simulation.bucket import BucketStore
+from tests.simulation.bucket import store_of
+from tests.simulation.chained import ROOTS, Chained
 from tests.simulation.chained_lake import ChainedLake
 from tests.simulation.consumer import CodeVersion
 from tests.simulation.files import staged_files_of
@@ -28,14 +30,18 @@ LATE_SHARE: Final = 0.05
 LATE_SECONDS: Final = 60.0
 # Tasks of a batch whose number says that another attempt has written their files.
 OTHER_ATTEMPT: Final = 1000
+# By which the share of the rows of a batch that come into the first of two destinations may be below 0 or above 1:
+# then all rows come into one of them.
+ALL_IN_ONE: Final = 0.2
 
 
 @dataclass(slots=True)
 class ChainedSink:
-    """For folders. `tasks`: in which the executors write the files of a batch."""
+    """For folders and tables. `tasks`: in which the executors write the files of a batch for a destination. Which
+    rows of a batch come into which of several destinations differs with each attempt, and is drawn."""
 
     lake: ChainedLake
-    store: BucketStore
+    destinations: Mapping[str, Destination]
     process: Process
     faults: SinkFaults
     draw: Callable[[], float]
@@ -44,12 +50,7 @@ class ChainedSink:
 
     @property
     def entries(self) -> Entries:
-        return Entries(self.store)
-
-    @property
-    def destinations(self) -> Mapping[str, Destination]:
-        """See `worker.staging.StagingSink`."""
-        return {FIRST: Destination(self.store)}
+        return Entries(self.destinations[FIRST].files)
 
     @property
     def former_parts(self) -> "FormerParts":
@@ -72,22 +73,43 @@ class ChainedSink:
         if self.faults.code_fails and self.draw() < self.faults.code_fails:
             raise ValueError("user code fails, injected")
         try:
-            files = self._staged(data, chain, number)
+            staged = {name: self._staged(name, rows, chain, number) for name, rows in self._divided(data)}
         except Exception:
             with suppress(KclError):
                 self._discard(chain, number)
             raise
         kernel.note("sink", f"{self.process.name} has staged batch {number} of {chain}")
-        return StagedBatch(tuple(files), {part.lease: PartCounts(None) for part in batch.parts})
+        first = staged.pop(FIRST)
+        return StagedBatch(
+            tuple(first),
+            {part.lease: PartCounts(None) for part in batch.parts},
+            others={name: TableOutput(tuple(files)) for name, files in staged.items()},
+        )
+
+    def _divided(self, data: Sequence[Row]) -> Iterator[tuple[str, Sequence[Row]]]:
+        """The rows of each destination, in order."""
+        names = list(self.destinations)
+        if len(names) == 1:
+            yield names[0], data
+            return
+        share = self.draw() * (1 + 2 * ALL_IN_ONE) - ALL_IN_ONE
+        is_first = [self.draw() < share for _ in data]
+        for name, wanted in zip(names, (True, False), strict=True):
+            yield name, [row for row, first in zip(data, is_first, strict=True) if first is wanted]
 
     def _discard(self, chain: ChainId, number: int) -> None:
-        self.store.delete(staged_of_batch(self.store, chain, number))
+        """Vacuum removes what failed attempts leave of tables."""
+        for one in self.destinations.values():
+            if one.commits is None:
+                one.files.delete(staged_of_batch(one.files, chain, number))
 
-    def _place(self, chain: ChainId, path: str) -> str:
-        """Where a file is until the batch is decided."""
-        return staged_path(chain, path)
+    def _place(self, destination: str, chain: ChainId, path: str) -> str:
+        """The key of a file until the batch is decided. Files of tables have their final names from the beginning,
+        and commits make them visible."""
+        is_table = self.destinations[destination].commits is not None
+        return ROOTS[destination] + (path if is_table else staged_path(chain, path))
 
-    def _staged(self, data: Sequence[Row], chain: ChainId, number: int) -> list[StagedFile]:
+    def _staged(self, destination: str, data: Sequence[Row], chain: ChainId, number: int) -> list[StagedFile]:
         self.lake.admit(self.code)
         kernel, staged = self.process.kernel, []
         for path, rows in staged_files_of(data, self.tasks, chain, number, self.code):
@@ -95,10 +117,10 @@ class ChainedSink:
                 kernel.note("sink", f"{self.process.name} {path} is refused")
                 raise SinkError("the sink refuses, injected")
             seconds = PART_SECONDS * self.draw()
-            self._write_later(self._place(chain, path), rows, seconds)
+            self._write_later(self._place(destination, chain, path), rows, seconds)
             kernel.sleep(seconds)
             staged.append(StagedFile(path, len(rows), sum(len(row.data) for row in rows)))
-        self._write_of_another_attempt(data, chain, number)
+        self._write_of_another_attempt(destination, data, chain, number)
         if self.draw() < self.faults.lies:
             raise SinkError("the sink lies, injected")
         return staged
@@ -108,12 +130,12 @@ class ChainedSink:
         kernel, bucket = self.process.kernel, self.lake.bucket
         kernel.call_at(kernel.now + seconds, lambda: bucket.put(path, rows))
 
-    def _write_of_another_attempt(self, data: Sequence[Row], chain: ChainId, number: int) -> None:
+    def _write_of_another_attempt(self, destination: str, data: Sequence[Row], chain: ChainId, number: int) -> None:
         """A task was tried twice, and the attempt whose result the driver does not wait for ends late."""
         if self.draw() < LATE_SHARE:
             for path, rows in staged_files_of(data, 1, chain, number, self.code)[:1]:
                 other = path.replace(f".{number}_0_", f".{number}_{OTHER_ATTEMPT}_")
-                self._write_later(self._place(chain, other), rows, LATE_SECONDS * self.draw())
+                self._write_later(self._place(destination, chain, other), rows, LATE_SECONDS * self.draw())
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,41 +149,34 @@ class FormerParts:
     def stored_to(self, part: Part) -> Checkpoint | None:
         """See `worker.staging.FormerParts`. A folder cannot tell."""
         self.process.kernel.sleep(PART_SECONDS * self.draw())
-        return self.lake.stored_to(part) if self.lake.is_table else None
+        return self.lake.stored_to(part) if self.lake.tables[FIRST] else None
 
     def withdraw(self, part: Part) -> None:
         """See `worker.staging.FormerParts`."""
         self.process.kernel.sleep(PART_SECONDS * self.draw())
-        if self.lake.is_table and self.lake.stored_to(part) is not None:
+        if self.lake.tables[FIRST] and self.lake.stored_to(part) is not None:
             raise SinkError("the part was stored meanwhile")
         self.lake.withdraw(part)
         self.process.kernel.sleep(PART_SECONDS * self.draw())
 
 
-@dataclass(slots=True)
-class ChainedTableSink(ChainedSink):
-    """For tables: files have their final names from the beginning, and commits make them visible."""
-
-    commit_seconds: float = field(kw_only=True)
-    line: Client = field(kw_only=True)
-
-    @property
-    def destinations(self) -> Mapping[str, Destination]:
-        """See `worker.staging.StagingSink`."""
-        table = CommittedTable(self.line, self.store, self.faults, self.draw)
-        return {FIRST: Destination(self.store, PublishedByCommits(table, self.commit_seconds))}
-
-    def _place(self, chain: ChainId, path: str) -> str:
-        return path
-
-    def _discard(self, chain: ChainId, number: int) -> None:
-        """Vacuum removes what failed attempts leave."""
+def destinations_of(
+    chained: Chained, line: Client, runtime: Runtime, faults: SinkFaults, draw: Callable[[], float]
+) -> dict[str, Destination]:
+    """Those of the sink, as one process uses them."""
+    found = {}
+    for name, is_table in chained.tables.items():
+        files = store_of(line, runtime, ROOTS[name])
+        table = CommittedTable(name, line, files, faults, draw)
+        found[name] = Destination(files, PublishedByCommits(table, chained.commit_seconds) if is_table else None)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedTable:
-    """The table as one process uses it, see `worker.table_committer.ChainedTable`."""
+    """A table as one process uses it, see `worker.table_committer.ChainedTable`."""
 
+    name: str
     line: Client
     files: FileStore
     faults: SinkFaults
@@ -169,7 +184,7 @@ class CommittedTable:
 
     def committed(self, application: str) -> int:
         with _errors():
-            number: int = call(self.line, "read_log", application=application)["Number"]
+            number: int = call(self.line, "read_log", application=application, table=self.name)["Number"]
             return number
 
     def commit(
@@ -186,7 +201,15 @@ class CommittedTable:
             raise SinkError("the table refuses, injected")
         paths = [file.path for entry in entries for file in entry.files]
         with _errors():
-            call(self.line, "write_log", application=application, read=read, number=number, paths=paths)
+            call(
+                self.line,
+                "write_log",
+                application=application,
+                read=read,
+                number=number,
+                paths=paths,
+                table=self.name,
+            )
         if self.draw() < self.faults.lies:
             raise SinkError("the table lies, injected")
 

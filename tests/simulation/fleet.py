@@ -22,9 +22,9 @@ from tests.doubles.dynamodb.table import Key, Table
 from tests.doubles.dynamodb.values import Item
 from tests.simulation import epilogue, leftovers, liveness
 from tests.simulation.active_faults import ActiveFaults
-from tests.simulation.bucket import Bucket, store_of
+from tests.simulation.bucket import Bucket
 from tests.simulation.chained_lake import ChainedLake
-from tests.simulation.chained_sink import ChainedSink, ChainedTableSink
+from tests.simulation.chained_sink import ChainedSink, destinations_of
 from tests.simulation.consumer import FIRST_VERSION, CodeVersion
 from tests.simulation.dagster import Orchestrator, Run
 from tests.simulation.fault_effects import FaultEffects
@@ -196,7 +196,7 @@ class Simulation:
             self.violations,
             goes_on,
             bucket=Bucket(clock.now, scenario.page_items),
-            is_table=scenario.chained.is_table,
+            tables=scenario.chained.tables,
             row_of=self._row_of,
             truth_of=self.truth_of,
             application=scenario.application.name,
@@ -412,22 +412,9 @@ class Simulation:
         chained, lake, draw = self.scenario.chained, self.lake, self.random(f"{process.name} chains").random
         assert chained is not None
         assert isinstance(lake, ChainedLake)
-        line = self.line(process, "s3")
-        store = store_of(line, runtime)
-        sink = ChainedSink(lake, store, process, self.active_faults.sink, draw, self.code, chained.tasks)
-        if not chained.is_table:
-            return sink
-        return ChainedTableSink(
-            lake,
-            store,
-            process,
-            self.active_faults.sink,
-            draw,
-            self.code,
-            chained.tasks,
-            commit_seconds=chained.commit_seconds,
-            line=line,
-        )
+        faults = self.active_faults.sink
+        destinations = destinations_of(chained, self.line(process, "s3"), runtime, faults, draw)
+        return ChainedSink(lake, destinations, process, faults, draw, self.code, chained.tasks)
 
     def process(self, name: str) -> Process:
         random = self.random(f"{name} clocks")

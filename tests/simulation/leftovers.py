@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from kcl_dagster.chains.deletion import MIN_AGE_SECONDS, delete_chains
 from kcl_dagster.chains.entry import FIRST
-from kcl_dagster.chains.publication import FolderPublisher, Publisher
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import KclError
 from kcl_dagster.worker.chain_protocol import DELETION_SECONDS
-from kcl_dagster.worker.table_committer import TableCommitter
-from tests.simulation.bucket import store_of
+from kcl_dagster.worker.publishing import publisher_of
+from tests.simulation.chained import ROOTS
 from tests.simulation.chained_lake import ChainedLake
-from tests.simulation.chained_sink import LATE_SECONDS, CommittedTable
+from tests.simulation.chained_sink import LATE_SECONDS, destinations_of
 from tests.simulation.liveness import may_rest
 from tests.simulation.processes import runtime_of
 from tests.simulation.scenario import EPOCH
@@ -48,9 +47,15 @@ def check(simulation: "Simulation") -> None:
     undecided = lake.undecided()
     if undecided:
         simulation.violations.add("S1", f"decided and never visible: {undecided[:NAMED_AT_MOST]}")
-    left = [*lake.bucket.below("_chains/"), *lake.bucket.below("_staged/")]
+    left = _beside_data(lake)
     if left:
         simulation.violations.add("L10", f"{len(left)} files are left, such as {left[:NAMED_AT_MOST]}")
+
+
+def _beside_data(lake: ChainedLake) -> list[str]:
+    """The keys of what is staged, and of the entries."""
+    staged = [key for name in lake.tables for key in lake.bucket.below(f"{ROOTS[name]}_staged/")]
+    return [*staged, *lake.bucket.below("_chains/")]
 
 
 def _check_old(simulation: "Simulation", lake: ChainedLake) -> None:
@@ -65,8 +70,8 @@ def _check_old(simulation: "Simulation", lake: ChainedLake) -> None:
     named = {row.chain for row in simulation.ledger.leases.values()}
     living = {worker.run.worker.replace(":", "-") for worker in simulation.living()}
     last: dict[str, float] = {}
-    for key in [*lake.bucket.below("_staged/"), *lake.bucket.below("_chains/")]:
-        last[key.split("/")[1]] = lake.bucket.objects[key].modified.timestamp()
+    for key in _beside_data(lake):
+        last[_chain_of(key)] = lake.bucket.objects[key].modified.timestamp()
     before = EPOCH + now - MIN_AGE_SECONDS - seconds
     old = [
         chain
@@ -80,22 +85,28 @@ def _check_old(simulation: "Simulation", lake: ChainedLake) -> None:
             simulation.violations.add("L10", f"chain {chain} has {count} entries")
 
 
+def _chain_of(key: str) -> str:
+    folder, chain, *_ = key.split("/") if key.startswith("_") else key.split("/")[1:]
+    assert folder.startswith("_")
+    return chain
+
+
 def _sweep(simulation: "Simulation", lake: ChainedLake) -> None:
     name, kernel = simulation.scenario.application.name, simulation.kernel
     process = simulation.process("sweep")
     runtime, line = runtime_of(process, simulation.random("sweep")), simulation.line(process, "s3")
-    entries = Entries(store_of(line, runtime))
-    publisher: Publisher = FolderPublisher(entries.files)
-    if lake.is_table:
-        table = CommittedTable(line, entries.files, simulation.active_faults.sink, runtime.random.random)
-        publisher = TableCommitter(entries, {FIRST: table}, name, runtime.new_id, runtime.clock)
+    chained, faults = simulation.scenario.chained, simulation.active_faults.sink
+    assert chained is not None
+    destinations = destinations_of(chained, line, runtime, faults, runtime.random.random)
+    entries = Entries(destinations[FIRST].files)
+    publisher = publisher_of(entries, destinations, name, runtime)
 
     def work() -> None:
         kernel.sleep(LATE_SECONDS)  # executors write what they have begun
         try:
             for _ in range(MOST_ROUNDS):
                 delete_chains(entries, name, (), EPOCH + kernel.now, "sweep", runtime.new_id, publisher)
-                if not (lake.bucket.below("_chains/") or lake.bucket.below("_staged/")):
+                if not _beside_data(lake):
                     break
         except KclError as error:
             simulation.violations.add("X1", f"the sweep failed: {error}")

@@ -33,7 +33,7 @@ from tests.simulation.active_faults import ActiveFaults
 from tests.simulation.bucket import Bucket, store_of
 from tests.simulation.chained import COMMITS, DELETES, MAKES_ENTRY, PLANS_COMMIT, PUBLISHES, WAYS, Chained
 from tests.simulation.chained_lake import ChainedLake
-from tests.simulation.chained_sink import ChainedSink, ChainedTableSink
+from tests.simulation.chained_sink import ChainedSink, destinations_of
 from tests.simulation.consumer import FIRST_VERSION
 from tests.simulation.faults import Fault, FaultKind
 from tests.simulation.fleet import Outcome
@@ -338,7 +338,7 @@ class ReplayRuns:
         self.lake = ReplayedLake(
             self.violations,
             bucket=Bucket(self._time, scenario.page_items),
-            is_table=scenario.chained.is_table,
+            tables=scenario.chained.tables,
             row_of=lambda _: None,
             truth_of=self._no_truth,
             application=APPLICATION,
@@ -467,21 +467,9 @@ class ReplayRuns:
     def _chain(self, process: Process, runtime: Runtime, owner: str, name: str) -> PartsChain[Sequence[Row]]:
         chained, draw = self.scenario.chained, self.random(f"{process.name} sink").random
         assert chained is not None
-        line = self._line(process, self.lake.backend, "s3")
-        store, faults, tasks = store_of(line, runtime), self.active_faults.sink, chained.tasks
-        sink = ChainedSink(self.lake, store, process, faults, draw, FIRST_VERSION, tasks)
-        if chained.is_table:
-            sink = ChainedTableSink(
-                self.lake,
-                store,
-                process,
-                faults,
-                draw,
-                FIRST_VERSION,
-                tasks,
-                commit_seconds=chained.commit_seconds,
-                line=line,
-            )
+        line, faults = self._line(process, self.lake.backend, "s3"), self.active_faults.sink
+        destinations = destinations_of(chained, line, runtime, faults, draw)
+        sink = ChainedSink(self.lake, destinations, process, faults, draw, FIRST_VERSION, chained.tasks)
         return PartsChain(sink, owner, name, runtime)
 
     def _line(self, process: Process, backend: object, what: str) -> Line:

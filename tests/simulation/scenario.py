@@ -20,7 +20,7 @@ from kcl_dagster.application import (
     Timings,
 )
 from kcl_dagster.tables.attributes import CHECKPOINT_OWNER, PENDING
-from tests.simulation.chained import Chained, with_chains
+from tests.simulation.chained import Chained, with_chains, with_two_destinations
 from tests.simulation.faults import Fault, FaultKind
 from tests.simulation.incidents import (
     with_delays,
@@ -62,6 +62,9 @@ FIRST_BOUNDED_SEED: Final = 30_000
 CHAINED_SEEDS: Final = range(40_000, 50_000)
 FIRST_MIXED_SEED: Final = 100_000
 CHAINED_SHARE: Final = 0.5
+# Of these seeds, the sink of all applications has two destinations; of the later ones in chains, that of some.
+TWO_DESTINATIONS_SEEDS: Final = range(42_000, 43_000)
+TWO_DESTINATIONS_SHARE: Final = 0.3
 FURTHER: Final = 1000
 MOST_CALLS_BEFORE_A_PAUSE: Final = 8  # a tick makes about as many
 
@@ -222,7 +225,15 @@ def draw(seed: int, *, incidents: bool = True) -> Scenario:
 def _chained(random: Random, scenario: Scenario) -> Scenario:
     """The sink of some applications is a folder or a table in chains."""
     is_mixed = scenario.seed >= FIRST_MIXED_SEED and random.random() < CHAINED_SHARE
-    return with_chains(random, scenario) if is_mixed or scenario.seed in CHAINED_SEEDS else scenario
+    if not (is_mixed or scenario.seed in CHAINED_SEEDS):
+        return scenario
+    return _with_destinations(Random(f"two destinations {scenario.seed}"), with_chains(random, scenario))
+
+
+def _with_destinations(random: Random, scenario: Scenario) -> Scenario:
+    is_mixed = scenario.seed >= FIRST_MIXED_SEED and random.random() < TWO_DESTINATIONS_SHARE
+    has_two = is_mixed or scenario.seed in TWO_DESTINATIONS_SEEDS
+    return with_two_destinations(random, scenario) if has_two else scenario
 
 
 def _bounded(random: Random, scenario: Scenario) -> Scenario:

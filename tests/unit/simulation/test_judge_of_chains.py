@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kcl_dagster.chains.entry import ClosingEntry, Entry, PublishingEntry, StagedFile, StoredRange, encoded
+from kcl_dagster.chains.entry import FIRST, ClosingEntry, Entry, PublishingEntry, StagedFile, StoredRange, encoded
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import ClaimId
 from kcl_dagster.model.lease import LeaseKey, WorkerId
@@ -47,7 +47,7 @@ class Court:
         self.lake = ChainedLake(
             self.violations,
             bucket=self.bucket,
-            is_table=self.is_table,
+            tables={FIRST: self.is_table},
             row_of=lambda _: self.row,
             truth_of=lambda _: self.lake.truth(STREAM, SHARD),
             application="app",
