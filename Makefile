@@ -120,7 +120,7 @@ interop: $(READY)  ## side by side with the real Java KCL (needs Java; Maven for
 ui: $(READY)  ## the tests that look at the UI in a real browser (needs Chromium)
 	@$(BIN)/python -m pytest -q -p no:xdist -m browser tests/acceptance $(ARGS)
 
-simulate: $(READY)  ## simulated fleets under faults: SEEDS=1-200; batches in chains: SEEDS=40000-40199
+simulate: $(READY)  ## simulated fleets under faults: SEEDS=1-200; in chains: SEEDS=40000-40199; into two tables: SEEDS=42000-42199
 	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),1-200) $(ARGS)
 
 simulate-mutants: $(READY)  ## plant bugs and count the seeds each survives

@@ -81,7 +81,7 @@ class ChainedLake(Lake):
     _unseen: defaultdict[str, deque[_Decided]] = field(default_factory=lambda: defaultdict(deque))
     """Of each chain, the entries that do not count yet, in order. Only where there are two destinations."""
 
-    _reached: dict[tuple[str, str], int] = field(default_factory=dict)
+    _reached: dict[tuple[str, StreamIdentifier, str], int] = field(default_factory=dict)
     """How far the entries in a destination go of which readers see rows of a shard."""
 
     _all: list[_Decided] = field(default_factory=list)
@@ -222,7 +222,7 @@ class ChainedLake(Lake):
             truth = self.truth(stream.name, shard, stream.creation_epoch)
             if one.lease not in decided.leases.get(destination, ()) or truth.is_repeated or truth.is_shared:
                 continue
-            place, start = (destination, truth.name), truth.index_after(one.after)
+            place, start = (destination, stream, shard), truth.index_after(one.after)
             if start < self._reached.get(place, 0):
                 where = destination or "the first destination"
                 self.violations.add("S2", f"{decided} comes into {where} behind later records of {truth.name}")

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from types import CodeType, ModuleType
 from typing import Final
@@ -55,12 +55,13 @@ class _Loader(importlib.machinery.SourceFileLoader):
         return compile(text, self.path, "exec", dont_inherit=True)
 
 
-def hunting_seeds(needs: Needed | None = None, *, in_chains: bool = False) -> Iterator[int]:
-    """From 1 on, or from the first one in chains, those with several faults, and with the one that the bug needs.
-    In the most stretched runs a bug shows as rarely in more hours."""
-    from tests.simulation.scenario import CHAINED_SEEDS, STRETCHES, draw
+def hunting_seeds(needs: Needed | None = None, *, in_chains: bool = False, has_two: bool = False) -> Iterator[int]:
+    """From 1 on, or from the first one in chains or with two destinations, those with several faults, and with the
+    one that the bug needs. In the most stretched runs a bug shows as rarely in more hours."""
+    from tests.simulation.scenario import CHAINED_SEEDS, STRETCHES, TWO_DESTINATIONS_SEEDS, draw
 
-    for seed in itertools.count(CHAINED_SEEDS.start if in_chains else 1):
+    first = TWO_DESTINATIONS_SEEDS.start if has_two else CHAINED_SEEDS.start if in_chains else 1
+    for seed in itertools.count(first):
         scenario = draw(seed)
         pauses = {Needed(fault.target, fault.operation) for fault in scenario.faults}
         is_fit = len(scenario.faults) >= FEWEST_FAULTS and scenario.stretch < max(STRETCHES)
@@ -73,8 +74,9 @@ def hunt(mutant: Mutant, most: int) -> dict[str, object]:
     sys.meta_path.insert(0, _Planter(mutant))
     from tests.simulation.campaign import run_seed
 
-    is_of_fleet = mutant.kind == "fleet"
-    seeds = hunting_seeds(mutant.needs, in_chains=mutant.in_chains) if is_of_fleet else itertools.count(1)
+    seeds: Iterable[int] = itertools.count(1)
+    if mutant.kind == "fleet":
+        seeds = hunting_seeds(mutant.needs, in_chains=mutant.in_chains, has_two=mutant.has_two)
     for count, seed in enumerate(itertools.islice(seeds, most), 1):
         result = run_seed(seed, mutant.kind)
         if result.violations:

@@ -34,7 +34,8 @@ class Needed:
 class Mutant:
     """A bug. `also`: what else has to go, because one defence stands behind another. `needs`: the fault without
     which the bug changes nothing. `in_chains`: it shows only where batches are decided in chains, so it is hunted
-    with those seeds. `kind`: of the scenarios, see `campaign.KINDS`."""
+    with those seeds. `has_two`: the same, where the sink has two destinations. `kind`: of the scenarios, see
+    `campaign.KINDS`."""
 
     name: str
     module: str
@@ -43,6 +44,7 @@ class Mutant:
     also: tuple[Change, ...] = ()
     needs: Needed | None = None
     in_chains: bool = False
+    has_two: bool = False
     kind: str = "fleet"
 
     @property
@@ -101,6 +103,9 @@ _TABLE_COMMITS: Final = "kcl_dagster.chains.table_commits"
 _CLAIMS: Final = "kcl_dagster.worker.claims"
 _FORMER_CHAINS: Final = "kcl_dagster.worker.former_chains"
 _CHAIN_PROTOCOL: Final = "kcl_dagster.worker.chain_protocol"
+_CHAIN_STORE: Final = "kcl_dagster.chains.store"
+_PUBLISHING: Final = "kcl_dagster.worker.publishing"
+_TABLE_COMMITTER: Final = "kcl_dagster.worker.table_committer"
 
 MUTANTS: Final = (
     # Conditions dropped
@@ -760,6 +765,70 @@ MUTANTS: Final = (
         "        if is_closed or is_passed_over:\n",
         "        if not is_closed and not deleted:\n",
         in_chains=True,
+    ),
+    # Several destinations
+    Mutant(
+        "files are published in the first folder only",
+        _PUBLISHING,
+        "        for name, folder in self.folders.items():\n            try:\n",
+        "        for name, folder in list(self.folders.items())[:1]:\n            try:\n",
+        has_two=True,
+    ),
+    Mutant(
+        "a commit is made to the first of its tables only",
+        _TABLE_COMMITTER,
+        "        for name in plan.tables:\n            table",
+        "        for name in plan.tables[:1]:\n            table",
+        has_two=True,
+    ),
+    Mutant(
+        "an entry counts as visible when one destination has it",
+        _PUBLISHING,
+        "        return min(publisher.visible(chain)",
+        "        return max(publisher.visible(chain)",
+        has_two=True,
+    ),
+    Mutant(
+        "a commit counts as carried out when one table contains it",
+        _TABLE_COMMITTER,
+        "        return all(self._table(name).committed(",
+        "        return any(self._table(name).committed(",
+        has_two=True,
+    ),
+    Mutant(
+        "a chain is settled in the first folder only",
+        _PUBLISHING,
+        "        for name, folder in self.folders.items():\n            folder.settle(",
+        "        for name, folder in list(self.folders.items())[:1]:\n            folder.settle(",
+        has_two=True,
+    ),
+    Mutant(
+        "a chain is settled in the folder only, and not in the table",
+        _PUBLISHING,
+        "        if self.committer is not None:\n            self.committer.settle(",
+        "        if self.committer is not None and not self.folders:\n            self.committer.settle(",
+        has_two=True,
+    ),
+    Mutant(
+        "further destinations of an entry are lost when it is read again",
+        _CHAIN_STORE,
+        "else decoded(content, ",
+        "else decoded(content.replace(b'\"others\"', b'\"lost\"'), ",
+        has_two=True,
+    ),
+    Mutant(
+        "an entry without files for the first destination is not committed",
+        _TABLE_COMMITTER,
+        "for one, entry in found if any(entry.of(name).files for name in tables)),",
+        "for one, entry in found if entry.files),",
+        has_two=True,
+    ),
+    Mutant(
+        "what was left behind is removed in the first destination only",
+        _PUBLISHING,
+        "        for publisher in self._all():\n            publisher.remove_left_behind(",
+        "        for publisher in self._all()[:1]:\n            publisher.remove_left_behind(",
+        has_two=True,
     ),
     Mutant(
         "what a replay has stored before is stored again",

@@ -1,11 +1,21 @@
 """The judge of batches in chains finds what it is there for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from kcl_dagster.chains.entry import FIRST, ClosingEntry, Entry, PublishingEntry, StagedFile, StoredRange, encoded
+from kcl_dagster.chains.entry import (
+    FIRST,
+    ClosingEntry,
+    Entry,
+    PublishingEntry,
+    StagedFile,
+    StoredRange,
+    TableOutput,
+    encoded,
+)
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import ClaimId
 from kcl_dagster.model.lease import LeaseKey, WorkerId
@@ -13,6 +23,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.worker.batch import Batch, Part
 from tests.doubles.engine import Row
 from tests.simulation.bucket import Bucket
+from tests.simulation.chained import ROOTS, SECOND
 from tests.simulation.chained_lake import ChainedLake
 from tests.simulation.ledger import LeaseRow, read_lease
 from tests.simulation.properties import Violations
@@ -40,6 +51,12 @@ def record(number: int) -> Row:
 class Court:
     is_table: bool = False
     row: LeaseRow = field(default_factory=row_at)
+    second: bool | None = None
+    """Whether the second destination is a table; None: there is none."""
+
+    @property
+    def tables(self) -> dict[str, bool]:
+        return {FIRST: self.is_table} | ({} if self.second is None else {SECOND: self.second})
 
     def __post_init__(self) -> None:
         self.violations = Violations(lambda: 0.0)
@@ -47,7 +64,7 @@ class Court:
         self.lake = ChainedLake(
             self.violations,
             bucket=self.bucket,
-            tables={FIRST: self.is_table},
+            tables=self.tables,
             row_of=lambda _: self.row,
             truth_of=lambda _: self.lake.truth(STREAM, SHARD),
             application="app",
@@ -72,23 +89,32 @@ class Court:
     def found(self) -> list[str]:
         return [one.name for one in self.violations.found]
 
-    def stage(self, name: str, *numbers: int) -> None:
-        path = name if self.is_table else f"_staged/c/{name}"
-        self.bucket.put(path, tuple(record(number) for number in numbers))
+    def stage(self, name: str, *numbers: int, destination: str = FIRST) -> None:
+        path = name if self.tables[destination] else f"_staged/c/{name}"
+        self.bucket.put(ROOTS[destination] + path, tuple(record(number) for number in numbers))
 
     def make(self, number: int, entry: Entry, chain: str = "c") -> None:
         self.bucket.put(f"_chains/{chain}/{number:012d}.json", encoded(entry))
 
-    def decide(self, number: int, after: int | None, *names: str, through: int) -> None:
-        """Entry `number`, which stores the records behind `after`."""
+    def decide(self, number: int, after: int | None, *names: str, through: int, second: str | None = None) -> None:
+        """Entry `number`, which stores the records behind `after`. `second`: its file in the second destination."""
         begin = TRIM_HORIZON if after is None else Checkpoint(str(after))
         stored = StoredRange(LeaseKey(SHARD), CLAIM, begin, Checkpoint(str(through)), 1, 1, number=1)
         files = tuple(StagedFile(name, 1, 1) for name in names)
-        self.make(number, PublishingEntry(f"attempt {number}", files, (stored,)))
+        others = {} if second is None else {SECOND: TableOutput((StagedFile(second, 1, 1),))}
+        self.make(number, PublishingEntry(f"attempt {number}", files, (stored,), others=others))
 
-    def publish(self, name: str) -> None:
-        self.bucket.copy_object(Key=name, CopySource={"Key": f"_staged/c/{name}"})
-        self.bucket.remove(f"_staged/c/{name}")
+    def divided(self, number: int, after: int | None, through: int, rows: Mapping[str, tuple[int, ...]]) -> None:
+        """A batch with a file in each destination that has `rows`, staged and decided."""
+        for destination, numbers in rows.items():
+            self.stage(f"f{number}", *numbers, destination=destination)
+        first = (f"f{number}",) if FIRST in rows else ()
+        self.decide(number, after, *first, through=through, second=f"f{number}" if SECOND in rows else None)
+
+    def publish(self, name: str, destination: str = FIRST) -> None:
+        root = ROOTS[destination]
+        self.bucket.copy_object(Key=root + name, CopySource={"Key": f"{root}_staged/c/{name}"})
+        self.bucket.remove(f"{root}_staged/c/{name}")
 
     def batch(self, number: int, after: int | None, *numbers: int) -> None:
         """Staged, decided and published."""
@@ -240,3 +266,67 @@ def test_the_bucket_creates_an_object_once_and_lists_in_pages() -> None:
     assert ([one["Key"] for one in page["Contents"]], page["IsTruncated"]) == (["a/3"], False)
     with pytest.raises(Exception, match="NoSuchKey"):
         bucket.copy_object(Key="c", CopySource={"Key": "missing"})
+
+
+def test_a_batch_of_two_destinations_counts_when_both_have_it() -> None:
+    court = Court(second=True)
+    court.divided(1, None, 30, {FIRST: (10, 30), SECOND: (20,)})
+    truth = court.lake.truth(STREAM, SHARD)
+    court.publish("f1")
+    assert (truth.stored_to, court.lake.undecided()) == (0, ["entry 1 of chain c"])
+    assert court.lake.commit("app", 0, 1, ["f1"], SECOND)
+    assert (truth.stored_to, court.lake.undecided(), court.found) == (3, [], [])
+
+
+def test_a_checkpoint_ahead_of_one_destination_is_noticed() -> None:
+    court = Court(second=False)
+    court.divided(1, None, 20, {FIRST: (10,), SECOND: (20,)})
+    court.publish("f1")
+    court.lake.check_checkpoint(row_at(20))
+    assert court.found == ["S20"]
+
+
+@pytest.mark.parametrize(
+    ("second", "name"), [pytest.param((20, 30), "S2", id="also there"), pytest.param((30,), "S1", id="nowhere")]
+)
+def test_a_record_that_is_in_both_destinations_or_in_none_is_noticed(second: tuple[int, ...], name: str) -> None:
+    court = Court(second=False)
+    first = (10, 20) if name == "S2" else (10,)
+    court.divided(1, None, 30, {FIRST: first, SECOND: second})
+    court.publish("f1")
+    assert court.found == []
+    court.publish("f1", SECOND)
+    assert court.found == [name]
+
+
+def test_readers_may_see_a_later_batch_first_where_it_is_in_another_destination() -> None:
+    court = Court(is_table=True, second=True)
+    court.divided(1, None, 10, {SECOND: (10,)})
+    court.divided(2, 10, 20, {FIRST: (20,)})
+    truth = court.lake.truth(STREAM, SHARD)
+    assert court.lake.commit("app", 0, 1, ["f2"])
+    assert truth.stored_to == 0
+    assert court.lake.commit("app", 0, 1, ["f1"], SECOND)
+    assert (truth.stored_to, court.found) == (2, [])
+
+
+def test_a_later_batch_before_an_earlier_one_in_the_same_destination_is_noticed() -> None:
+    court = Court(is_table=True, second=True)
+    court.divided(1, None, 10, {SECOND: (10,)})
+    court.divided(2, 10, 30, {FIRST: (20,), SECOND: (30,)})
+    assert court.lake.commit("app", 0, 1, ["f2", "f1"], SECOND)
+    assert court.found == ["S2"]
+
+
+def test_what_is_staged_for_the_second_destination_is_looked_at() -> None:
+    court = Court(second=False)
+    court.divided(1, None, 20, {FIRST: (10,), SECOND: (20,)})
+    court.bucket.remove("second/_staged/c/f1")
+    assert court.found == ["S1"]
+    court = Court(second=False)
+    court.stage("f1", 10, destination=SECOND)
+    court.publish("f1", SECOND)
+    assert court.found == ["S19"]
+    court = Court(second=False)
+    court.decide(1, None, through=10, second="f1")
+    assert court.found == ["S19"]
