@@ -1,13 +1,17 @@
 ---------------------------- MODULE TableCommits ----------------------------
 (***************************************************************************)
-(* Workers that commit to a table what was decided in chains of entries.   *)
+(* Workers that commit to tables what was decided in chains of entries.    *)
 (*                                                                         *)
 (* A commit is planned in a record with a number, made with a conditional  *)
 (* create: the first one of a number remains until it is deleted. A create *)
-(* may arrive late, after its sender has given up (`wire`). The table      *)
+(* may arrive late, after its sender has given up (`wire`). Each table     *)
 (* keeps the number of the last commit in the same transaction as the      *)
 (* files, and refuses a transaction if another one has changed the number  *)
 (* since it was read.                                                      *)
+(*                                                                         *)
+(* A plan is for all tables of a sink. It is carried out in a transaction  *)
+(* for each table that gets files of it, one after the other, and a worker *)
+(* may die between two of them.                                            *)
 (*                                                                         *)
 (* How chains are made and closed is shown by Chain.tla.                   *)
 (*                                                                         *)
@@ -23,6 +27,7 @@ CONSTANTS
     MostEntries,     \* bound: of a chain
     MostCommits,     \* bound: numbers of plans
     MostOnTheWire,
+    LastTable,       \* the tables are 1..LastTable
     \* What keeps it right. Each can be switched off, to see that it is needed.
     CommitComesFirst,    \* a plan follows the commit of the one before
     NewestIsVerified,    \* a plan counts only if no plan with a higher number exists
@@ -30,7 +35,8 @@ CONSTANTS
     ConflictIsSeen,      \* of two transactions that read the same number, one is refused
     LastPlanIsKept,      \* of the plans, only those before the newest one are deleted
     LastEntryIsKept,     \* the owner of a chain does not delete its last entry
-    EntriesGoFirst       \* plans forget a chain when it has no entries any more
+    EntriesGoFirst,      \* plans forget a chain when it has no entries any more
+    EveryTableCounts     \* a plan counts as carried out only when every table of it contains it
 
 Alike == Permutations(Workers) \union Permutations(Chains)
 
@@ -38,22 +44,26 @@ VARIABLES
     made, cut,   \* of each chain: entries 1..made were made, 1..cut are deleted again
     gone,        \* chains that were closed and deleted: all of their entries are deleted
     plans,       \* of each number: a plan, or None
-    number,      \* in the table
-    count,       \* of each entry: how often the table contains it
-    known,       \* of each chain: its owner knows that the table contains 1..known
+    number,      \* in each table
+    count,       \* of each entry: how often each table contains it
+    known,       \* of each chain: its owner knows that the tables contain 1..known
     worker, wire
 vars == <<made, cut, gone, plans, number, count, known, worker, wire>>
 
 Numbers == 1..MostCommits
+Tables == 1..LastTable
+(* Of two entries of a chain, the second one has files for the last table only. *)
+TablesOf(entry) == IF entry[2] % 2 = 0 THEN {LastTable} ELSE Tables
+TablesOfPlan(plan) == IF plan.entries = {} THEN Tables ELSE UNION {TablesOf(e) : e \in plan.entries}
 Nothing == [c \in Chains |-> 0]
 NoPlan == [entries |-> {}, contained |-> Nothing]
-Idle == [step |-> "idle", number |-> 0, plan |-> NoPlan, seen |-> 0]
+Idle == [step |-> "idle", number |-> 0, plan |-> NoPlan, table |-> 0, seen |-> 0]
 
 Init ==
     /\ made = Nothing /\ cut = Nothing /\ gone = {} /\ known = Nothing
     /\ plans = [n \in Numbers |-> None]
-    /\ number = 0
-    /\ count = [c \in Chains |-> [i \in 1..MostEntries |-> 0]]
+    /\ number = [t \in Tables |-> 0]
+    /\ count = [t \in Tables |-> [c \in Chains |-> [i \in 1..MostEntries |-> 0]]]
     /\ worker = [w \in Workers |-> Idle]
     /\ wire = {}
 
@@ -92,13 +102,23 @@ Read(w) ==
     /\ worker' = [worker EXCEPT ![w] = [@ EXCEPT !.step = "read", !.number = Newest, !.plan = PlanOf(Newest)]]
     /\ UNCHANGED <<made, cut, gone, plans, number, count, known, wire>>
 
-(* The plan that was read is in the table, or is carried out first. *)
+(* The first table that gets files of a plan, after `former`; 0: there is none. *)
+TableAfter(former, plan) ==
+    LET left == {t \in TablesOfPlan(plan) : t > former}
+    IN IF left = {} THEN 0 ELSE CHOOSE t \in left : \A other \in left : t <= other
+Planned(w) == [worker[w] EXCEPT !.step = "planned", !.table = TableAfter(0, worker[w].plan)]
+
+IsCarriedOut(n, plan) ==
+    IF EveryTableCounts THEN \A t \in TablesOfPlan(plan) : number[t] >= n
+    ELSE \E t \in TablesOfPlan(plan) : number[t] >= n
+
+(* The plan that was read is in the tables, or is carried out first. *)
 Check(w) ==
     /\ worker[w].step = "read"
-    /\ IF number >= worker[w].number
+    /\ IF IsCarriedOut(worker[w].number, worker[w].plan)
        THEN worker' = [worker EXCEPT ![w].step = "checked"] /\ known' = Learn(worker[w].plan.contained)
        ELSE /\ UNCHANGED known
-            /\ \/ worker' = [worker EXCEPT ![w].step = "planned"]
+            /\ \/ worker' = [worker EXCEPT ![w] = Planned(w)]
                \/ ~CommitComesFirst /\ worker' = [worker EXCEPT ![w].step = "checked"]
     /\ UNCHANGED <<made, cut, gone, plans, number, count, wire>>
 
@@ -147,7 +167,7 @@ Verify(w) ==
     LET n == worker[w].number IN
     /\ worker[w].step = "created"
     /\ IF Newest = n \/ ~NewestIsVerified
-       THEN /\ worker' = [worker EXCEPT ![w].step = "planned"]
+       THEN /\ worker' = [worker EXCEPT ![w] = Planned(w)]
             /\ plans' = [m \in Numbers |-> IF m < n THEN None ELSE plans[m]]
        ELSE worker' = [worker EXCEPT ![w] = Idle] /\ UNCHANGED plans
     /\ UNCHANGED <<made, cut, gone, number, count, known, wire>>
@@ -158,23 +178,34 @@ Lose ==
     /\ UNCHANGED <<made, cut, gone, number, count, known, worker, wire>>
 
 ----------------------------------------------------------------------------
-(* A worker carries out a plan, its own or another one's. *)
+(* A worker carries out a plan, its own or another one's, table by table. *)
+
+(* The table of the plan contains it: the next one follows. *)
+GoOn(w) ==
+    LET next == TableAfter(worker[w].table, worker[w].plan) IN
+    IF next = 0
+    THEN worker' = [worker EXCEPT ![w] = Idle] /\ known' = Learn(worker[w].plan.contained)
+    ELSE worker' = [worker EXCEPT ![w] = [@ EXCEPT !.step = "planned", !.table = next, !.seen = 0]] /\ UNCHANGED known
 
 Look(w) ==
+    LET t == worker[w].table IN
     /\ worker[w].step = "planned"
-    /\ IF number >= worker[w].number /\ NumberIsLookedUp
-       THEN worker' = [worker EXCEPT ![w] = Idle] /\ known' = Learn(worker[w].plan.contained)
-       ELSE worker' = [worker EXCEPT ![w] = [@ EXCEPT !.step = "looked", !.seen = number]] /\ UNCHANGED known
+    /\ IF number[t] >= worker[w].number /\ NumberIsLookedUp
+       THEN GoOn(w)
+       ELSE worker' = [worker EXCEPT ![w] = [@ EXCEPT !.step = "looked", !.seen = number[t]]] /\ UNCHANGED known
     /\ UNCHANGED <<made, cut, gone, plans, number, count, wire>>
 
 Commit(w) ==
-    LET plan == worker[w].plan IN
+    LET plan == worker[w].plan
+        t == worker[w].table
+        Added(c, i) == <<c, i>> \in plan.entries /\ t \in TablesOf(<<c, i>>) /\ count[t][c][i] < 2
+    IN
     /\ worker[w].step = "looked"
-    /\ IF number = worker[w].seen \/ ~ConflictIsSeen
-       THEN /\ number' = Max({number, worker[w].number})
-            /\ count' = [c \in Chains |-> [i \in 1..MostEntries |->
-                            IF <<c, i>> \in plan.entries /\ count[c][i] < 2 THEN count[c][i] + 1 ELSE count[c][i]]]
-            /\ \/ worker' = [worker EXCEPT ![w] = Idle] /\ known' = Learn(plan.contained)
+    /\ IF number[t] = worker[w].seen \/ ~ConflictIsSeen
+       THEN /\ number' = [number EXCEPT ![t] = Max({@, worker[w].number})]
+            /\ count' = [count EXCEPT ![t] = [c \in Chains |-> [i \in 1..MostEntries |->
+                            IF Added(c, i) THEN count[t][c][i] + 1 ELSE count[t][c][i]]]]
+            /\ \/ GoOn(w)
                \/ worker' = [worker EXCEPT ![w].step = "planned"] /\ UNCHANGED known   \* no answer: it looks again
        ELSE worker' = [worker EXCEPT ![w].step = "planned"] /\ UNCHANGED <<number, count, known>>
     /\ UNCHANGED <<made, cut, gone, plans, wire>>
@@ -198,16 +229,21 @@ Spec == Init /\ [][Next]_vars
 
 Entries == Chains \X (1..MostEntries)
 
-Once == \A e \in Entries : count[e[1]][e[2]] <= 1
+Has(t, e) == count[t][e[1]][e[2]] > 0
 
-InOrder == \A e \in Entries : e[2] > 1 /\ count[e[1]][e[2]] > 0 => count[e[1]][e[2] - 1] > 0
+Once == \A t \in Tables, e \in Entries : count[t][e[1]][e[2]] <= 1
 
-(* What the owner of a chain believes to be visible, and deletes, is in the table. *)
-KnownIsThere == \A e \in Entries : e[2] <= known[e[1]] \/ e[2] <= cut[e[1]] => count[e[1]][e[2]] > 0
+InOrder ==
+    \A t \in Tables, e \in Entries : Has(t, e) =>
+        \A i \in 1..(e[2] - 1) : t \in TablesOf(<<e[1], i>>) => Has(t, <<e[1], i>>)
 
-(* What is not in the table is in the plan that is carried out next, or comes into a later one. *)
+(* What the owner of a chain believes to be visible, and deletes, is in all tables. *)
+KnownIsThere ==
+    \A e \in Entries : e[2] <= known[e[1]] \/ e[2] <= cut[e[1]] => \A t \in TablesOf(e) : Has(t, e)
+
+(* What is not in a table is in the plan that is carried out next, or comes into a later one. *)
 NothingIsLost ==
-    \A e \in Entries : e[2] <= made[e[1]] /\ count[e[1]][e[2]] = 0 =>
-        \/ e \in PlanOf(Newest).entries /\ number < Newest
+    \A e \in Entries : \A t \in TablesOf(e) : e[2] <= made[e[1]] /\ ~Has(t, e) =>
+        \/ e \in PlanOf(Newest).entries /\ number[t] < Newest
         \/ e[2] > PlanOf(Newest).contained[e[1]] /\ (PlanOf(Newest).contained[e[1]] > 0 \/ cut[e[1]] = 0)
 =============================================================================
