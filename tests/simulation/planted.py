@@ -824,13 +824,6 @@ MUTANTS: Final = (
         has_two=True,
     ),
     Mutant(
-        "what was left behind is removed in the first destination only",
-        _PUBLISHING,
-        "        for publisher in self._all():\n            publisher.remove_left_behind(",
-        "        for publisher in self._all()[:1]:\n            publisher.remove_left_behind(",
-        has_two=True,
-    ),
-    Mutant(
         "what a replay has stored before is stored again",
         _PARTS_CHAIN,
         "            self._stored |= {(one.lease, one.number) for one in entry.ranges if one.number is not None}\n",
