@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,6 @@ from kcl_dagster.aws import client
 from kcl_dagster.chains.chain import Chain
 from kcl_dagster.chains.entry import StoredRange
 from kcl_dagster.chains.publication import chain_id
-from kcl_dagster.chains.store import Entries
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import ChainId, ClaimId
 from kcl_dagster.model.lease import LeaseKey
@@ -26,7 +25,7 @@ from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.session import SparkSettings, start_session
 from kcl_dagster.spark.sinks.table_sink import TableSink
 from kcl_dagster.worker.batch import Batch
-from kcl_dagster.worker.table_committer import TableCommitter
+from kcl_dagster.worker.publishing import publisher_of
 from tests.integration.spark.conftest import GENEROUS, batch_of, new_engine, new_stream
 from tests.lakehouse.processes import process
 
@@ -112,16 +111,8 @@ class OpenChain:
 
     def commit(self) -> None:
         """As a worker that stops: returns when the table contains what was decided."""
-        commits = self.sink.commits
-        committer = TableCommitter(
-            Entries(self.sink.entries.files),
-            commits.table,
-            self.name,
-            self._ids,
-            system().clock,
-            stages=commits.stages,
-        )
-        committer.finish(self.wanted)
+        runtime = replace(system(), new_id=self._ids)
+        publisher_of(self.sink.entries, self.sink.destinations, self.name, runtime).finish(self.wanted)
 
 
 @dataclass(frozen=True, slots=True)
