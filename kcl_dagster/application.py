@@ -475,6 +475,16 @@ class TelemetrySettings(_Settings):
     cloudwatch_namespace: str | None = None
     """The application's name when left out, as in the KCL."""
 
+    opentelemetry_traces: bool = False
+    """Make each batch a trace of OpenTelemetry. Needs the extra `otel`, as `opentelemetry_metrics` does."""
+
+    opentelemetry_metrics: bool = False
+    """Send what `openmetrics_port` would serve by OpenTelemetry, too."""
+
+    otlp_endpoint: Annotated[str, Field(pattern=r"^https?://[^\s]+$")] | None = None
+    """The collector, such as `http://127.0.0.1:4318`. When left out: the providers that the process has
+    set globally, or else what `OTEL_EXPORTER_OTLP_ENDPOINT` and its like say."""
+
 
 class Application(_Settings):
     """One consumer application.

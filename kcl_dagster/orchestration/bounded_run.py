@@ -71,6 +71,7 @@ class BoundedRun:
     watches: tuple[Watch, ...] = ()
     end_process: EndProcess = cannot_end
     runs: Callable[[], RunView] = RunView
+    job: str | None = None
 
     def run(self, stop: StopSignal, through: float | None = None) -> BoundedOutcome:
         """Read what had arrived by `through`, epoch seconds, or by now. Blocks until that is stored, `stop` is
@@ -154,6 +155,7 @@ class BoundedRun:
             self.watches,
             self.end_process,
             bound,
+            self.job,
         )
         reason = worker.work(stop)
         return _worked(bound, reason, stop.detail, self.event_log)

@@ -88,6 +88,7 @@ def read_until(
         watchdog.watches(instance, run.run_id),
         ending(instance, run.run_id),
         partial(run_view, instance, application),
+        job=run.job_name,
     )
     with interrupts_ask(stop):
         try:

@@ -322,6 +322,16 @@ class TelemetryModel(Described):
     cloudwatch_namespace: str | None = None
     """The application's name when left out, as in the KCL."""
 
+    opentelemetry_traces: bool = False
+    """Make each batch a trace of OpenTelemetry. Needs the extra `otel`, as `opentelemetry_metrics` does."""
+
+    opentelemetry_metrics: bool = False
+    """Send what `openmetrics_port` would serve by OpenTelemetry, too."""
+
+    otlp_endpoint: str | None = None
+    """The collector, such as `http://127.0.0.1:4318`. When left out: the providers that the process has
+    set globally, or else what `OTEL_EXPORTER_OTLP_ENDPOINT` and its like say."""
+
     def settings(self) -> TelemetrySettings:
         return TelemetrySettings(
             json_logs=self.json_logs,
@@ -330,6 +340,9 @@ class TelemetryModel(Described):
             openmetrics_host=self.openmetrics_host,
             cloudwatch=_member(MetricsLevel, "telemetry.cloudwatch", self.cloudwatch),
             cloudwatch_namespace=self.cloudwatch_namespace,
+            opentelemetry_traces=self.opentelemetry_traces,
+            opentelemetry_metrics=self.opentelemetry_metrics,
+            otlp_endpoint=self.otlp_endpoint,
         )
 
 

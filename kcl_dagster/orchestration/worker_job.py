@@ -56,6 +56,7 @@ def build_worker_job(
                 event_log,
                 watches,
                 ending(instance, run.run_id),
+                job=run.job_name,
             )
             reason = made.work(stop)
         context.log.info("worker %s stopped: %s", slot, reason)

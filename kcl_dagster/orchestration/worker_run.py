@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import SparkSession
 
@@ -23,8 +23,9 @@ from kcl_dagster.spark.processor_hosts.spark_processor_hosts import SparkProcess
 from kcl_dagster.spark.sharing import check_sharing
 from kcl_dagster.spark.sinks.contract import SparkSink
 from kcl_dagster.spark.storage import S3Options, open_store
-from kcl_dagster.spark.transform import Observed
+from kcl_dagster.spark.transform import Observed, Traced, returns_its_argument
 from kcl_dagster.telemetry.logs import queued_logs
+from kcl_dagster.telemetry.otlp import open_traces
 from kcl_dagster.telemetry.worker_metrics import open_telemetry
 from kcl_dagster.worker.batch import Sink
 from kcl_dagster.worker.bound import Bound
@@ -32,9 +33,13 @@ from kcl_dagster.worker.dead_letter import DeadLetters, FiledDeadLetters
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.late import Late, LateEngine, LateProcessorHosts
 from kcl_dagster.worker.opening import open_surroundings
+from kcl_dagster.worker.spans import NO_SPANS, Spans
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.surroundings import EndProcess, Surroundings, Watch, cannot_end
 from kcl_dagster.worker.utilization.platform import measured
+
+if TYPE_CHECKING:
+    from kcl_dagster.telemetry.batch_traces import BatchTraces
 
 # How long a run whose worker has ended waits for a Spark that still starts: a minute or more on a busy machine.
 STARTING_SECONDS: Final = 120.0
@@ -55,23 +60,32 @@ class WorkerRun:
     bound: Bound | None = None
     """Where set, the worker stops when what had arrived by a moment is stored."""
 
+    job: str | None = None
+    """The job of the run; its traces name it."""
+
     def work(self, stop: StopSignal) -> StopReason:
         """Consume until there is a reason to stop. Blocks for hours.
 
         Raises what kept Spark from starting; BatchError when Spark is gone. The leases are released then, and the
         run should be seen to have failed.
         """
+        application = self.consumer.application
+        identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
+        with open_traces(application, identity, self.job, system(), self.event_log) as traces:
+            return self._work(stop, identity, traces)
+
+    def _work(self, stop: StopSignal, identity: Identity, traces: "BatchTraces | None") -> StopReason:
         runtime = system()
         application = self.consumer.application
-        sink, chains = self._sink(), self._staging_sink()
+        spans = NO_SPANS if traces is None else traces
+        sink, chains = self._sink(spans), self._staging_sink(spans)
         # The row is written and leases are assigned while Spark starts, which takes it five to ten seconds.
         interruption = Interruption()
         late: Late[SparkEngine | SparkProcessorHosts] = Late(partial(self._open, chains, interruption))
-        identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
         try:
             with (
                 self.event_log.in_background(),
-                open_telemetry(application, identity, runtime, self._client, self.event_log) as telemetry,
+                open_telemetry(application, identity, runtime, self._client, self.event_log, traces) as telemetry,
                 queued_logs(),
             ):
                 worker = telemetry.worker(self._surroundings(late, sink, chains, interruption), runtime)
@@ -96,19 +110,23 @@ class WorkerRun:
         with suppress(Exception):  # it was raised by `work`, or the worker stopped before it mattered
             late.get().close()
 
-    def _sink(self) -> Sink[Any] | None:
+    def _sink(self, spans: Spans = NO_SPANS) -> Sink[Any] | None:
         """None for record processors, and where batches are decided in chains."""
         choice = self.consumer.sink
-        return None if choice.open is None else choice.open(self._transform(), self._connection("s3"))
+        return None if choice.open is None else choice.open(self._transform(spans), self._connection("s3"))
 
-    def _staging_sink(self) -> SparkSink | None:
+    def _staging_sink(self, spans: Spans = NO_SPANS) -> SparkSink | None:
         """None where batches are decided in the leases, and for record processors."""
-        return open_staging(self.consumer.sink, self._transform(), self._connection("s3"), system())
+        return open_staging(self.consumer.sink, self._transform(spans), self._connection("s3"), system())
 
-    def _transform(self) -> Transform:
-        """Functions of Arrow tables run in the executors, where no columns can be noted."""
+    def _transform(self, spans: Spans = NO_SPANS) -> Transform:
+        """Functions of Arrow tables run in the executors, where no columns can be noted and nothing is traced."""
         transform = self.consumer.stored_transform
-        return transform if self.consumer.arrow else Observed(transform, self.event_log.note_columns)
+        if self.consumer.arrow:
+            return transform
+        observed = Observed(transform, self.event_log.note_columns)
+        is_traced = spans is not NO_SPANS and not returns_its_argument(transform)
+        return Traced(observed, spans) if is_traced else observed
 
     def _surroundings(
         self,

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 from kcl_dagster.errors import KclError, TransformError
 from kcl_dagster.spark.schema import PROGRESS
 from kcl_dagster.worker.error_text import redacted
+from kcl_dagster.worker.spans import TRANSFORM, Spans
 
 Transform = Callable[[DataFrame], DataFrame]
 """User code: from the records of a batch to what is stored. It need not give the same rows twice: nothing is stored
@@ -34,10 +35,22 @@ class Observed:
         return output
 
 
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A transform whose calls are spans. Spark does most of what it asks for later, when the output is written."""
+
+    transform: Transform
+    spans: Spans
+
+    def __call__(self, records: DataFrame) -> DataFrame:
+        with self.spans.span(TRANSFORM):
+            return self.transform(records)
+
+
 def returns_its_argument(transform: Transform) -> bool:
     """Whether the function does nothing else. The answer is known before it is called, from its code; it is no for
     functions that return their argument at the end of anything longer."""
-    if isinstance(transform, Observed):
+    if isinstance(transform, (Observed, Traced)):
         return returns_its_argument(transform.transform)
     if type(transform) is not FunctionType:  # objects may show the code, and the class, of a function they wrap
         return False

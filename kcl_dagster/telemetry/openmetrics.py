@@ -65,6 +65,12 @@ class MetricsRegistry:
         with self._lock:
             self._values.get(family, {}).pop(tuple(sorted(labels.items())), None)
 
+    def samples(self, family: Family) -> list[tuple[dict[str, str], float]]:
+        """Labels and value of each sample of a metric, as they are now."""
+        with self._lock:
+            found = list(self._values.get(family, {}).items())
+        return [({**self.common, **dict(labels)}, value) for labels, value in found]
+
     def collect(self) -> Iterator[Metric]:
         """As `prometheus_client` asks for them."""
         for family in sorted(self._values, key=lambda one: one.name):

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import kcl_dagster
 from kcl_dagster import aws
@@ -19,7 +19,8 @@ from kcl_dagster.telemetry.cloudwatch import CloudWatchMetrics, Flusher
 from kcl_dagster.telemetry.endpoint import MetricsEndpoint
 from kcl_dagster.telemetry.logs import json_lines, log_event
 from kcl_dagster.telemetry.openmetrics import Family, MetricsRegistry
-from kcl_dagster.telemetry.units import counted_units
+from kcl_dagster.telemetry.otlp import sent_metrics
+from kcl_dagster.telemetry.units import UNITS, counted_units
 from kcl_dagster.worker.batch import D
 from kcl_dagster.worker.concurrency import ForEach
 from kcl_dagster.worker.events import EventKind, WorkerEvent
@@ -29,7 +30,10 @@ from kcl_dagster.worker.lag import LagReport
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.renewal import RenewalReport, Renewer
 from kcl_dagster.worker.report import BatchReport, Outcome
-from kcl_dagster.worker.surroundings import Surroundings
+from kcl_dagster.worker.surroundings import Ready, Surroundings
+
+if TYPE_CHECKING:
+    from kcl_dagster.telemetry.batch_traces import BatchTraces
 
 RECORDS: Final = Family("kcl_records", "counter", "Records stored, after de-aggregation.")
 BYTES: Final = Family("kcl_data_bytes", "counter", "Payload of the records stored.", "bytes")
@@ -51,7 +55,12 @@ STOPPED: Final = Family("kcl_shards_stopped", "gauge", "Shards that keep failing
 HUNG: Final = Family("kcl_shards_hung", "gauge", "Shards on whose batch the consumer's code works for very long.")
 RENEWALS: Final = Family("kcl_renewals", "counter", "Renewals of leases, by result.")
 EVENTS: Final = Family("kcl_events", "counter", "What the worker told, by kind.")
+SPANS_LOST: Final = Family("kcl_spans_lost", "counter", "Spans that did not reach the collector.")
 BUILD: Final = Family("kcl_worker", "info", "Which worker this is.")
+FAMILIES: Final = (
+    *(RECORDS, BYTES, BROKEN, BATCHES, BUSY, BEHIND, COMPLETE, LEASES, WAITING, STOPPED, HUNG, RENEWALS, EVENTS),
+    *(SPANS_LOST, UNITS, BUILD),
+)
 
 _STORED: Final = frozenset({Outcome.COMMITTED, Outcome.DELIVERED, Outcome.FINISHED})
 _READ: Final = _STORED | {Outcome.IDLE, Outcome.SET_ASIDE}
@@ -68,6 +77,7 @@ class WorkerTelemetry:
     registry: MetricsRegistry
     cloudwatch: CloudWatchMetrics | None = None
     endpoint: MetricsEndpoint | None = None
+    traces: "BatchTraces | None" = None
 
     def batch(self, report: BatchReport) -> None:
         registry = self.registry
@@ -93,6 +103,9 @@ class WorkerTelemetry:
         registry.set(LEASES, report.held)
         registry.set(WAITING, report.blocked)
         registry.set(STOPPED, len(report.stopped))
+        if self.traces is not None:
+            self.traces.report(report)
+            registry.set(SPANS_LOST, self.traces.lost)
         self._publish(kcl_names.of_batch(report))
 
     def lag(self, report: LagReport) -> None:
@@ -145,6 +158,10 @@ class WorkerTelemetry:
         around = replace(
             surroundings, on_batch=on_batch, on_lag=on_lag, on_event=on_event, load_completeness=load_completeness
         )
+        if self.traces is not None:
+            around = replace(
+                around, spans=self.traces, is_ready=_telling(surroundings.is_ready, self.traces.started)
+            )
         worker = Worker(around, self.identity, runtime)
         settings = worker.settings
         worker.renewer = MeasuredRenewer(
@@ -191,7 +208,12 @@ class MeasuredRenewer(Renewer):
 
 @contextmanager
 def open_telemetry(
-    application: Application, identity: Identity, runtime: Runtime, client: Callable[[str], aws.Client], log: Any
+    application: Application,
+    identity: Identity,
+    runtime: Runtime,
+    client: Callable[[str], aws.Client],
+    log: Any,
+    traces: "BatchTraces | None" = None,
 ) -> Iterator[WorkerTelemetry]:
     """Open the telemetry that the application configures, for the time of the block. If a part of it cannot start,
     it is omitted with a warning: a worker does not stop because its metrics cannot be read. `client` makes the
@@ -216,7 +238,6 @@ def open_telemetry(
                     port = _port(port, identity.slot)
                 endpoint = stack.enter_context(MetricsEndpoint(registry.render, settings.openmetrics_host, port))
                 log.info("metrics at %s", endpoint.url)
-                stack.enter_context(counted_units(client("dynamodb"), registry))
             except KclError as error:
                 log.warning("%s", error)
         if settings.cloudwatch is not MetricsLevel.NONE:
@@ -230,7 +251,23 @@ def open_telemetry(
                 stack.enter_context(Flusher(cloudwatch))
             except KclError as error:
                 log.warning("metrics do not go to CloudWatch: %s", error)
-        yield WorkerTelemetry(identity, registry, cloudwatch, endpoint)
+        if endpoint is not None or settings.opentelemetry_metrics:
+            try:
+                stack.enter_context(counted_units(client("dynamodb"), registry))
+            except KclError as error:
+                log.warning("units of DynamoDB are not counted: %s", error)
+        stack.enter_context(sent_metrics(application, identity, registry, FAMILIES, log))
+        yield WorkerTelemetry(identity, registry, cloudwatch, endpoint, traces)
+
+
+def _telling(is_ready: Ready, started: Callable[[], object]) -> Ready:
+    def told() -> bool:
+        ready = is_ready()
+        if ready:
+            started()
+        return ready
+
+    return told
 
 
 def _port(first: int, slot: str | None) -> int:

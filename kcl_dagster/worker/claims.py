@@ -27,6 +27,7 @@ from kcl_dagster.worker.former_chains import FormerChains, store_errors, stored_
 from kcl_dagster.worker.held_lease import Holding, Unwritten
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.pending import binds, pin_of
+from kcl_dagster.worker.spans import DECIDE, NO_SPANS, PUBLISH, Spans
 from kcl_dagster.worker.staging import StagedBatch
 
 
@@ -42,6 +43,8 @@ class Claims:
     publisher: Publisher
     code: str | None = None
     """The version of the consumer's code."""
+
+    spans: Spans = NO_SPANS
 
     _chains: set[ChainId] = field(default_factory=set)
     """Of this worker."""
@@ -151,7 +154,10 @@ class Claims:
         with store_errors(self.entries, self.worker, "could not be decided"):
             refused = self.holdings.claims.begin_decision(tokens, chain.id)
             # If this raises, the claims are not ended by a handoff: the next owner has to settle the chain.
-            entry = None if refused else chain.decide(staged.files, ranges, staged.rules, staged.others)
+            with self.spans.span(DECIDE) as span:
+                entry = None if refused else chain.decide(staged.files, ranges, staged.rules, staged.others)
+                span.note("kcl.chain", chain.id)
+                span.note("kcl.entry", chain.last)
             if entry is None:
                 self.holdings.claims.end_decision(tokens)
                 self.publisher.discard(chain.id, staged.paths)
@@ -159,7 +165,9 @@ class Claims:
             # If the outcome is not known, or if another process has settled the chain, the chain is over: its
             # settlement shows what is stored.
             chain.is_over = True
-            self.publisher.publish(chain.id, chain.last, entry)
+            with self.spans.span(PUBLISH) as span:
+                self.publisher.publish(chain.id, chain.last, entry)
+                span.note("kcl.visible", self.publisher.visible(chain.id) >= chain.last)
             chain.is_over = False
         for one in ranges:
             stored = Unwritten(one.through, one.stored_through, one.counts, one.number)

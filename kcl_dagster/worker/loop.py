@@ -57,6 +57,7 @@ from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.retention import RetentionWatch
 from kcl_dagster.worker.settings import WorkerSettings
 from kcl_dagster.worker.shard_end import ShardEnds
+from kcl_dagster.worker.spans import BATCH
 from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.stored_counts import WindowRules
@@ -256,9 +257,15 @@ class Worker(Generic[D]):
             str(self.identity.worker),
             runtime.new_id,
             publisher_of(
-                chains.entries, chains.destinations, around.application.name, runtime, self.completeness.last
+                chains.entries,
+                chains.destinations,
+                around.application.name,
+                runtime,
+                self.completeness.last,
+                around.spans,
             ),
             around.code,
+            around.spans,
         )
         return ChainProtocol(
             reading,
@@ -307,6 +314,7 @@ class Worker(Generic[D]):
             service_time=self._service_time,
             on_event=self.tell,
             confirm=around.confirm_stream,
+            spans=around.spans,
         )
 
     # In real time
@@ -360,6 +368,10 @@ class Worker(Generic[D]):
         not in a batch can be handed over at once to a worker that reads."""
         if not self.is_ready():
             return BatchReport()
+        with self._around.spans.span(BATCH):
+            return self._round()
+
+    def _round(self) -> BatchReport:
         report = self._last_round = self.protocol.run_once(self.stop.is_requested)
         if report.is_idle and self._bound is not None and isinstance(self.protocol, ChainProtocol):
             self.protocol.publish_all()  # the run ends once everything is visible

@@ -15,6 +15,7 @@ from kcl_dagster.errors import SinkError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.worker.spans import NO_SPANS, Spans
 from kcl_dagster.worker.staging import Destination
 from kcl_dagster.worker.table_committer import TableCommitter, refuse_unknown
 
@@ -25,6 +26,7 @@ def publisher_of(
     application: str,
     runtime: Runtime,
     complete: Callable[[], WrittenThrough | None] = lambda: None,
+    spans: Spans = NO_SPANS,
 ) -> Publisher:
     """`complete`: see `TableCommitter`."""
     folders = {name: FolderPublisher(one.files) for name, one in destinations.items() if one.commits is None}
@@ -42,6 +44,7 @@ def publisher_of(
             complete,
             tuple(committed[name].files for name, one in commits.items() if one.stages),
             frozenset(folders),
+            spans,
         )
     return TablesPublisher(folders, committer)
 

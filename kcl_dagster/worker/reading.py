@@ -24,6 +24,7 @@ from kcl_dagster.worker.processing_watch import ProcessingWatch
 from kcl_dagster.worker.ranges import following
 from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
 from kcl_dagster.worker.retention import RetentionWatch, loss_in
+from kcl_dagster.worker.spans import NO_SPANS, Spans
 from kcl_dagster.worker.stored_counts import WindowRules
 
 PlanRange = Callable[[Holding], Range]
@@ -154,6 +155,8 @@ class Reading(Generic[R]):
     confirm: ConfirmStream = believed
     holds: HoldsPart | None = None
     """None: the sink cannot tell."""
+
+    spans: Spans = NO_SPANS
 
     _begun: set[int] = field(default_factory=set)
     """Tokens of the leases that were read before."""
@@ -480,7 +483,8 @@ class Reading(Generic[R]):
     def timed(self, this: Round, stage: str) -> Iterator[None]:
         started = self.clock.monotonic()
         try:
-            yield
+            with self.spans.span(stage):
+                yield
         finally:
             this.seconds[stage] = this.seconds.get(stage, 0.0) + self.clock.monotonic() - started
 

@@ -25,6 +25,7 @@ from kcl_dagster.worker.reading import ConfirmStream, believed
 from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.retention import RetentionOf
 from kcl_dagster.worker.shard_end import ListShards
+from kcl_dagster.worker.spans import NO_SPANS, Spans
 from kcl_dagster.worker.staging import StagingSink
 
 OnBatch = Callable[[BatchReport], None]
@@ -143,6 +144,9 @@ class Surroundings(Generic[D]):
     is_ready: Ready = at_once_ready
     interrupt: Interrupt = cannot_interrupt
     end_process: EndProcess = cannot_end
+    spans: Spans = NO_SPANS
+    """Receives what the main thread does, see `worker.spans`."""
+
     on_batch: OnBatch = ignore_batch
     on_lag: OnLag = ignore_lag
     on_event: OnEvent = ignore

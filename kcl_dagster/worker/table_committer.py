@@ -28,6 +28,7 @@ from kcl_dagster.errors import KclError, OutcomeUnknown, SinkError, Unsafe
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.worker.spans import NO_SPANS, TABLE_COMMIT, Spans
 
 COMMIT_SECONDS: Final = 30.0  # between two commits: readers of a table pay for each
 PATIENCE_SECONDS: Final = 10.0  # a commit takes a second; one that takes longer is carried out by another worker
@@ -72,6 +73,8 @@ class TableCommitter:
 
     folders: frozenset[str] = frozenset()
     """Names of folders of the same sink, of which entries may have files, too."""
+
+    spans: Spans = NO_SPANS
 
     _contained: Mapping[ChainId, int] = field(default_factory=dict)
     """The last entry of each chain that the table contains, as far as it is known here."""
@@ -282,7 +285,10 @@ class TableCommitter:
     def _carry_out(self, number: int, plan: TableCommit) -> None:
         """Any worker may, and several at once."""
         if plan.entries:
-            self._commit(number, plan)
+            with self.spans.span(TABLE_COMMIT) as span:
+                span.note("kcl.commit", number)
+                span.note("kcl.entries", len(plan.entries))
+                self._commit(number, plan)
         self._contained = plan.contained
 
     def _commit(self, number: int, plan: TableCommit) -> None:

@@ -85,3 +85,28 @@ def test_only_orchestration_knows_dagster() -> None:
             }
             imports |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
             assert not {name for name in imports if name.split(".")[0] == "dagster"}, path
+
+
+def at_import(node: ast.AST) -> Iterator[str]:
+    """Modules, and names in them, that are imported as soon as the module of the tree is."""
+    for below in ast.iter_child_nodes(node):
+        is_for_types = isinstance(below, ast.If) and ast.unparse(below.test) == "TYPE_CHECKING"
+        if isinstance(below, ast.Import):
+            yield from (alias.name for alias in below.names)
+        elif isinstance(below, ast.ImportFrom):
+            yield from (f"{below.module}.{alias.name}" for alias in below.names)
+        elif not is_for_types and not isinstance(below, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from at_import(below)
+
+
+def test_opentelemetry_is_imported_where_it_is_asked_for_only() -> None:
+    """And not by the import of any other module."""
+    needs_it = {"kcl_dagster.telemetry.batch_traces", "kcl_dagster.telemetry.observed_metrics"}
+    needs_it |= {"kcl_dagster.telemetry.counting_exporter"}
+    for _, path in modules():
+        imported = list(at_import(ast.parse(path.read_text())))
+        name = ".".join((PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts))
+        is_needed = any(one.partition(".")[0] == "opentelemetry" for one in imported)
+        assert is_needed == (name in needs_it), path
+        found = {one for one in imported if one.startswith(tuple(needs_it))}
+        assert name in needs_it or not found, f"{path} imports {found} whether it is asked to or not"

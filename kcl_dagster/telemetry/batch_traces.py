@@ -1,0 +1,255 @@
+"""Batches as traces of OpenTelemetry. Imported only where an application asks for traces.
+
+A round of a worker that found something, or failed, is a trace: `batch`, and below it its stages. Rounds that found
+nothing make no span. While a transform runs, its span is the current one, so that what the consumer's own
+instrumentation makes is below it.
+
+Spans begin on the worker's main thread, which costs microseconds, and end on a thread of their own: whatever a span
+processor or an exporter does there delays no worker. If that thread is stuck, spans are dropped, and counted.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace import Link, SpanKind, StatusCode, Tracer
+
+from kcl_dagster.runtime import Clock
+from kcl_dagster.worker.delivery import Offer
+from kcl_dagster.worker.error_text import brief, full, kind_of
+from kcl_dagster.worker.processing_watch import uninterrupted
+from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
+from kcl_dagster.worker.spans import BATCH, FETCH
+
+log = logging.getLogger(__name__)
+
+START: Final = "start worker"
+MOST_LEASES: Final = 32  # that a span names; it counts all
+NANOSECONDS: Final = 1_000_000_000
+_LATE: Final = frozenset({BATCH, FETCH})  # made when it is known that the round is worth a trace
+
+Facts = dict[str, str | int | tuple[str, ...]]
+
+
+@dataclass(slots=True)
+class BatchSpan:
+    """See `worker.spans.Span`. `began` and `ended` are monotonic."""
+
+    traces: "BatchTraces"
+    name: str
+    parent: "BatchSpan | None" = None
+    began: float = 0.0
+    ended: float = 0.0
+    facts: Facts = field(default_factory=dict)
+    error: BaseException | None = None
+    failure: str | None = None
+    """What a batch failed with, without values of records, if it did not end with an error."""
+
+    leases: list[LeaseReport] = field(default_factory=list)
+    """What came of leases that are worth an event."""
+
+    is_kept: bool = False
+    """Of the first span of a trace: whether it is made although none of its late children led to that."""
+
+    late: list["BatchSpan"] = field(default_factory=list)
+    """Children that have ended and are not made yet."""
+
+    made: trace.Span | None = None
+    token: object = None
+
+    def __enter__(self) -> Self:
+        self.traces.begin(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.traces.end(self, error)
+
+    def note(self, key: str, value: str | int) -> None:
+        self.facts[key] = value
+
+
+class BatchTraces:
+    """See `worker.spans.Spans`. `started` may be called by any thread."""
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        facts: Mapping[str, str],
+        clock: Clock,
+        offer: Offer,
+        failed: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`facts`: of the worker, for the first span of each trace. `offer`: to a queue whose calls are made on a
+        thread of their own. `failed`: spans that an exporter has given up."""
+        self._tracer = tracer
+        self._facts = dict(facts)
+        self._clock = clock
+        self._offer = offer
+        self._failed = failed
+        self._epoch = clock.now() - clock.monotonic()
+        self._open: list[BatchSpan] = []
+        self._complained = False
+        self._dropped = 0
+        self._start: trace.Span | None = None
+        with suppress(Exception):  # of the consumer's own providers
+            self._start = tracer.start_span(START, attributes=self._facts, start_time=self._at(clock.monotonic()))
+
+    @property
+    def start_trace(self) -> str | None:
+        """The id of the trace of the worker's start, to which all batches are linked."""
+        found = None if self._start is None else self._start.get_span_context()
+        return trace.format_trace_id(found.trace_id) if found is not None and found.is_valid else None
+
+    @property
+    def lost(self) -> int:
+        """Spans that found no room, or that an exporter has given up."""
+        return self._dropped + self._failed()
+
+    def span(self, name: str) -> BatchSpan:
+        return BatchSpan(self, name)
+
+    def started(self) -> None:
+        """The worker can read."""
+        self._end_start(None)
+
+    def close(self) -> None:
+        """The worker has ended."""
+        self._end_start("the worker ended before it could read")
+
+    def report(self, report: BatchReport) -> None:
+        """Called within the span of the batch."""
+        batch = self._open[0] if self._open else None
+        if batch is None or batch.name != BATCH:
+            return
+        outcomes = Counter(lease.outcome for lease in report.leases)
+        batch.is_kept = batch.is_kept or report.error is not None or bool(outcomes.keys() - {Outcome.IDLE})
+        batch.failure = report.error
+        batch.leases = [lease for lease in report.leases if lease.error is not None][:MOST_LEASES]
+        streams = sorted({lease.stream.name for lease in report.leases})
+        batch.facts |= {
+            "kcl.records": report.records,
+            "kcl.bytes": report.bytes,
+            "kcl.lease_count": len(report.leases),
+            "kcl.leases": tuple(str(lease.lease) for lease in report.leases[:MOST_LEASES]),
+            "aws.kinesis.stream_name": streams[0] if len(streams) == 1 else tuple(streams),
+            **{f"kcl.outcome.{outcome.value.replace(' ', '_')}": count for outcome, count in outcomes.items()},
+        }
+        if report.millis_behind is not None:
+            batch.facts["kcl.millis_behind"] = report.millis_behind
+
+    # Called by spans
+
+    def begin(self, span: BatchSpan) -> None:
+        if span.name == BATCH:
+            self._open.clear()  # an interrupted round may have left something
+        span.parent = self._open[-1] if self._open else None
+        span.began = self._clock.monotonic()
+        self._open.append(span)
+        if span.name not in _LATE:
+            self._guarded(self._make, span)
+
+    def end(self, span: BatchSpan, error: BaseException | None) -> None:
+        span.ended, span.error = self._clock.monotonic(), error
+        while self._open and self._open.pop() is not span:
+            pass  # children whose blocks were interrupted before they could end
+        parent = span.parent
+        if span.made is None and parent is not None and parent.made is None:
+            parent.late.append(span)
+            parent.is_kept = parent.is_kept or span.is_kept or error is not None
+        elif span.made is not None or parent is not None or span.is_kept or error is not None:
+            self._guarded(self._finish, span)
+
+    def _guarded(self, step: Callable[[BatchSpan], None], span: BatchSpan) -> None:
+        """Providers, samplers and processors may be the consumer's own, and raise anything."""
+        try:
+            with uninterrupted():  # the error of an interruption must reach the worker
+                step(span)
+        except Exception as error:
+            if not self._complained:
+                self._complained = True
+                log.warning("spans cannot be made: %s", brief(error))
+
+    def _make(self, span: BatchSpan) -> None:
+        """Begin the span, and those above it, in OpenTelemetry."""
+        parent = span.parent
+        if parent is not None and parent.made is None:
+            self._make(parent)
+        is_batch = span.name == BATCH
+        above = otel_context.Context()  # whatever is current: a batch is a trace
+        if parent is not None and parent.made is not None:
+            above = trace.set_span_in_context(parent.made, above)
+        links = [] if parent is not None or self._start is None else [Link(self._start.get_span_context())]
+        span.made = self._tracer.start_span(
+            span.name,
+            context=above,
+            kind=SpanKind.CONSUMER if is_batch else SpanKind.INTERNAL,
+            attributes=self._facts if parent is None else None,
+            links=links,
+            start_time=self._at(span.began),
+        )
+        if not span.ended:
+            span.token = otel_context.attach(trace.set_span_in_context(span.made))
+        for child in span.late:
+            self._finish(child)
+        span.late.clear()
+
+    def _finish(self, span: BatchSpan) -> None:
+        if span.made is None:
+            self._make(span)
+        made, ended = span.made, self._at(span.ended)
+        if span.token is not None:
+            otel_context.detach(span.token)  # type: ignore[arg-type]  # what `attach` returned
+        if made is None:
+            return
+        if made.is_recording():
+            self._describe(made, span, ended)
+        if not self._offer("span", partial(_end, made, ended)):
+            self._dropped += 1
+
+    def _describe(self, made: trace.Span, span: BatchSpan, ended: int) -> None:
+        made.set_attributes(span.facts)
+        if span.error is not None:
+            text = {"exception.message": brief(span.error), "exception.stacktrace": full(span.error)}
+            made.add_event("exception", {"exception.type": kind_of(span.error), **text}, ended)
+            made.set_status(StatusCode.ERROR, brief(span.error))
+        elif span.failure is not None:
+            made.set_status(StatusCode.ERROR, span.failure.partition("\n")[0])
+        for lease in span.leases:
+            about = {
+                "kcl.lease": str(lease.lease),
+                "kcl.outcome": lease.outcome.value,
+                "kcl.error": lease.error or "",
+            }
+            made.add_event("lease", about, ended)
+
+    def _end_start(self, why_failed: str | None) -> None:
+        start = self._start
+        if start is None or not start.is_recording():
+            return
+        ended = self._at(self._clock.monotonic())
+
+        def end() -> None:
+            if start.is_recording():
+                if why_failed is not None:
+                    start.set_status(StatusCode.ERROR, why_failed)
+                _end(start, ended)
+
+        self._offer("span", end, important=True)
+
+    def _at(self, monotonic: float) -> int:
+        return round((self._epoch + monotonic) * NANOSECONDS)
+
+
+def _end(span: trace.Span, at: int) -> None:
+    """Where the exporter does its work. Not tried again: a span ends once."""
+    with suppress(Exception):
+        span.end(at)

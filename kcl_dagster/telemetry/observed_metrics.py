@@ -1,0 +1,54 @@
+"""The metrics of workers as instruments of OpenTelemetry. Imported only where an application asks for that.
+
+A registry is the one model of what a worker counts: the page of OpenMetrics and these instruments show the same
+values under the same names. So a dashboard finds them whichever way they have reached Prometheus.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+
+import kcl_dagster
+from kcl_dagster.telemetry.openmetrics import Family, MetricsRegistry
+
+UNITS: Final = {"seconds": "s", "bytes": "By", "": ""}  # Prometheus leaves a name alone that has the unit already
+
+
+class ObservedRegistries:
+    """Instruments of one meter, which observe the registries of this process when an exporter asks."""
+
+    def __init__(self, meter: Meter, families: Sequence[Family]) -> None:
+        self._registries: tuple[MetricsRegistry, ...] = ()
+        for family in families:
+            create = meter.create_observable_counter if family.kind == "counter" else meter.create_observable_gauge
+            name = family.name if family.kind == "counter" else family.sample
+            create(name, [partial(self._observe, family)], UNITS[family.unit], family.help)
+
+    @contextmanager
+    def observing(self, registry: MetricsRegistry) -> Iterator[None]:
+        self._registries = (*self._registries, registry)
+        try:
+            yield
+        finally:
+            self._registries = tuple(one for one in self._registries if one is not registry)
+
+    def _observe(self, family: Family, _: CallbackOptions) -> Iterable[Observation]:
+        for registry in self._registries:
+            for labels, value in registry.samples(family):
+                yield Observation(value, labels)
+
+
+_observed: "WeakKeyDictionary[MeterProvider, ObservedRegistries]" = WeakKeyDictionary()
+
+
+def observed_by(provider: MeterProvider, scope: str, families: Sequence[Family]) -> ObservedRegistries:
+    """The instruments of a provider. It keeps them for as long as it lives, so they are made once."""
+    found = _observed.get(provider)
+    if found is None:
+        meter = provider.get_meter(scope, kcl_dagster.__version__)
+        found = _observed[provider] = ObservedRegistries(meter, families)
+    return found

@@ -1,0 +1,174 @@
+"""Opens what an application sends by OpenTelemetry. Imports nothing of OpenTelemetry unless it is asked to.
+
+If the process has a global provider, which the consumer's code or `opentelemetry-instrument` has set, that one is
+used, and left as it is. Otherwise a provider is made that sends by OTLP over HTTP, as the environment variables of
+OpenTelemetry say (`OTEL_EXPORTER_OTLP_ENDPOINT` and others). `telemetry.otlp_endpoint` makes one in either case.
+
+An exporter works on threads of its own, behind bounded queues. If a collector hangs, the end of a worker waits for
+it for a few seconds, after the leases were released.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import kcl_dagster
+from kcl_dagster.application import Application
+from kcl_dagster.runtime import Runtime
+from kcl_dagster.telemetry.openmetrics import Family, MetricsRegistry
+from kcl_dagster.worker.delivery import DeliveryQueue, DeliveryThread
+from kcl_dagster.worker.error_text import brief
+from kcl_dagster.worker.heartbeat import Identity
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.trace import TracerProvider
+
+    from kcl_dagster.telemetry.batch_traces import BatchTraces
+
+LAST_SPANS_SECONDS: Final = 2.0  # of a worker that ends: for spans that wait for their provider
+SCOPE: Final = "kcl_dagster"
+SHUTDOWN_SECONDS: Final = 5.0  # for a provider that sends what it has
+MISSING: Final = "OpenTelemetry is not installed in the environment of the worker: pip install 'kcl-dagster[otel]'"
+
+
+@contextmanager
+def open_traces(
+    application: Application, identity: Identity, job: str | None, runtime: Runtime, log: Any
+) -> Iterator["BatchTraces | None"]:
+    """The traces of a worker for the time of the block; None: there are none. What prevents them is a warning in
+    `log`, the log of the run. `job`: the run's."""
+    with ExitStack() as stack:
+        traces = None
+        if application.telemetry.opentelemetry_traces:
+            with _warning("batches are not traced", log):
+                traces = stack.enter_context(_traces(application, identity, job, runtime))
+                log.info("batches are traced; the trace of this worker's start is %s", traces.start_trace)
+        yield traces
+
+
+@contextmanager
+def sent_metrics(
+    application: Application, identity: Identity, registry: MetricsRegistry, families: Sequence[Family], log: Any
+) -> Iterator[None]:
+    """Send the metrics of a worker for the time of the block, if the application asks for that."""
+    with ExitStack() as stack:
+        if application.telemetry.opentelemetry_metrics:
+            with _warning("metrics are not sent by OpenTelemetry", log):
+                stack.enter_context(_sending(application, identity, registry, families))
+        yield
+
+
+@contextmanager
+def _warning(what: str, log: Any) -> Iterator[None]:
+    """A worker works without what cannot be opened: variables of the environment may be wrong, for example."""
+    try:
+        yield
+    except ImportError as error:
+        log.warning("%s: %s (%s)", what, MISSING, error)
+    except Exception as error:
+        log.warning("%s: %s", what, brief(error))
+
+
+@contextmanager
+def _traces(
+    application: Application, identity: Identity, job: str | None, runtime: Runtime
+) -> Iterator["BatchTraces"]:
+    from kcl_dagster.telemetry.batch_traces import BatchTraces
+
+    facts = {
+        "kcl.application": application.name,
+        "kcl.worker": str(identity.worker),
+        "kcl.slot": identity.slot,
+        "dagster.run.id": identity.run_id,
+        "dagster.job.name": job,
+    }
+    queue = DeliveryQueue(runtime.clock)
+    with (
+        _tracer_provider(application, identity) as (provider, failed),
+        DeliveryThread(queue, "kcl-spans", LAST_SPANS_SECONDS),
+    ):
+        tracer = provider.get_tracer(SCOPE, kcl_dagster.__version__)
+        known = {name: value for name, value in facts.items() if value is not None}
+        traces = BatchTraces(tracer, known, runtime.clock, queue.offer, failed)
+        try:
+            yield traces
+        finally:
+            traces.close()
+
+
+@contextmanager
+def _tracer_provider(
+    application: Application, identity: Identity
+) -> Iterator[tuple["TracerProvider", Callable[[], int]]]:
+    """And the number of spans that the exporter has given up, as far as it is known."""
+    from opentelemetry import trace
+
+    given, endpoint = trace.get_tracer_provider(), application.telemetry.otlp_endpoint
+    if endpoint is None and not isinstance(given, trace.ProxyTracerProvider):
+        yield given, lambda: 0
+        return
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    from kcl_dagster.telemetry.counting_exporter import CountingExporter
+
+    exporter = CountingExporter(OTLPSpanExporter(_url(endpoint, "traces")))
+    provider = TracerProvider(resource=_resource(application, identity), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    try:
+        yield provider, lambda: exporter.failed
+    finally:
+        _within(SHUTDOWN_SECONDS, provider.shutdown)
+
+
+@contextmanager
+def _sending(
+    application: Application, identity: Identity, registry: MetricsRegistry, families: Sequence[Family]
+) -> Iterator[None]:
+    from opentelemetry import metrics
+
+    from kcl_dagster.telemetry.observed_metrics import observed_by
+
+    given, endpoint = metrics.get_meter_provider(), application.telemetry.otlp_endpoint
+    if endpoint is None and type(given).__name__ != "_ProxyMeterProvider":
+        with observed_by(given, SCOPE, families).observing(registry):
+            yield
+        return
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter(_url(endpoint, "metrics")))
+    provider = MeterProvider([reader], _resource(application, identity), shutdown_on_exit=False)
+    with observed_by(provider, SCOPE, families).observing(registry):
+        try:
+            yield
+        finally:
+            _within(SHUTDOWN_SECONDS, provider.shutdown)  # sends the last values
+
+
+def _url(endpoint: str | None, signal: str) -> str | None:
+    """None: as the environment says."""
+    return None if endpoint is None else f"{endpoint.rstrip('/')}/v1/{signal}"
+
+
+def _resource(application: Application, identity: Identity) -> "Resource":
+    """What the environment says goes before what is known here."""
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+
+    known = {
+        "service.name": application.name,
+        "service.namespace": "kcl_dagster",
+        "service.instance.id": str(identity.worker),
+    }
+    return Resource.create({**known, **OTELResourceDetector().detect().attributes})
+
+
+def _within(seconds: float, shut_down: Callable[[], object]) -> None:
+    """An exporter may hang, whatever time it is given."""
+    thread = threading.Thread(target=shut_down, name="kcl-otlp-end", daemon=True)
+    thread.start()
+    thread.join(seconds)
