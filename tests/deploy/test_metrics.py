@@ -12,16 +12,22 @@ from typing import Any
 
 import promql_parser as promql
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.telemetry.batch_traces import BatchTraces
 from kcl_dagster.telemetry.units import UNITS
-from kcl_dagster.telemetry.worker_metrics import open_telemetry
+from kcl_dagster.telemetry.worker_metrics import SPANS_LOST, open_telemetry
+from kcl_dagster.worker.delivery import at_once
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.renewal import RenewalReport
 from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
+from kcl_dagster.worker.spans import BATCH
 from tests.deploy.files import APPLICATION, DEPLOY, document, text
 from tests.unit.telemetry.openmetrics import Page, parse
 from tests.unit.worker.kit import World
@@ -29,13 +35,16 @@ from tests.unit.worker.kit import World
 SHARD = "shardId-000000000000"
 DASHBOARD: dict[str, Any] = json.loads(text("grafana.json"))
 RULES: list[dict[str, Any]] = document("alerts.yaml")["groups"][0]["rules"]
+ALL_PANELS = [
+    below for panel in DASHBOARD["panels"] for below in (panel["panels"] if panel["type"] == "row" else [panel])
+]
 VARIABLES = {"$application": APPLICATION.name, "$__rate_interval": "5m"}
 
 
 def panels() -> Iterator[tuple[str, str, str]]:
     """Title, expression, legend."""
-    for panel in DASHBOARD["panels"]:
-        for target in panel["targets"]:
+    for panel in ALL_PANELS:
+        for target in panel.get("targets", ()) if panel["datasource"]["type"] == "prometheus" else ():
             expression = target["expr"]
             for name, value in VARIABLES.items():
                 expression = expression.replace(name, value)
@@ -72,6 +81,7 @@ def page() -> Page:
         telemetry.renewal(RenewalReport(renewed=[key], lost=[key], failed=[key]), 0.1, 1)
         telemetry.complete(WrittenThrough(1))
         telemetry.registry.add(UNITS, 1, operation="UpdateItem", kind="write")
+        telemetry.registry.add(SPANS_LOST, 1)
         return parse(telemetry.registry.render())
 
 
@@ -150,17 +160,38 @@ def test_every_metric_of_a_worker_is_in_the_dashboard(page: Page) -> None:
     assert shown | {"kcl_worker_info"} == {name for name, _ in page.samples}
 
 
+def test_queries_of_traces_name_what_a_worker_sends() -> None:
+    world, exporter = World(), InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    facts = {"kcl.application": APPLICATION.name}
+    traces = BatchTraces(provider.get_tracer("kcl_dagster"), facts, world.clock, at_once)
+    with traces.span(BATCH), traces.span("write"):
+        pass
+    [batch] = [span for span in exporter.get_finished_spans() if span.parent is None]
+    queries = [panel["targets"][0]["query"] for panel in ALL_PANELS if panel["datasource"]["type"] == "tempo"]
+    assert queries
+    for query in queries:
+        assert re.findall(r'name = "([^"]+)"', query) == [batch.name]
+        assert set(re.findall(r"span\.([\w.]+)", query)) <= set(batch.attributes or {})
+
+
 @pytest.mark.parametrize(("title", "expression", "legend"), list(panels()))
 def test_a_legend_names_labels_that_the_expression_keeps(title: str, expression: str, legend: str) -> None:
     assert set(re.findall(r"\{\{(\w+)\}\}", legend)) == grouped(expression), title
 
 
 def test_a_dashboard_is_complete() -> None:
-    identifiers = [panel["id"] for panel in DASHBOARD["panels"]]
+    rows = [panel for panel in DASHBOARD["panels"] if panel["type"] == "row"]
+    identifiers = [panel["id"] for panel in [*ALL_PANELS, *rows]]
     assert len(set(identifiers)) == len(identifiers)
-    assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {"datasource", "application"}
+    assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {
+        "datasource",
+        "application",
+        "tempo",
+    }
     taken: set[tuple[int, int]] = set()
-    for panel in DASHBOARD["panels"]:
+    for panel in [*ALL_PANELS, *rows]:
         at = panel["gridPos"]
         cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
         assert not cells & taken, f"{panel['title']} covers another panel"

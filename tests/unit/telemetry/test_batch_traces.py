@@ -40,6 +40,8 @@ PROMPT_SECONDS = 2.0  # a worker that waited for a collector would take ten
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     with collecting() as found:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", found.url)
+        monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+        monkeypatch.setattr(metrics._internal, "_METER_PROVIDER", None)
         yield found
 
 
