@@ -40,7 +40,7 @@ Facts = dict[str, str | int | tuple[str, ...]]
 
 @dataclass(slots=True)
 class BatchSpan:
-    """See `worker.spans.Span`. `began` and `ended` are monotonic."""
+    """See `worker.spans.TracedWork`. `began` and `ended` are monotonic."""
 
     traces: "BatchTraces"
     name: str

@@ -17,7 +17,7 @@ TABLE_COMMIT: Final = "commit table"
 """Stages of a batch are spans, too: `fetch`, `prepare`, `write`, `commit`; see `worker.reading.Reading.timed`."""
 
 
-class Span(Protocol):
+class TracedWork(Protocol):
     """A piece of work, from the beginning of its block to the end. No method raises or waits."""
 
     def __enter__(self) -> Self: ...
@@ -34,7 +34,7 @@ class Span(Protocol):
 class Spans(Protocol):
     """Called on the worker's main thread. Never raises, never waits."""
 
-    def span(self, name: str) -> Span:
+    def span(self, name: str) -> TracedWork:
         """The span of a block: `with spans.span(FETCH): ...`."""
 
 
@@ -61,7 +61,7 @@ class NoSpans:
     __slots__ = ()
     _span: Final = NoSpan()
 
-    def span(self, name: str) -> Span:  # noqa: ARG002
+    def span(self, name: str) -> TracedWork:  # noqa: ARG002
         return self._span
 
 
