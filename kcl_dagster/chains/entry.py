@@ -1,5 +1,6 @@
 """What an entry of a chain says, and its form in a file."""
 
+import hashlib
 from typing import Final
 
 import msgspec
@@ -69,10 +70,12 @@ class StoredRange(msgspec.Struct, frozen=True):
 
 
 class TableOutput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a batch stores in one table, or in a folder. `rules`: None of folders, and of batches without rows."""
+    """What a batch stores in one table, or in a folder. `rules`: None of folders, and of batches without rows.
+    `place`: of the table, see `place_id`; the files are of no use at another place."""
 
     files: tuple[StagedFile, ...] = ()
     rules: TableRules | None = None
+    place: str = ""
 
 
 class PublishingEntry(msgspec.Struct, frozen=True, tag="publish", tag_field="kind"):
@@ -113,6 +116,11 @@ class ClosingEntry(msgspec.Struct, frozen=True, tag="closed", tag_field="kind"):
 
 
 Entry = PublishingEntry | ClosingEntry
+
+
+def place_id(place: str) -> str:
+    """Stands for the place of a table in an entry."""
+    return hashlib.sha256(place.encode()).hexdigest()[:12]
 
 
 def encoded(entry: Entry) -> bytes:

@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from kcl_dagster.chains.entry import FIRST
+from kcl_dagster.chains.entry import FIRST, place_id
 from kcl_dagster.chains.publication import beginning_of
 from kcl_dagster.chains.store import FileStore, FoundEntry, found_content
 from kcl_dagster.errors import Unsafe
@@ -33,6 +33,7 @@ VERSION: Final = 2
 ONE_TABLE_VERSION: Final = 1  # of plans that workers of a former version understand
 KEPT_SECONDS: Final = 3600.0  # far above the time for which a request to a store may be under way
 MOST_ENTRIES: Final = 500  # of a commit; what is left goes into the next one at once
+_PLANNED_AT: Final = "@"  # no name of an application has it
 _NUMBER: Final = re.compile(r".*/(\d{12})\.json")
 
 
@@ -48,6 +49,17 @@ class TableCommit(msgspec.Struct, frozen=True):
     version: int = ONE_TABLE_VERSION
     gone: dict[ChainId, float] = {}
     tables: tuple[str, ...] = (FIRST,)
+
+
+def series_of(application: str, table: str, plans: str) -> str:
+    """By which name a table numbers commits of an application. Those of one series have their plans at one place,
+    `plans`: beside the first table of a sink, whose series has the application's name alone. A further table may
+    get commits of several series, of sinks with other first tables."""
+    return application if table == FIRST else f"{application}{_PLANNED_AT}{place_id(plans)}"
+
+
+def application_of(series: str) -> str:
+    return series.partition(_PLANNED_AT)[0]
 
 
 NOTHING_GONE: Final[Mapping[ChainId, float]] = MappingProxyType({})

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from kcl_dagster.application import Application
+from kcl_dagster.model.counting import counted
 from kcl_dagster.worker.settings import BOUNDED_SECONDS, DISCOVERY_SECONDS, TASK_BYTES
 
 SECONDS_PER_MONTH: Final = 30 * 86_400
@@ -112,13 +113,18 @@ class Storing:
 
     def puts(self, files: float) -> float:
         """Requests of one batch of so many files, without what all workers share."""
-        match self.target:
-            case "other":
-                return 0.0
-            case "table":
-                return files + ENTRY_PUTS
-            case "folder":
-                return files * PUTS_OF_PUBLISHED + ENTRY_PUTS
+        if self.target == "other":
+            return 0.0
+        each = files / self.outputs
+        return each * (self._folders * PUTS_OF_PUBLISHED + self._tables) + ENTRY_PUTS
+
+    @property
+    def _tables(self) -> int:
+        return int(self.target == "table") if self.committed is None else self.committed
+
+    @property
+    def _folders(self) -> int:
+        return self.outputs - self._tables
 
     @property
     def commits(self) -> float:
@@ -128,8 +134,7 @@ class Storing:
     @property
     def puts_of_commits(self) -> float:
         """Requests of one commit of all tables."""
-        committed = int(self.target == "table") if self.committed is None else self.committed
-        return 0.0 if self.target == "other" else float(COMMIT_PUTS * committed)
+        return 0.0 if self.target == "other" else float(COMMIT_PUTS * self._tables)
 
     def compaction(self, files: float) -> "CostLine | None":
         """What merging so many files a second costs. Gets of their sources come first, so larger files do not cost
@@ -146,9 +151,9 @@ class Storing:
     def __str__(self) -> str:
         many = "value" if self.partition_values == 1 else "values"
         place = "not on S3" if self.target == "other" else f"a {self.target} on S3"
+        if self.outputs > 1 and self.target != "other":
+            place = f"{counted(self._folders, 'folder')} and {counted(self._tables, 'table')} on S3"
         parts = [f"{self.partition_values} partition {many} a batch", place]
-        if self.outputs > 1:
-            parts.append(f"{self.outputs} tables for each batch")
         if self.bytes_per_second is not None:
             parts.append(f"{self.bytes_per_second / 1e6:g} MB a second")
         if self.announces_batches:

@@ -16,7 +16,7 @@ from dagster import (
 )
 from pydantic import Field
 
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.operations.doctor.orchestrator import COMPACTION_TAG
 from kcl_dagster.operations.operation import Answer, Operation, OperationContext
 from kcl_dagster.orchestration.admin_job import JobContext, config_of, job_context
@@ -76,7 +76,13 @@ class CompactOperation(Operation):
         numbers: Counter[str] = Counter({"merged": 0, "into": 0, "bytes": 0, "deleted": 0})
         failed: list[str] = []
         for name, sink in sinks.items():
-            done = self._compacted(sink, here)
+            try:
+                done = self._compacted(sink, here)
+            except KclError as error:
+                if len(sinks) == 1:
+                    raise
+                failed.append(f"{name}: {error}")
+                continue
             lines += [f"{name}: {line}" if name else line for line in self._lines(sink, done)]
             numbers.update(merged=done.merged, into=done.into, bytes=done.bytes, deleted=done.deleted)
             failed += done.failed

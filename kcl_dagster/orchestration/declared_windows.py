@@ -151,6 +151,8 @@ class DeclaredWindows:
         known = self._declared.get(start)
         reason = reason_to_declare(deadline, known, late, resets)
         if before is not None and reason is None:
+            if self.consumer.sink.tables:
+                self._about_table(instance)  # each table has its version, also where the declaration is repeated
             told = KclWindowMetadataSet(reason=Reason.ASKED)
             return before.with_metadata({**before.metadata, **told})
         one = Due(start, reason or Reason.ASKED, known is not None and known.is_alone)

@@ -1,7 +1,7 @@
 """Everything Dagster needs for a consumer, in one call."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,7 @@ def build_kcl_definitions(
     translator = translator or KclTranslator()
     # Two applications may read one stream, which is one asset.
     specs = {spec.key: spec for consumer in consumers for spec in build_kcl_asset_specs(consumer, translator)}
+    _refuse_shared_keys(consumers, translator, specs)
     if not streams:
         specs = {key: spec for key, spec in specs.items() if key not in _streams(consumers, translator)}
     keys = {"kcl_key": kcl_key, "spark_key": spark_key}
@@ -232,6 +233,26 @@ def _refuse_clashes(consumers: Sequence[Consumer]) -> None:
     assets = ["/".join([*consumer.key_prefix, consumer.name]) for consumer in consumers]
     if len(set(assets)) < len(assets):
         raise ConfigurationError(f"assets {assets}: two consumers cannot make one asset; give one another name=")
+
+
+def _refuse_shared_keys(
+    consumers: Sequence[Consumer], translator: KclTranslator, reported: Collection[AssetKey]
+) -> None:
+    """Of tables, whose keys a user may not have thought of."""
+    owners = {
+        translator.get_asset_key(KclAsset(Role.RECORDS, one)): f"the records of {one.name}" for one in consumers
+    }
+    owners |= dict.fromkeys(reported, "an asset of the application")
+    for consumer in consumers:
+        for name in consumer.sink.tables:
+            key = translator.get_asset_key(KclAsset(Role.TABLE, consumer, table=name))
+            if key in owners:
+                raise ConfigurationError(
+                    f"the table {name} of {consumer.name} has the asset key {key.to_user_string()}, and so has "
+                    f"{owners[key]}: give the table another name, or let the translator look at asset.role and "
+                    "asset.table"
+                )
+            owners[key] = f"the table {name} of {consumer.name}"
 
 
 def _compacted(consumers: Sequence[Consumer], *, is_auto: bool) -> list[Consumer]:

@@ -43,8 +43,12 @@ def build_records_asset(
             f"materializes its partitions when they are complete. Give the condition to assets downstream of it"
         )
 
+    if of_tables:  # a run may be launched for some of them; the others are reported all the same
+        specs = [spec.replace_attributes(skippable=True) for spec in specs]
+
     @multi_asset(
         specs=specs,
+        can_subset=bool(of_tables),
         name=f"{identifier(application.name)}_records",
         partitions_def=consumer.partitions,
         backfill_policy=BackfillPolicy.single_run(),
@@ -76,9 +80,13 @@ def build_records_asset(
             raise Failure(". ".join(answer.problems), allow_retries=False)
         for key, event in answer.events.items():
             for one in asked.with_tables(event):
-                context.add_asset_metadata(one.metadata, asset_key=one.asset_key, partition_key=key)
+                if one.asset_key in context.selected_asset_keys:
+                    context.add_asset_metadata(one.metadata, asset_key=one.asset_key, partition_key=key)
+                else:
+                    instance.report_runless_asset_event(one)
         for spec in reversed(specs):  # that of the records declares the window, so it comes last
-            yield MaterializeResult(asset_key=spec.key, tags={EPOCH_TAG: str(answer.epoch)})
+            if spec.key in context.selected_asset_keys:
+                yield MaterializeResult(asset_key=spec.key, tags={EPOCH_TAG: str(answer.epoch)})
 
     return records
 

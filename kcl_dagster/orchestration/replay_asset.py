@@ -1,6 +1,6 @@
 """A stream as a time-partitioned asset: Dagster's backfills read windows of it again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -39,6 +39,7 @@ from kcl_dagster.operations.replay import (
 from kcl_dagster.orchestration.answer_metadata import table
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.resources import KclResource
+from kcl_dagster.orchestration.several_tables_choice import several_tables
 from kcl_dagster.orchestration.sink_choices import SinkChoice, open_for_parts
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
 from kcl_dagster.runtime import Runtime, system
@@ -71,7 +72,7 @@ def build_kcl_replay_asset(
     consumer: Consumer,
     *,
     partitions_def: TimeWindowPartitionsDefinition,
-    sink: SinkChoice,
+    sink: SinkChoice | Mapping[str, SinkChoice],
     name: str | None = None,
     translator: KclTranslator | None = None,
     kcl_key: str = "kcl",
@@ -85,7 +86,8 @@ def build_kcl_replay_asset(
 
     Args:
         partitions_def: `dagster.HourlyPartitionsDefinition`, `DailyPartitionsDefinition` or any other.
-        sink: Where windows go. The consumer's own sink is possible, and then holds what it stored live *and* what
+        sink: Where windows go; a mapping of the same names where the consumer stores into several tables. The
+            consumer's own sink is possible, and then holds what it stored live *and* what
             was replayed: empty it of the windows first.
         name: The asset's key, behind the consumer's `key_prefix`; the consumer's with `_replayed` when left out.
 
@@ -103,9 +105,17 @@ def build_kcl_replay_asset(
             f"application {consumer.application.name}: record processors checkpoint by themselves and cannot be "
             "replayed; reset the application instead (kcl-dagster reset)"
         )
+    chosen = several_tables(sink) if isinstance(sink, Mapping) else sink
+    if chosen.tables.keys() != consumer.sink.tables.keys():
+        wanted = ", ".join(consumer.sink.tables)
+        raise ConfigurationError(
+            f"application {consumer.application.name}: the function of {consumer.name} returns "
+            + (f"a DataFrame for each of {wanted}" if wanted else "one DataFrame")
+            + f", and the sink of its replay has {', '.join(chosen.tables) or 'one table'}"
+        )
     key = AssetKey([*consumer.key_prefix, name or f"{consumer.name}_replayed"])
     application = consumer.application
-    replayed = replace(consumer, sink=sink, freshness=None)
+    replayed = replace(consumer, sink=chosen, freshness=None)
     spec = (translator or KclTranslator()).get_asset_spec(KclAsset(Role.RECORDS, replayed))
     spec = spec.replace_attributes(
         key=key,
@@ -133,7 +143,7 @@ def build_kcl_replay_asset(
                 ours = consumer.bound(context, context.resources)
                 for window in windows:
                     _refuse_early(consumer, kcl, [window], runtime)
-                    states = _replay_window(context, ours, sink, kcl, spark, window, config, runtime)
+                    states = _replay_window(context, ours, chosen, kcl, spark, window, config, runtime)
                     context.log_event(AssetMaterialization(key, partition=window.name, metadata=_metadata(states)))
         except KclError as error:
             is_final = isinstance(error, (ConfigurationError, DataLoss))  # whatever else it is may pass

@@ -69,14 +69,16 @@ def several_tables(tables: Mapping[str, SinkChoice]) -> SinkChoice:
 
 
 def _refuse_shared(tables: Mapping[str, SinkChoice]) -> None:
-    catalogs = {name: choice.place for name, choice in tables.items() if choice.kind == "iceberg"}
+    catalogs = {name: choice.identity for name, choice in tables.items() if choice.kind == "iceberg"}
     folders = {name: _root(choice.place) for name, choice in tables.items() if choice.kind != "iceberg"}
     for places in (catalogs, folders):
         owners: dict[str, str] = {}
         for name, place in places.items():
             other = owners.setdefault(place, name)
             if other != name:
-                raise ConfigurationError(f"sink: {other} and {name} are both at {place}: give each its own place")
+                raise ConfigurationError(
+                    f"sink: {other} and {name} are both at {tables[name].place}: give each its own"
+                )
     for outer, above in folders.items():
         for inner, below in folders.items():
             if below.startswith(f"{above}/"):

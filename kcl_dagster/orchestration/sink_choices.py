@@ -95,6 +95,9 @@ class SinkChoice:
     takes_arrow: bool = False
     """Whether what `open_staging` makes runs functions of Arrow tables."""
 
+    identity: str = field(default="", repr=False, compare=False)
+    """Tells tables of one name in several catalogs apart. Empty: `place` does."""
+
     tables: "Mapping[str, SinkChoice]" = field(default_factory=dict, repr=False, compare=False)
     """Of a consumer that stores into several tables: the sink of each, by name. Empty: there is one."""
 
@@ -342,6 +345,7 @@ def iceberg(
     return SinkChoice(
         "iceberg",
         identifier,
+        identity=f"{identifier.lower()} in {catalog_name} {sorted((catalog or {}).items(), key=str)}",
         open_staging=open_staging,
         open_chains=open_chains,
         commit_seconds=between_commits,

@@ -29,6 +29,7 @@ from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.schema import COLUMNS, RECORD_DDL
 from kcl_dagster.testing.resource import EmulatorResource
+from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.report import BatchReport, Outcome
 from kcl_dagster.worker.stop import StopReason, StopSignal
 
@@ -189,6 +190,12 @@ class _Witness(RunEventLog):
         self.is_done = is_all and 0 < report.held <= len(self._at_tip)
         if self.is_done or self.error is not None:
             self.stop.request(StopReason.ASKED, "the test has seen enough")
+
+    def event(self, event: WorkerEvent) -> None:
+        """What was decided and not stored at the end of the run is an error, too."""
+        super().event(event)
+        if self.is_done and event.kind is EventKind.BATCH_FAILED:
+            self.error = self.error or event.message
 
     def look_at_the_clock(self) -> None:
         if self.monotonic() > self.deadline:

@@ -128,14 +128,16 @@ class PartsChain(Generic[D]):
         entries, chain = self.sink.entries, self.id
         self._stored.clear()
         last = 0
+        newest: PublishingEntry | None = None
         for last in entries.numbers(chain):
             entry = entries.read(chain, last)
             if not isinstance(entry, PublishingEntry):
                 raise Unsafe(f"{self.place}: chain {chain} was closed, and replays close none")
-            self._stored |= {(one.lease, one.number) for one in entry.ranges if one.number is not None}
+            newest = entry
+            self._stored |= {(one.lease, one.number) for one in newest.ranges if one.number is not None}
+        if newest is not None:  # those before it were visible before it was made
             with suppress(SinkError):  # some files, or all, were published before
-                self._publisher.publish(chain, last, entry)
-        if last:
+                self._publisher.publish(chain, last, newest)
             self._publisher.finish({chain: last})
         opened = Chain(entries, chain, self.runtime.new_id, _last=last)
         self._remove_left_behind(opened)

@@ -8,7 +8,7 @@ the last to have it.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from kcl_dagster.chains.entry import FIRST, PublishingEntry
+from kcl_dagster.chains.entry import FIRST, PublishingEntry, place_id
 from kcl_dagster.chains.publication import FolderPublisher, Publisher
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import SinkError
@@ -32,6 +32,7 @@ def publisher_of(
     folders = {name: FolderPublisher(one.files) for name, one in destinations.items() if one.commits is None}
     committed = {name: one for name, one in destinations.items() if one.commits is not None}
     commits = {name: one.commits for name, one in committed.items() if one.commits is not None}
+    places = {name: place_id(one.place) for name, one in destinations.items() if name != FIRST}
     committer = None
     if commits:
         committer = TableCommitter(
@@ -44,9 +45,10 @@ def publisher_of(
             complete,
             tuple(committed[name].files for name, one in commits.items() if one.stages),
             frozenset(folders),
+            places,
             spans,
         )
-    return TablesPublisher(folders, committer)
+    return TablesPublisher(folders, committer, places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class TablesPublisher:
 
     folders: Mapping[str, FolderPublisher]
     committer: TableCommitter | None
+    places: Mapping[str, str]
+    """See `TableCommitter`."""
 
     def check(self) -> None:
         if self.committer is not None:
@@ -106,11 +110,16 @@ class TablesPublisher:
             publisher.forget(chain)
 
     def remove_left_behind(self, beginning: str, before: float, known: Collection[ChainId]) -> None:
-        for publisher in self._all():
-            publisher.remove_left_behind(beginning, before, known)
+        """A further folder may be the first one of another sink: what is staged for chains beside it remains."""
+        for name, folder in self.folders.items():
+            beside = () if name == FIRST else Entries(folder.files).chains(beginning)
+            folder.remove_left_behind(beginning, before, {*known, *beside})
+        if self.committer is not None:
+            self.committer.remove_left_behind(beginning, before, known)
 
     def _all(self) -> list[Publisher]:
         return [*self.folders.values(), *([] if self.committer is None else [self.committer])]
 
     def _refuse_unknown(self, chain: ChainId, entry: PublishingEntry) -> None:
-        refuse_unknown(chain, entry, {*self.folders, *(() if self.committer is None else self.committer.tables)})
+        known = {*self.folders, *(() if self.committer is None else self.committer.tables)}
+        refuse_unknown(chain, entry, known, self.places)

@@ -44,10 +44,11 @@ class PublishedByCommits:
 @dataclass(frozen=True, slots=True)
 class Destination:
     """A table or folder of a sink. `files`: below its root files are staged. `commits`: None of a folder, whose
-    entries are published by moving files."""
+    entries are published by moving files. `place`: the same in all processes, and no other table has it."""
 
     files: FileStore
     commits: PublishedByCommits | None = None
+    place: str = ""
 
 
 class FormerParts(Protocol):

@@ -8,7 +8,8 @@ another one carries it out.
 Modelled in spec/TableCommits.tla.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -23,6 +24,7 @@ from kcl_dagster.chains.table_commits import (
     TableCommit,
     TableCommits,
     selected,
+    series_of,
 )
 from kcl_dagster.errors import KclError, OutcomeUnknown, SinkError, Unsafe
 from kcl_dagster.model.claim import ChainId
@@ -40,11 +42,12 @@ TRIES: Final = 100  # other workers may make a commit before each
 class ChainedTable(Protocol):
     """A table, as committers use it. Called on the worker's main thread."""
 
-    def committed(self, application: str) -> int:
-        """The number of the application's last commit that the table contains; 0: none."""
+    def committed(self, series: str) -> int:
+        """The number of the last commit of a series that the table contains; 0: none. See
+        `chains.table_commits.series_of`."""
 
     def commit(
-        self, application: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
+        self, series: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
     ) -> None:
         """Add the files of the entries and record the number, in one transaction. Changes nothing if the table
         contains this number or a higher one, also if another process commits it at the same moment. `complete`: is
@@ -74,6 +77,9 @@ class TableCommitter:
     folders: frozenset[str] = frozenset()
     """Names of folders of the same sink, of which entries may have files, too."""
 
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Of all further tables and folders, see `TableOutput`."""
+
     spans: Spans = NO_SPANS
 
     _contained: Mapping[ChainId, int] = field(default_factory=dict)
@@ -82,8 +88,8 @@ class TableCommitter:
     _seen: tuple[int, float] = (-1, float("-inf"))
     """The last plan, and when it was seen first; monotonic."""
 
-    _numbered: set[str] = field(default_factory=set)
-    """The tables that are known to contain no commit of a higher number than is planned."""
+    _is_numbered: bool = False
+    """Whether the first table is known to contain no commit of a higher number than is planned."""
 
     _look_due: float = float("-inf")
     _failure: tuple[float, str] | None = None
@@ -114,7 +120,7 @@ class TableCommitter:
         _, plan = self._newest()
         if plan is not None and chain in plan.contained:
             return chain in plan.gone
-        return first != 1
+        return first != 1 and not self._is_of_folder_alone(chain, first)
 
     def discard(self, chain: ChainId, paths: Mapping[str, Sequence[str]]) -> None:  # noqa: ARG002 - the paths say it
         for name, table in self.tables.items():
@@ -143,7 +149,7 @@ class TableCommitter:
         with self._noting_failures():
             number, plan = self._newest()
             age = now - self._seen[1]
-            patience = MERGE_PATIENCE_SECONDS if self.staging else PATIENCE_SECONDS
+            patience = (MERGE_PATIENCE_SECONDS if self.staging else PATIENCE_SECONDS) * len(self.tables)
             if plan is not None and not self._is_carried_out(number, plan):
                 if age >= patience or self._failure is not None:
                     self._carry_out(number, plan)
@@ -165,7 +171,10 @@ class TableCommitter:
                 number, plan = self._newest()
                 if plan is not None and not self._is_carried_out(number, plan):
                     self._carry_out(number, plan)
-                if self._has(wanted) or (not self._make_next(number, plan, wanted) and self._are_gone(wanted)):
+                if self._has(wanted):
+                    return
+                is_made = self._make_next(number, plan, wanted)
+                if self._has(wanted) or (not is_made and self._are_gone(wanted)):
                     return
             raise OutcomeUnknown(f"other workers have made a commit before each of {TRIES} tries")
 
@@ -206,7 +215,21 @@ class TableCommitter:
         return True
 
     def _contain(self, number: int, plan: TableCommit) -> bool:
-        return all(self._table(name).committed(self.application) >= number for name in plan.tables)
+        known = [name for name in plan.tables if name in self.tables]
+        if not all(self._committed(name) >= number for name in known):
+            return False
+        # Workers delete an entry when all of its tables have it. One that is left may be missing in a table that
+        # the sink does not have any more.
+        for name in plan.tables:
+            if name not in known and any(self.entries.read(*one) is not None for one in plan.entries):
+                raise Unsafe(f"a commit is planned for {_unknown(name)}")
+        return True
+
+    def _committed(self, name: str) -> int:
+        return self._table(name).committed(self._series(name))
+
+    def _series(self, name: str) -> str:
+        return series_of(self.application, name, self.entries.files.root)
 
     def _table(self, name: str) -> ChainedTable:
         found = self.tables.get(name)
@@ -220,6 +243,9 @@ class TableCommitter:
         if plan is None:
             self._refuse_without_plans()
         contained, gone = ({}, {}) if plan is None else (plan.contained, plan.gone)
+        alone = self._of_folder_alone(contained, gone)
+        contained = {**contained, **alone}
+        self._contained = {**self._contained, **alone}
         chosen = self._chosen(contained, gone, wanted)
         if chosen is None:
             if self._newest()[0] == number:
@@ -236,7 +262,7 @@ class TableCommitter:
         if found is None:
             return False
         tables = tuple(name for name in self.tables if any(entry.of(name).files for _, entry in found))
-        self._refuse_higher(tables)
+        self._refuse_higher()
         commit = TableCommit(
             self.new_id(),
             tuple((one.chain, one.number) for one, entry in found if any(entry.of(name).files for name in tables)),
@@ -253,6 +279,30 @@ class TableCommitter:
             self._look_due = self.clock.monotonic()
             self._seen = number + 1, float("-inf")
         return True
+
+    def _of_folder_alone(
+        self, contained: Mapping[ChainId, int], gone: Mapping[ChainId, float]
+    ) -> dict[ChainId, int]:
+        """The last entries of chains with gaps that were made while the sink was a folder alone: its workers delete
+        what the folder has, and nothing of such a chain is for a table."""
+        if FIRST not in self.folders:
+            return {}
+        found: dict[ChainId, list[int]] = defaultdict(list)
+        for one in self._all():
+            if one.chain not in gone and one.number > contained.get(one.chain, 0):
+                found[one.chain].append(one.number)
+        return {
+            chain: max(numbers)
+            for chain, numbers in found.items()
+            if min(numbers) != contained.get(chain, 0) + 1 and self._is_of_folder_alone(chain, min(numbers))
+        }
+
+    def _is_of_folder_alone(self, chain: ChainId, number: int) -> bool:
+        """By the form of one of its entries: a chain belongs to one worker, and so to one sink."""
+        if FIRST not in self.folders:
+            return False
+        entry = self.entries.read(chain, number)
+        return entry is not None and not (isinstance(entry, PublishingEntry) and entry.others)
 
     def _chosen(
         self, contained: Mapping[ChainId, int], gone: Mapping[ChainId, float], wanted: Mapping[ChainId, int]
@@ -278,7 +328,7 @@ class TableCommitter:
             if entry is None:
                 return None
             if isinstance(entry, PublishingEntry):
-                refuse_unknown(one.chain, entry, {*self.tables, *self.folders})
+                self._refuse_unknown(one.chain, entry)
                 found.append((one, entry))
         return found
 
@@ -299,38 +349,40 @@ class TableCommitter:
                 if self._contain(number, plan):
                     return  # it was deleted since
                 raise Unsafe(f"entry {of} of chain {chain} was removed before commit {number} was made")
+            self._refuse_unknown(chain, entry)
             entries.append(entry)
         for name in plan.tables:
             table = self._table(name)
             of_table = [one for entry in entries if (one := entry.of(name)).files]
             try:
-                table.commit(self.application, number, of_table, self.complete())
-            except KclError:
-                if table.committed(self.application) < number:  # else its answer was lost
+                table.commit(self._series(name), number, of_table, self.complete())
+            except KclError as error:
+                if self._committed(name) >= number:
+                    continue  # its answer was lost
+                if name == FIRST:
                     raise
+                raise SinkError(f"table {name}: {error}") from error
 
-    def _refuse_higher(self, tables: Iterable[str]) -> None:
+    def _refuse_higher(self) -> None:
         """A table that contains a commit of a number which is not planned yet would pass over the one that is. A
         commit is made after its plan, so the plans are listed last."""
-        for name in tables:
-            if name in self._numbered:
-                continue
-            number = self.tables[name].committed(self.application)
-            newest, _ = self._newest()
-            if number > newest:
-                raise Unsafe(
-                    f"table {name or 'of this sink'} contains commit {number} of {self.application}, and the "
-                    f"newest plan in {self.entries.files.root} is {newest}: the table had other plans than "
-                    "these, such as when it was the only one of its sink, or the first. Use another table, or the "
-                    "former sink"
-                )
-            self._numbered.add(name)
+        if self._is_numbered or FIRST not in self.tables:
+            return
+        number = self._committed(FIRST)
+        newest, _ = self._newest()
+        if number > newest:
+            raise Unsafe(
+                f"the table contains commit {number} of {self.application}, and the newest plan in "
+                f"{self.entries.files.root} is {newest}: the folder of plans is an older copy. Put the "
+                "newest one back"
+            )
+        self._is_numbered = True
 
     def _refuse_without_plans(self) -> None:
         """The first table has commits of the application, and their plans say which entries those contain."""
         if FIRST not in self.tables:
             return
-        number = self.tables[FIRST].committed(self.application)
+        number = self._committed(FIRST)
         commits = TableCommits(self.entries.files, self.application)
         if number and not commits.numbers():
             raise Unsafe(
@@ -341,12 +393,23 @@ class TableCommitter:
     def _all(self) -> list[FoundEntry]:
         return self.entries.all(beginning_of(self.application))
 
+    def _refuse_unknown(self, chain: ChainId, entry: PublishingEntry) -> None:
+        refuse_unknown(chain, entry, {*self.tables, *self.folders}, self.places)
 
-def refuse_unknown(chain: ChainId, entry: PublishingEntry, known: Collection[str]) -> None:
-    """Raise Unsafe for an entry with files of a table that the sink does not have: they would be lost."""
+
+def refuse_unknown(
+    chain: ChainId, entry: PublishingEntry, known: Collection[str], places: Mapping[str, str]
+) -> None:
+    """Raise Unsafe for an entry with files of a table that the sink does not have, or has at another place: they
+    would be lost."""
     for name in entry.tables:
         if name not in known:
             raise Unsafe(f"chain {chain} has decided a batch for {_unknown(name)}")
+        if name != FIRST and entry.others[name].place != places.get(name, ""):
+            raise Unsafe(
+                f"chain {chain} has decided a batch for the table {name!r} at another place: start workers with "
+                "the former sink until they have stored it, and change the place then"
+            )
 
 
 def _unknown(name: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcl_dagster.aws import Client, call
-from kcl_dagster.chains.entry import FIRST, PublishingEntry, StagedFile, TableOutput
+from kcl_dagster.chains.entry import FIRST, PublishingEntry, StagedFile, TableOutput, place_id
 from kcl_dagster.chains.publication import staged_of_batch, staged_path
 from kcl_dagster.chains.store import Entries, FileStore
 from kcl_dagster.errors import KclError, SinkError
@@ -83,7 +83,7 @@ class ChainedSink:
         return StagedBatch(
             tuple(first),
             {part.lease: PartCounts(None) for part in batch.parts},
-            others={name: TableOutput(tuple(files)) for name, files in staged.items()},
+            others={name: TableOutput(tuple(files), place=place_id(name)) for name, files in staged.items()},
         )
 
     def _divided(self, data: Sequence[Row]) -> Iterator[tuple[str, Sequence[Row]]]:
@@ -168,7 +168,8 @@ def destinations_of(
     for name, is_table in chained.tables.items():
         files = store_of(line, runtime, ROOTS[name])
         table = CommittedTable(name, line, files, faults, draw)
-        found[name] = Destination(files, PublishedByCommits(table, chained.commit_seconds) if is_table else None)
+        commits = PublishedByCommits(table, chained.commit_seconds) if is_table else None
+        found[name] = Destination(files, commits, name)
     return found
 
 

@@ -791,8 +791,8 @@ MUTANTS: Final = (
     Mutant(
         "a commit counts as carried out when one table contains it",
         _TABLE_COMMITTER,
-        "        return all(self._table(name).committed(",
-        "        return any(self._table(name).committed(",
+        "        if not all(self._committed(name) >= number",
+        "        if not any(self._committed(name) >= number",
         has_two=True,
     ),
     Mutant(

@@ -25,7 +25,7 @@ KEEPALIVE: Final = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 
 UNACKNOWLEDGED: Final = ("TCP_USER_TIMEOUT", 30_000)  # milliseconds; the same for data that is under way
 
 
-class Refused(OSError):
+class PeerRefused(OSError):
     """The peer has not proved what it has to."""
 
 
@@ -60,7 +60,7 @@ class Line:
             line = cls(connection, context, is_worker=False)
             line._write(secret)
             if line._read(len(ACCEPTED)) != ACCEPTED:
-                raise Refused("the worker has refused the secret of this session")
+                raise PeerRefused("the worker has refused the secret of this session")
         except BaseException:
             connection.close()
             raise
@@ -78,7 +78,7 @@ class Line:
         try:
             line = cls(connection, context, is_worker=True)
             if not hmac.compare_digest(line._read(len(secret)), secret):
-                raise Refused("a client that does not have the secret of this session")
+                raise PeerRefused("a client that does not have the secret of this session")
             line._write(ACCEPTED)
         except BaseException:
             connection.close()

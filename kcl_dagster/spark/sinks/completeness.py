@@ -41,7 +41,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def application_key(application: str) -> str:
-    """Names the application in a table's metadata."""
+    """Names the application, or one of its series of commits, in a table's metadata."""
     return f"kcl-dagster/{application}"
 
 

@@ -103,6 +103,10 @@ class DeltaFormat:
         return self.log.name
 
     @property
+    def place(self) -> str:
+        return self.log.store.root
+
+    @property
     def chains(self) -> Store:
         return self.log.store
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kcl_dagster.chains.entry import PublishingEntry
+from kcl_dagster.chains.table_commits import application_of
 from kcl_dagster.errors import SinkError
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.sinks.completeness import application_key, completeness_record
@@ -30,26 +31,26 @@ class DeltaCommits:
     log: DeltaLog
     runtime: Runtime
 
-    def committed(self, application: str) -> int:
+    def committed(self, series: str) -> int:
         with self.log.errors():
             table = self.log.refreshed()
-            return 0 if table is None else table.transaction_version(application_key(application)) or 0
+            return 0 if table is None else table.transaction_version(application_key(series)) or 0
 
     def commit(
-        self, application: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
+        self, series: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
     ) -> None:
         """The table is made if it was removed since the entries were decided."""
         with self.log.errors():
             table = self.log.refreshed()
             if table is None:
                 table = self._made(entries)
-            key = application_key(application)
+            key = application_key(series)
             if (table.transaction_version(key) or 0) >= number:
                 return
             rules = DeltaRules.of(table, self.log.name)
             for entry in entries:
                 rules.check_entry(entry)
-            metadata = {key: str(number)} | completeness_record(application, complete)
+            metadata = {key: str(number)} | completeness_record(application_of(series), complete)
             if any(holds_changes(entry) for entry in entries):
                 DeltaMerges(self.log, self.runtime, key, number, metadata).commit(entries)
             else:

@@ -114,6 +114,10 @@ class IcebergFormat:
         return self.table.name
 
     @property
+    def place(self) -> str:
+        return self.table.name
+
+    @property
     def commits(self) -> ChainedTable:
         return IcebergCommits(self.table, self.chains, self.runtime)
 

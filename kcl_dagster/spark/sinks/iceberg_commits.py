@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kcl_dagster.chains.entry import PublishingEntry
+from kcl_dagster.chains.table_commits import application_of
 from kcl_dagster.errors import SinkError, Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.sinks.catalog_table import Addition, CatalogTable, recent_summaries
@@ -39,16 +40,16 @@ class IcebergCommits:
     chains: ChainFolder
     runtime: Runtime
 
-    def committed(self, application: str) -> int:
+    def committed(self, series: str) -> int:
         with self.table.errors():
             table = self.table.load()
-            return 0 if table is None else self._number(table, application)
+            return 0 if table is None else self._number(table, series)
 
     def commit(
-        self, application: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
+        self, series: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
     ) -> None:
         def missing(table: "Table") -> Addition | None:
-            if self._number(table, application) >= number:
+            if self._number(table, series) >= number:
                 return None
             check_version(table, self.table.name)
             target = target_of(table, self.table.name)
@@ -59,8 +60,8 @@ class IcebergCommits:
                     target.check_rules(entry.rules)
                     added += files_of_entry(table, entry)
             record = msgspec.json.encode(CommitRecord(number, self.chains.root)).decode()
-            key = commit_key(application)
-            summary = {key: record} | completeness_record(application, complete)
+            key = commit_key(series)
+            summary = {key: record} | completeness_record(application_of(series), complete)
             return Addition(added, {key: record}, summary, maintains=True)
 
         with self.table.errors():
@@ -81,14 +82,14 @@ class IcebergCommits:
                 except FileNotFoundError:
                     continue
 
-    def _number(self, table: "Table", application: str) -> int:
-        key = commit_key(application)
+    def _number(self, table: "Table", series: str) -> int:
+        key = commit_key(series)
         texts = [table.properties.get(key), *recent_summaries(table, key)]
         records = [msgspec.json.decode(text, type=CommitRecord) for text in texts if text is not None]
         last = max(records, key=lambda record: record.number, default=CommitRecord(0, self.chains.root))
         if last.chains != self.chains.root:
             raise Unsafe(
-                f"{self.table.name} contains commit {last.number} of {application}, whose chains are at "
+                f"{self.table.name} contains commit {last.number} of {series}, whose chains are at "
                 f'{last.chains}, and not at {self.chains.root}. Start the workers with chains_path="{last.chains}"'
             )
         return last.number
@@ -102,6 +103,6 @@ class IcebergCommits:
             )
 
 
-def commit_key(application: str) -> str:
+def commit_key(series: str) -> str:
     """The name of a table's property, and of an entry in the summaries of its snapshots."""
-    return f"{application_key(application)}/commit"
+    return f"{application_key(series)}/commit"

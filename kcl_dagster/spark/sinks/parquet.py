@@ -107,7 +107,7 @@ class ParquetSink:
     @property
     def destinations(self) -> dict[str, Destination]:
         """See `worker.staging.StagingSink`."""
-        return {FIRST: Destination(self._store)}
+        return {FIRST: Destination(self._store, place=self.path)}
 
     @property
     def former_parts(self) -> FolderParts:

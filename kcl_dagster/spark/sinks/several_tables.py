@@ -11,10 +11,10 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from kcl_dagster.chains.entry import FIRST, TableOutput
+from kcl_dagster.chains.entry import FIRST, TableOutput, place_id
 from kcl_dagster.chains.publication import discard
 from kcl_dagster.chains.store import Entries
-from kcl_dagster.errors import KclError, TransformError
+from kcl_dagster.errors import ConfigurationError, KclError, TransformError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.batch_records import Records
@@ -72,6 +72,7 @@ class SeveralTables:
         self._outputs = _Outputs(called, tuple(opened))
         self.sinks = {name: open_sink(self._outputs.of(name)) for name, open_sink in opened.items()}
         self._first = next(iter(self.sinks.values()))
+        self._is_checked = False
 
     def _by_key(self) -> dict[str, SparkSink]:
         """As entries name the tables."""
@@ -120,6 +121,7 @@ class SeveralTables:
 
     def stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """See `worker.staging.StagingSink.stage`."""
+        self._refuse_shared()
         staged: dict[str, StagedBatch] = {}
         try:
             for key, sink in self._by_key().items():
@@ -135,8 +137,24 @@ class SeveralTables:
             first.files,
             _together([first.counts, *(one.counts for one in staged.values())]),
             first.rules,
-            {key: TableOutput(one.files, one.rules) for key, one in staged.items()},
+            {
+                key: TableOutput(one.files, one.rules, place_id(self.destinations[key].place))
+                for key, one in staged.items()
+            },
         )
+
+    def _refuse_shared(self) -> None:
+        """Before the first batch of this process. Where a table of a catalog is, is not known earlier. A table with
+        two names would get the rows of one of them: the other commit would have the same number."""
+        if self._is_checked:
+            return
+        owners: dict[str, str] = {}
+        for name, sink in self.sinks.items():
+            root = sink.destinations[FIRST].files.root
+            other = owners.setdefault(root, name)
+            if other != name:
+                raise ConfigurationError(f"{other} and {name} are one place, {root}: give each table its own")
+        self._is_checked = True
 
     def _discard(self, chain: ChainId, staged: Mapping[str, StagedBatch]) -> None:
         """Remove what was staged for the tables before the one that failed. What cannot be removed now is removed
@@ -151,12 +169,11 @@ class SeveralTables:
 
 
 def _together(counts: list[Mapping[LeaseKey, PartCounts]]) -> dict[LeaseKey, PartCounts]:
-    """What all tables hold of each lease. A lease is left out if that is not known of one of them."""
-    leases = set(counts[0]).intersection(*counts[1:])
+    """What the tables hold of each lease, those left out whose rows do not say it."""
     found: dict[LeaseKey, PartCounts] = {}
-    for lease in sorted(leases):
-        parts = [one[lease] for one in counts]
-        files = [part.files for part in parts if part.files is not None]
-        if len(files) == len(parts):
+    for lease in sorted({lease for one in counts for lease in one}):
+        known = [one[lease].files for one in counts if lease in one]
+        files = [of_table for of_table in known if of_table is not None]
+        if files:
             found[lease] = PartCounts(tuple(file for of_table in files for file in of_table))
     return found

@@ -70,6 +70,10 @@ class TableFormat(Protocol):
         """For messages."""
 
     @property
+    def place(self) -> str:
+        """See `worker.staging.Destination`. Sends no request."""
+
+    @property
     def chains(self) -> FileStore:
         """Where the chains are."""
 
@@ -133,7 +137,7 @@ class TableSink:
     def destinations(self) -> dict[str, Destination]:
         """See `worker.staging.StagingSink`."""
         commits = PublishedByCommits(self._table.commits, self._commit_seconds, self._table.stages)
-        return {FIRST: Destination(self._table.chains, commits)}
+        return {FIRST: Destination(self._table.chains, commits, self._table.place)}
 
     @property
     def former_parts(self) -> FormerParts:

@@ -43,9 +43,10 @@ class Target:
                 wrong.append(f"{field.name} ({field.type}, and {self.schema.field(index).type} in the table)")
         missing = [name for name in self.required if name not in output.names]
         if wrong:
+            is_new = any(field.name not in self.schema.names for field in output)
             raise SinkError(
                 f"{self.table}: the output's columns do not fit: {', '.join(wrong)}. Change the table first"
-                f"{self.hint}, or the transform"
+                f"{self.hint if is_new else ''}, or the transform"
             )
         if missing:
             added = f". Version 0.1 added {LEASE_KEY}: keep it in the function" if LEASE_KEY in missing else ""

@@ -102,7 +102,7 @@ def test_a_window_whose_tick_was_cut_off_before_the_records_is_declared_again(in
         ({"a": "/lake/a"}, "a must be kcl.parquet, kcl.delta or kcl.iceberg"),
         ({"a": kcl.parquet("/lake/x"), "b": kcl.delta("/lake/x/")}, "a and b are both at /lake/x"),
         ({"a": kcl.parquet("s3a://lake/x"), "b": kcl.delta("s3://lake/x/")}, "a and b are both at s3"),
-        ({"a": kcl.parquet("lake/../lake"), "b": kcl.delta("./lake")}, "a and b are both at /"),
+        ({"a": kcl.parquet("lake/../lake"), "b": kcl.delta("./lake")}, "a and b are both at ./lake"),
         ({"a": kcl.parquet("/lake"), "b": kcl.delta("/lake/x")}, "b at /lake/x is below the folder of a"),
         ({"a": kcl.iceberg("x.y"), "b": kcl.iceberg("x.y")}, "a and b are both at x.y"),
     ],

@@ -15,7 +15,7 @@ import pytest
 from kcl_dagster.spark.processor_hosts import line as module
 from kcl_dagster.spark.processor_hosts.certificate import Certificate
 from kcl_dagster.spark.processor_hosts.host_connection import HostListener
-from kcl_dagster.spark.processor_hosts.line import Line, Refused
+from kcl_dagster.spark.processor_hosts.line import Line, PeerRefused
 
 SECRET = b"the secret of a session"
 PAYLOAD = b"what a record holds"
@@ -209,7 +209,7 @@ def test_closing_ends_a_thread_that_receives() -> None:
 def test_a_refused_secret_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         host = pool.submit(Line.connect, server.getsockname(), OURS.certificate, SECRET[::-1])
-        with pytest.raises(Refused, match="does not have the secret"):
+        with pytest.raises(PeerRefused, match="does not have the secret"):
             Line.accept(server.accept()[0], OURS.context(), SECRET)
         with pytest.raises((EOFError, OSError)):
             host.result(PATIENCE)

@@ -1,11 +1,12 @@
 """Workers whose batches come into several tables. Which row comes into which table differs with each attempt."""
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kcl_dagster.chains.entry import FIRST, StagedFile, TableOutput
+from kcl_dagster.chains.entry import FIRST, StagedFile, TableOutput, place_id
 from kcl_dagster.chains.publication import file_name, staged_path
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.model.claim import ChainId
@@ -18,6 +19,7 @@ from tests.unit.worker.chains import NO_FORMER_PARTS, ChainWorld, MemoryFormerPa
 from tests.unit.worker.kit import Data, Payload, Run
 
 FOLDER, TABLE = "folder", "table"
+_places = itertools.count()
 COMMIT_SECONDS: Final = 30.0
 
 
@@ -26,7 +28,7 @@ class SharedPlace:
     """A folder or a table, as all workers share it."""
 
     kind: str
-    files: MemoryFiles = field(default_factory=MemoryFiles)
+    files: MemoryFiles = field(default_factory=lambda: MemoryFiles(root=f"place {next(_places)}"))
     state: TableState = field(default_factory=TableState)
 
     def stored(self) -> list[Payload]:
@@ -52,6 +54,7 @@ class SeveralPlaces:
                 None
                 if self.kinds[name] == FOLDER
                 else PublishedByCommits(MemoryTable(self.states[name], files), COMMIT_SECONDS),
+                files.root,
             )
             for name, files in self.files.items()
         }
@@ -73,7 +76,10 @@ class SeveralPlaces:
             rows = [row for row in data if (row[1] + attempt) % len(self.files) == place]
             staged[name] = tuple(self._write(name, files, rows, attempt, chain, number)) if rows else ()
         first = staged.pop(FIRST)
-        return StagedBatch(first, {}, None, {name: TableOutput(found) for name, found in staged.items()})
+        return StagedBatch(first, {}, None, self._others(staged))
+
+    def _others(self, staged: dict[str, tuple[StagedFile, ...]]) -> dict[str, TableOutput]:
+        return {name: TableOutput(found, place=place_id(self.files[name].root)) for name, found in staged.items()}
 
     def _write(
         self, name: str, files: WorkersFiles, rows: Data, attempt: int, chain: ChainId, number: int
@@ -95,7 +101,7 @@ class SeveralWorld(ChainWorld):
 
     def chain_worker(self, name: str, **extra: Any) -> Run:
         files = {
-            place: WorkersFiles(content=of.files.content, times=of.files.times, clock=self.clock.now)
+            place: WorkersFiles(of.files.root, of.files.content, times=of.files.times, clock=self.clock.now)
             for place, of in self.places.items()
         }
         kinds = {place: of.kind for place, of in self.places.items()}

@@ -6,10 +6,16 @@ from collections.abc import Mapping
 
 import pytest
 
-from kcl_dagster.chains.entry import FIRST, ONE_TABLE_VERSION, VERSION, PublishingEntry
+from kcl_dagster.chains.chain import Chain
+from kcl_dagster.chains.entry import FIRST, ONE_TABLE_VERSION, VERSION, PublishingEntry, StagedFile
+from kcl_dagster.chains.publication import beginning_of, chain_id, staged_path
+from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
+from kcl_dagster.runtime import Runtime
 from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.publishing import publisher_of
+from kcl_dagster.worker.staging import Destination
 from tests.unit.chains.memory import MemoryFiles
 from tests.unit.worker.chains import A, B, loses_its_lease_at, put, working
 from tests.unit.worker.kit import Killed, Run
@@ -157,8 +163,8 @@ def test_a_table_is_added_to_a_sink_of_one() -> None:
     assert world.places["t1"].stored()
 
 
-def test_a_table_that_had_other_plans_is_not_committed_to() -> None:
-    """Its number would say that it contains what it does not contain."""
+def test_a_table_that_had_commits_of_its_own_gets_those_of_a_sink_with_another_first_one() -> None:
+    """Their numbers have nothing to do with each other."""
     alone = SeveralWorld(TABLE)
     put(alone, records=30)
     run = working(alone)
@@ -166,16 +172,124 @@ def test_a_table_that_had_other_plans_is_not_committed_to() -> None:
         alone.clock.advance(COMMIT_SECONDS)
         run.round()
     world = SeveralWorld(TABLE, TABLE)
-    state = world.places["t1"].state = alone.places[FIRST].state
-    before = list(state.paths)
+    world.places["t1"].state = alone.places[FIRST].state
+    before = len(world.places["t1"].state.paths)
     put(world)
     run = working(world)
-    for _ in range(3):
+    run.until_idle()
+    run.worker.protocol.close()
+    del world.places["t1"].state.paths[:before]
+    assert world.places["t1"].stored()
+    world.check()
+
+
+@pytest.mark.parametrize("kind", [FOLDER, TABLE])
+@pytest.mark.parametrize("change", ["another place", "names are swapped"])
+def test_a_batch_that_was_decided_for_another_place_is_not_lost(kind: str, change: str) -> None:
+    """A redeployment after a crash, at whatever moment that was. With the former places, everything is stored."""
+    refused = 0
+    for point in itertools.count(1):
+        world = SeveralWorld(FOLDER, kind, kind)
+        put(world)
+        run = working(world)
+        run.fuse.burns_at = point
+        try:
+            run.until_idle()
+            run.fuse.burns_at = None
+        except Killed:
+            pass
+        former = dict(world.places)
+        if change == "another place":
+            world.places["t1"] = SeveralWorld(FOLDER, kind).places["t1"]
+        else:
+            world.places["t1"], world.places["t2"] = world.places["t2"], world.places["t1"]
+        following = working(world, "w2")
+        following.until_idle()
+        following.worker.protocol.close()
+        if "at another place" in failures(following):
+            refused += 1
+            world.places = former
+            mended = working(world, "w3")
+            mended.until_idle()
+            mended.worker.protocol.close()
+            world.check()
+        else:  # nothing was under way
+            places = {id(one): one for one in (*world.places.values(), *former.values())}
+            rows = [row for place in places.values() for row in place.stored()]
+            assert Counter(rows) == Counter(world.stream.everything())
+        if run.fuse.burns_at is None:
+            assert refused > 5
+            return
+
+
+@pytest.mark.parametrize(
+    "order",
+    [("", "t1"), ("t1", ""), ("t1",), ("",)],
+    ids=["same", "reversed", "without the first", "without the last"],
+)
+def test_after_an_orderly_stop_the_tables_may_change(kinds: tuple[str, ...], order: tuple[str, ...]) -> None:
+    world = SeveralWorld(*kinds)
+    put(world)
+    run = working(world)
+    run.until_idle()
+    run.worker.protocol.close()
+    run.worker.shut_down()
+    before = dict(world.places)
+    world.places = {FIRST if not place else f"t{place}": before[name] for place, name in enumerate(order)}
+    world.shared = world.places[FIRST].files
+    following = working(world, "w2")
+    put(world)
+    following.until_idle()
+    following.worker.protocol.close()
+    rows = [row for place in before.values() for row in place.stored()]
+    assert Counter(rows) == Counter(world.stream.everything())
+
+
+def test_a_table_is_appended_behind_a_folder_whose_worker_was_killed() -> None:
+    """It has deleted the first entries of its chain, which were for the folder alone."""
+    world = SeveralWorld(FOLDER)
+    put(world, records=20)
+    run = working(world)
+    for _ in range(4):
         run.round()
-    assert "had other plans" in failures(run)
-    assert state.paths == before
-    run.worker.step_renewal()
-    assert world.lease(A).checkpoint == TRIM_HORIZON
+        run.worker.holdings.renew(A)
+    world.places["t1"] = SeveralWorld(FOLDER, TABLE).places["t1"]
+    following = working(world, "w2")
+    put(world)
+    following.until_idle()
+    following.worker.protocol.close()
+    world.check()
+
+
+def test_what_is_staged_for_chains_beside_a_further_folder_remains() -> None:
+    """The former sink had this folder alone, and its worker was killed."""
+    first, further = MemoryFiles(), MemoryFiles()
+    chain, left = chain_id("clicks", "w1", "1"), chain_id("clicks", "w2", "2")
+    for one in (chain, left):
+        further.put(staged_path(one, "a"), b"rows")
+    assert Chain(Entries(further), chain, lambda: "1").decide([StagedFile("a", 1, 4)], ())
+    publisher = publisher_of(
+        Entries(first), {FIRST: Destination(first), "t1": Destination(further)}, "clicks", Runtime()
+    )
+    publisher.remove_left_behind(beginning_of("clicks"), float("inf"), ())
+    assert further.staged() == {staged_path(chain, "a")}, "what no chain beside it names is removed"
+
+
+def test_two_deployments_that_share_a_further_table_store_all_of_both() -> None:
+    worlds = [SeveralWorld(TABLE, TABLE) for _ in range(2)]
+    shared = worlds[1].places["t1"] = worlds[0].places["t1"]
+    for number, world in enumerate(worlds):
+        world.shared.root = f"region {number}"
+        put(world, records=10)
+    runs = [working(world) for world in worlds]
+    for _ in range(12):
+        for world, run in zip(worlds, runs, strict=True):
+            world.clock.advance(COMMIT_SECONDS / 2)
+            run.round()
+    for run in runs:
+        run.worker.protocol.close()
+    rows = [*worlds[0].places[FIRST].stored(), *worlds[1].places[FIRST].stored(), *shared.stored()]
+    assert len(rows) == 20
 
 
 def publishing(world: SeveralWorld) -> list[PublishingEntry]:
