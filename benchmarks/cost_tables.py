@@ -175,15 +175,20 @@ class IcebergTable(Table):
 
 
 class DeltaTable(Table):
-    """Compacted every hour, with a log that is kept for two hours: Delta keeps thirty days, unless the table says
-    otherwise."""
+    """Compacted every hour. Its log is kept for two hours, where Delta keeps thirty days, and what it says of removed
+    files for a minute of the machine's clock, where Delta keeps a week."""
 
     def __init__(self, folder: Path, clock: FakeClock) -> None:
         super().__init__(folder, clock)
         self._since: dict[Path, float] = {}
         self._links, self._linked = 0, folder
         opened = deltalake.DeltaTable(str(folder / "table"))
-        opened.alter.set_table_properties({"delta.logRetentionDuration": "interval 2 hours"})
+        opened.alter.set_table_properties(
+            {
+                "delta.logRetentionDuration": "interval 2 hours",
+                "delta.deletedFileRetentionDuration": "interval 1 minutes",
+            }
+        )
 
     def process(self) -> TableFormat:
         return DeltaFormat(DeltaLog(LocalStore(str(self.folder / "table")), {}), self.runtime)
