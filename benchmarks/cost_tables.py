@@ -175,8 +175,8 @@ class IcebergTable(Table):
 
 
 class DeltaTable(Table):
-    """Compacted every hour. Its log is kept for two hours, where Delta keeps thirty days, and what it says of removed
-    files for a minute of the machine's clock, where Delta keeps a week."""
+    """Compacted every hour. Its log is kept for two hours, where Delta keeps thirty days, and what it says of
+    removed files for a minute of the machine's clock, where Delta keeps a week."""
 
     def __init__(self, folder: Path, clock: FakeClock) -> None:
         super().__init__(folder, clock)

@@ -114,6 +114,10 @@ class PartsChain(Generic[D]):
                 raise self._is_another_at_work()
             self._publisher.publish(chain.id, chain.last, entry)
             self._publisher.finish({chain.id: chain.last})
+            if len(self.sink.destinations) > 1:  # says that what is before it is visible: a table may be taken away
+                if chain.decide((), ()) is None:
+                    raise self._is_another_at_work()
+                self._publisher.finish({chain.id: chain.last})
         self._stored |= {(part.lease, part.number) for part in batch.parts}
         self._chain = chain
 

@@ -120,7 +120,7 @@ class TableCommitter:
         _, plan = self._newest()
         if plan is not None and chain in plan.contained:
             return chain in plan.gone
-        return first != 1 and not self._is_of_folder_alone(chain, first)
+        return first != 1 and not self._is_of_folders_alone(chain, first)
 
     def discard(self, chain: ChainId, paths: Mapping[str, Sequence[str]]) -> None:  # noqa: ARG002 - the paths say it
         for name, table in self.tables.items():
@@ -243,7 +243,7 @@ class TableCommitter:
         if plan is None:
             self._refuse_without_plans()
         contained, gone = ({}, {}) if plan is None else (plan.contained, plan.gone)
-        alone = self._of_folder_alone(contained, gone)
+        alone = self._of_folders_alone(contained, gone)
         contained = {**contained, **alone}
         self._contained = {**self._contained, **alone}
         chosen = self._chosen(contained, gone, wanted)
@@ -280,11 +280,11 @@ class TableCommitter:
             self._seen = number + 1, float("-inf")
         return True
 
-    def _of_folder_alone(
+    def _of_folders_alone(
         self, contained: Mapping[ChainId, int], gone: Mapping[ChainId, float]
     ) -> dict[ChainId, int]:
-        """The last entries of chains with gaps that were made while the sink was a folder alone: its workers delete
-        what the folder has, and nothing of such a chain is for a table."""
+        """The last entries of chains with gaps that were made while the sink had folders alone: its workers delete
+        what the folders have, and nothing of such a chain is for a table."""
         if FIRST not in self.folders:
             return {}
         found: dict[ChainId, list[int]] = defaultdict(list)
@@ -294,15 +294,16 @@ class TableCommitter:
         return {
             chain: max(numbers)
             for chain, numbers in found.items()
-            if min(numbers) != contained.get(chain, 0) + 1 and self._is_of_folder_alone(chain, min(numbers))
+            if min(numbers) != contained.get(chain, 0) + 1 and self._is_of_folders_alone(chain, min(numbers))
         }
 
-    def _is_of_folder_alone(self, chain: ChainId, number: int) -> bool:
+    def _is_of_folders_alone(self, chain: ChainId, number: int) -> bool:
         """By the form of one of its entries: a chain belongs to one worker, and so to one sink."""
         if FIRST not in self.folders:
             return False
         entry = self.entries.read(chain, number)
-        return entry is not None and not (isinstance(entry, PublishingEntry) and entry.others)
+        of_tables = isinstance(entry, PublishingEntry) and entry.others.keys() & self.tables.keys()
+        return entry is not None and not of_tables
 
     def _chosen(
         self, contained: Mapping[ChainId, int], gone: Mapping[ChainId, float], wanted: Mapping[ChainId, int]

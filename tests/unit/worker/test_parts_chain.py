@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kcl_dagster.chains.deletion import MIN_AGE_SECONDS
+from kcl_dagster.chains.entry import FIRST
 from kcl_dagster.errors import SinkError, Unsafe
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
@@ -22,6 +23,7 @@ from tests.unit.chains.memory import Killed, MemoryFiles, Moment
 from tests.unit.chains.memory_table import TableState
 from tests.unit.worker.chains import NO_FORMER_PARTS, MemoryStagingSink, MemoryTableSink, WorkersFiles
 from tests.unit.worker.kit import Data
+from tests.unit.worker.several import FOLDER, TABLE, SeveralPlaces, SharedPlace
 
 OWNER, WINDOW = "clicks/replay", "2026-11-23-10:00"
 SHARDS = ("shardId-000000000000", "shardId-000000000001")
@@ -202,3 +204,28 @@ def test_a_batch_of_which_only_some_parts_are_stored_is_refused(lake: Lake) -> N
     lake.process().write(rows[:ROWS], first)
     with pytest.raises(SinkError, match="parts of one batch are stored and others are not"):
         lake.process().write(rows, whole)
+
+
+@pytest.mark.parametrize(
+    "kinds", [(FOLDER, FOLDER), (TABLE, FOLDER), (TABLE, TABLE), (FOLDER, TABLE)], ids=" ".join
+)
+def test_a_table_is_taken_away_after_letters_were_stored_in_it(kinds: tuple[str, str]) -> None:
+    """The entries of letters are kept, also those of a table that the sink does not have any more."""
+    places = {FIRST: SharedPlace(kinds[0]), "rejects": SharedPlace(kinds[1])}
+    ids = itertools.count(1).__next__
+
+    def process() -> PartsChain[Data]:
+        files = {
+            name: WorkersFiles(of.files.root, of.files.content, times=of.files.times) for name, of in places.items()
+        }
+        states = {name: of.state for name, of in places.items()}
+        sink = SeveralPlaces({name: of.kind for name, of in places.items()}, files, states, ids)
+        return PartsChain(sink, "clicks/letters", "letters", Runtime(clock=FakeClock(), new_id=lambda: str(ids())))
+
+    process().write(*batch(1))
+    rejects = places.pop("rejects")
+    later = process()
+    assert later.holds(batch(1)[1].parts[0])
+    later.write(*batch(2))
+    stored = Counter((row[0], row[1]) for place in (*places.values(), rejects) for row in place.stored())
+    assert stored == Counter((row[0], row[1]) for number in (1, 2) for row in batch(number)[0])

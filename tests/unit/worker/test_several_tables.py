@@ -245,15 +245,16 @@ def test_after_an_orderly_stop_the_tables_may_change(kinds: tuple[str, ...], ord
     assert Counter(rows) == Counter(world.stream.everything())
 
 
-def test_a_table_is_appended_behind_a_folder_whose_worker_was_killed() -> None:
-    """It has deleted the first entries of its chain, which were for the folder alone."""
-    world = SeveralWorld(FOLDER)
+@pytest.mark.parametrize("folders", [1, 2])
+def test_a_table_is_appended_behind_folders_whose_worker_was_killed(folders: int) -> None:
+    """It has deleted the first entries of its chain, which were for folders alone."""
+    world = SeveralWorld(*[FOLDER] * folders)
     put(world, records=20)
     run = working(world)
     for _ in range(4):
         run.round()
         run.worker.holdings.renew(A)
-    world.places["t1"] = SeveralWorld(FOLDER, TABLE).places["t1"]
+    world.places[f"t{folders}"] = SeveralWorld(FOLDER, TABLE).places["t1"]
     following = working(world, "w2")
     put(world)
     following.until_idle()
