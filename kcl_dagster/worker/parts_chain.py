@@ -138,7 +138,7 @@ class PartsChain(Generic[D]):
             if not isinstance(entry, PublishingEntry):
                 raise Unsafe(f"{self.place}: chain {chain} was closed, and replays close none")
             newest = entry
-            self._stored |= {(one.lease, one.number) for one in newest.ranges if one.number is not None}
+            self._stored |= {(one.lease, one.number) for one in entry.ranges if one.number is not None}
         if newest is not None:  # those before it were visible before it was made
             with suppress(SinkError):  # some files, or all, were published before
                 self._publisher.publish(chain, last, newest)

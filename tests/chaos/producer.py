@@ -26,6 +26,7 @@ IN_AN_AGGREGATE = 3
 ROUND_SECONDS = 0.8  # all keys once: 60 Kinesis records and 90 user records a second
 LONGEST_FILL = 600  # bytes; batches of equal size would hide what depends on it
 RETRY_SECONDS = 0.3
+PATIENCE_SECONDS = 120.0  # on a busy machine, the emulator answers late
 
 
 def produce(kinesis: Any, plan: Plan, stop: threading.Event) -> None:
@@ -83,7 +84,11 @@ def main() -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    produce(aws.client("kinesis", endpoint_url=plan.endpoint_url), plan, stop)
+    # Where an answer is given up, the records are put again, and the ledger knows the second ones only.
+    kinesis = aws.Access(endpoint_url=plan.endpoint_url).client(
+        "kinesis", read_seconds=PATIENCE_SECONDS, total_seconds=PATIENCE_SECONDS
+    )
+    produce(kinesis, plan, stop)
     return 0
 
 

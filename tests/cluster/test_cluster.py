@@ -99,8 +99,12 @@ def test_the_copy_of_the_lake_has_the_order_in_which_objects_were_written(
     bucket = f"bucket-{random.getrandbits(40):x}"
     s3.create_bucket(Bucket=bucket)
     copy = LakeCopy(s3, bucket, "lake/", tmp_path)
-    for key in ("chain.10_0_0", "chain.9_0_0", "_staged/chain.8_0_0"):
-        s3.put_object(Bucket=bucket, Key=f"lake/{key}.parquet", Body=key.encode())
+    keys = [f"lake/{name}.parquet" for name in ("chain.10_0_0", "chain.9_0_0", "_staged/chain.8_0_0")]
+    times = {0, 1}
+    while len(times) > 1:  # S3 has times of whole seconds, and these are to have the same one
+        for key in keys:
+            s3.put_object(Bucket=bucket, Key=key, Body=Path(key).stem.encode())
+        times = {s3.head_object(Bucket=bucket, Key=key)["LastModified"] for key in keys}
     copy.renew()
 
     def found() -> list[tuple[str, bytes]]:

@@ -258,7 +258,8 @@ def test_every_grant_has_a_request(asked: set[Asked]) -> None:
 @pytest.mark.audit("D14")
 @pytest.mark.parametrize("grant", [grant for grant in RIGHTS if grant.checked_by], ids=lambda grant: grant.action)
 def test_a_grant_without_a_request_of_its_name_belongs_to_requests_that_are_granted(grant: Grant) -> None:
-    """Or to a library that sends its own requests (pyiceberg), or to the KclResource, which assumes roles."""
+    """Or to a library that sends its own requests (pyiceberg, Dagster's Pipes), or to the KclResource, which
+    assumes roles."""
     for component in grant.to:
         sent = {other.action for other in RIGHTS if component in other.to and other is not grant}
-        assert set(grant.checked_by) & {*sent, "pyiceberg", "KclResource"}, component
+        assert set(grant.checked_by) & {*sent, "pyiceberg", "Pipes", "KclResource"}, component

@@ -833,14 +833,14 @@ MUTANTS: Final = (
     Mutant(
         "what a killed replay has decided is not published",
         _PARTS_CHAIN,
-        "                self._publisher.publish(chain, last, entry)\n",
+        "                self._publisher.publish(chain, last, newest)\n",
         "                pass\n",
         kind="replays",
     ),
     Mutant(
         "what a killed replay has decided is not committed",
         _PARTS_CHAIN,
-        "        if last:\n            self._publisher.finish({chain: last})\n",
+        "            self._publisher.finish({chain: last})\n",
         "",
         kind="replays",
     ),

@@ -18,6 +18,7 @@ from pyiceberg.table.metadata import TableMetadataV3
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType
 
+from kcl_dagster.chains.entry import FIRST
 from kcl_dagster.errors import ConfigurationError, SinkError, Unsafe
 from kcl_dagster.spark.sinks import snapshot_expiry
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
@@ -58,7 +59,7 @@ class Moments:
 def watched(lake: IcebergLake, monkeypatch: pytest.MonkeyPatch) -> tuple[TableCommitter, Moments]:
     """A committer and its moments."""
     committer, moments = lake.committer(), Moments()
-    catalog = committer.table.table.catalog  # type: ignore[attr-defined]  # of Iceberg
+    catalog = committer.tables[FIRST].table.catalog  # type: ignore[attr-defined]  # of Iceberg
     for name in ("load_table", "commit_table"):
         monkeypatch.setattr(catalog, name, partial(moments.around, getattr(catalog, name)))
     return committer, moments

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kcl_dagster.chains.entry import FIRST
 from kcl_dagster.spark.sinks.iceberg import IcebergFormat
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from tests.unit.spark.chained_lakes import APPLICATION, IcebergLake, rows_of
@@ -85,7 +86,7 @@ def test_the_moment_and_a_batch_do_not_keep_each_other_from_the_table(
     def keep() -> None:
         lake.process().keep_complete(APPLICATION, WrittenThrough(NOON), NOON)
 
-    others_come(committer.table.table.catalog, keep, monkeypatch)
+    others_come(committer.tables[FIRST].table.catalog, keep, monkeypatch)
     committer.finish(lake.wanted)
     assert lake.numbers() == [0, 1]
     assert KEY in lake.table().properties
