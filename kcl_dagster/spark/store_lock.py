@@ -62,7 +62,11 @@ class StoreLock:
             now = self.runtime.clock.monotonic()
             if now - self._renewed_at >= LOCK_SECONDS / RENEWALS_PER_LOCK:
                 self.check()
-                self._write(self.runtime.clock.now() + LOCK_SECONDS)
+                try:
+                    self._write(self.runtime.clock.now() + LOCK_SECONDS)
+                except FileNotFoundError:  # the next holder has removed what it found of this one
+                    self.check()
+                    raise
                 self._renewed_at = now
 
     def check(self) -> None:

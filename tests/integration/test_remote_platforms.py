@@ -161,6 +161,7 @@ def platform(step: Callable[[], bool]) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.nightly
 def test_emr_serverless(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moto.emrserverless.models.JOB_STATUS", "RUNNING")  # moto's jobs succeed at once
     with mock_aws():

@@ -56,7 +56,8 @@ def contents(root: Path) -> Counter[str]:
 
 
 def run(root: Path, **more: Any) -> Compaction:
-    return compact(str(root), runtime=Runtime(clock=CLOCK), **more)
+    """One merge after the other, so that what happens meanwhile happens at one moment."""
+    return compact(str(root), runtime=Runtime(clock=CLOCK), **{"merges_at_once": 1, **more})
 
 
 def names(root: Path) -> list[str]:
