@@ -1,7 +1,7 @@
 """A REST catalog as AWS has it: requests are signed, and some are not known.
 
 A proxy before a REST catalog. It verifies the signature of each request (SigV4), as Glue and S3 Tables do. As S3
-Tables, it stages no table, lets nobody say where a table lies, and renames none.
+Tables, it stages no table, takes no location for a table, and renames none.
 """
 
 import hashlib

@@ -157,8 +157,8 @@ class SeveralTables:
         self._is_checked = True
 
     def _discard(self, chain: ChainId, staged: Mapping[str, StagedBatch]) -> None:
-        """Remove what was staged for the tables before the one that failed. What cannot be removed now is removed
-        with the chain, or by a vacuum of the table."""
+        """Remove the files of tables that were staged before another table failed. Files that cannot be removed now
+        are removed with the chain, or by a vacuum of the table."""
         for key, batch in staged.items():
             place, paths = self.destinations[key], [file.path for file in batch.files]
             with suppress(KclError, OSError):

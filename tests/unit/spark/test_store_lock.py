@@ -157,3 +157,22 @@ def test_a_lock_file_that_is_incomplete_ends_by_itself(tmp_path: Path) -> None:
     CLOCK.advance(LOCK_SECONDS)
     with store_lock(store, FOLDER, RUNTIME, "another") as mine:
         assert mine.number == 8
+
+
+def test_a_renewal_whose_draft_the_next_owner_removes_finds_the_lock_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(str(tmp_path))
+    mine = acquire(store, FOLDER, RUNTIME, "the first")
+    put = LocalStore.put
+
+    def taken_over(*_: object) -> None:
+        monkeypatch.setattr(LocalStore, "put", put)
+        CLOCK.advance(LOCK_SECONDS)
+        acquire(store, FOLDER, RUNTIME, "another")
+        raise FileNotFoundError
+
+    CLOCK.advance(LOCK_SECONDS * 0.9)
+    monkeypatch.setattr(LocalStore, "put", taken_over)
+    with pytest.raises(Unsafe, match="another one has taken over"):
+        mine.renew()
