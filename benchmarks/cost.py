@@ -56,7 +56,8 @@ SHARDS: Final = 25
 RECORD_BYTES: Final = 5000
 PUT_SECONDS: Final = 0.5  # from one round of records for all shards to the next
 IDLE_SECONDS: Final = 30.0
-SETTLING_SECONDS: Final = 20.0  # after the last record, in which checkpoints are written and entries are deleted
+# After the last record: checkpoints are written, entries are deleted, and the moment of completeness is stored.
+SETTLING_SECONDS: Final = 130.0
 HOUR: Final = 3600.0
 GB: Final = 1e9
 LEASE_WRITES: Final = "writes to leases"

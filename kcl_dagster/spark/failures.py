@@ -4,12 +4,13 @@ What is left as it is was raised by the consumer's code.
 """
 
 import errno
+import json
 import re
 import secrets
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -69,13 +70,18 @@ class Marks:
     """Marks in the texts of errors that our code raises in executors: Spark passes on the text, but not the type.
 
     The driver creates the token and sends it with the task. Spark quotes values of records in its errors. A
-    producer of records does not know the token, so no record can determine the class of an error.
+    producer of records does not know the token, so no record can determine the class of an error. `sink`: for which
+    the work is done; one job of Spark may work for several.
     """
 
     token: str = _TOKEN
+    sink: str | None = None
 
     def of(self, kind: str) -> str:
         return f"{kind}:{self.token}"
+
+    def _of_sink(self, kind: str) -> str:
+        return self.of(kind) if self.sink is None else f"{self.of(kind)}{json.dumps(self.sink)}"
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -84,13 +90,13 @@ class Marks:
             with encodable_errors():
                 yield
         except RecordRefused as error:
-            raise RecordRefused(f"{self.of(RECORD_REFUSED)}: {error}") from error
+            raise RecordRefused(f"{self._of_sink(RECORD_REFUSED)}: {error}") from error
         except ConfigurationError as error:
             raise ConfigurationError(f"{self.of(WRONG_CONFIGURATION)}: {error}") from error
         except TransformError as error:
             raise TransformError(f"{self.of(TRANSFORM_FAILED)}: {error}") from error
         except SinkError as error:
-            raise SinkError(f"{self.of(SINK_FAILED)}: {error}") from error
+            raise SinkError(f"{self._of_sink(SINK_FAILED)}: {error}") from error
         except Unavailable as error:
             raise Unavailable(f"{self.of(UNAVAILABLE)}: {error}") from error
 
@@ -140,15 +146,15 @@ def write_failures(sink: str) -> Iterator[None]:
                 "Spark would have evaluated other records than were pinned; the batch has to be read again"
             ) from error
         if (refused := _marked_line(error, RECORD_REFUSED)) is not None:
-            raise RecordRefused(f"{sink}: {refused}") from error
+            raise RecordRefused(f"{refused.sink or sink}: {refused}") from error
         if (unfit := _marked_line(error, WRONG_CONFIGURATION)) is not None:
-            raise ConfigurationError(unfit) from error
+            raise ConfigurationError(unfit.text) from error
         if (wrong := _marked_line(error, TRANSFORM_FAILED)) is not None:
-            raise TransformError(wrong) from error
+            raise TransformError(wrong.text) from error
         if (failed := _marked_line(error, SINK_FAILED)) is not None:
-            raise SinkError(f"sink {sink}: {failed}") from error
+            raise SinkError(f"sink {failed.sink or sink}: {failed}") from error
         if (away := _marked_line(error, UNAVAILABLE)) is not None:
-            raise Unavailable(away) from error
+            raise Unavailable(away.text) from error
         if _is_from_py4j(error):
             raise BatchError(f"Spark went away while {sink} was written: {first_line(error)}") from error
         if isinstance(error, OSError) and error.errno in _EXHAUSTED:
@@ -221,7 +227,23 @@ def line_of_java(error: BaseException) -> str:
     return _line(f"{chain[0].kind}: {chain[0].message}") if chain else first_line(error)
 
 
-def _marked_line(error: BaseException, kind: str) -> str | None:
+@dataclass(frozen=True, slots=True)
+class _MarkedLine:
+    text: str
+    sink: str | None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _marked_line(error: BaseException, kind: str) -> _MarkedLine | None:
     _, found, rest = str(error).partition(_MINE.of(kind))
     lines = rest.splitlines()
-    return lines[0].lstrip(": ").strip() if found and lines else None
+    if not found or not lines:
+        return None
+    line, sink = lines[0], None
+    if line.startswith('"'):
+        with suppress(ValueError):  # of a name that somebody has cut
+            sink, end = json.JSONDecoder().raw_decode(line)
+            line = line[end:]
+    return _MarkedLine(line.lstrip(": ").strip(), sink)

@@ -18,6 +18,8 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent
 from kcl_dagster.worker.latest import Start, on_a_thread
 
 WRITE_SECONDS: Final = 60.0  # a moment that goes on within its window is stored once a minute
+# Of a window in which this worker stores nothing. Only with the second one do tables get a commit without data.
+IDLE_WRITES: Final = 2
 
 
 Keep = Callable[[str, WrittenThrough, int], None]
@@ -61,17 +63,27 @@ class CompletenessWriter:
         self._former: tuple[int, int] | None = None  # epoch and window of the moment that was due before
         self._due = float("-inf")
         self._is_writing = False
+        self._writes = 0  # in the window of the former moment
+        self._has_stored_records = False
         self.dropped = 0
 
+    def records_were_stored(self) -> None:
+        """Called by the worker's main thread."""
+        self._has_stored_records = True
+
     def step(self) -> None:
-        """Begin to store the moment if it has passed the end of a window, or if it was not stored for a minute."""
+        """Begin to store the moment if it has passed the end of a window, or if it was not stored for a minute. A
+        worker that has nothing to store sends no requests to the store within a window."""
         known, now = self._last(), self._clock.monotonic()
         if known is None or known.through is None:
             return
         place = known.epoch, self._windows.start_of(known.through)
-        if (place == self._former and now < self._due) or not self._is_chosen():
+        if (place == self._former and not self._is_due(now)) or not self._is_chosen():
             return
         former, self._former = self._former, place
+        if former != place:
+            self._writes = 0
+        self._has_stored_records = False
         self._due = now + WRITE_SECONDS
         if self._is_writing:
             self.dropped += 1
@@ -86,9 +98,13 @@ class CompletenessWriter:
             self._is_writing = False
             self._report(str(error))
 
+    def _is_due(self, now: float) -> bool:
+        return now >= self._due and (self._has_stored_records or self._writes < IDLE_WRITES)
+
     def _write(self, known: WrittenThrough, wanted: int) -> None:
         try:
             self._keep(self._application, known, wanted)
+            self._writes += 1
         except Exception as error:  # of the store or of a table's library; tried again in a minute
             self._report(brief(error))
         finally:

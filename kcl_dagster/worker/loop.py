@@ -373,6 +373,8 @@ class Worker(Generic[D]):
 
     def _round(self) -> BatchReport:
         report = self._last_round = self.protocol.run_once(self.stop.is_requested)
+        if report.records and self._completeness_writer is not None:
+            self._completeness_writer.records_were_stored()
         if report.is_idle and self._bound is not None and isinstance(self.protocol, ChainProtocol):
             self.protocol.publish_all()  # the run ends once everything is visible
         self._lag.see(report.leases, self.holdings.to_be_read())

@@ -22,7 +22,7 @@ from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.arrow_columns import Types, united
 from kcl_dagster.spark.arrow_transform import ApplyFunction, ArrowTransform
 from kcl_dagster.spark.batch_records import Records
-from kcl_dagster.spark.failures import write_failures
+from kcl_dagster.spark.failures import Marks, write_failures
 from kcl_dagster.spark.partitioning import partition_columns
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sealing import Sealed
@@ -32,9 +32,11 @@ from kcl_dagster.spark.sinks.completeness import write_file
 from kcl_dagster.spark.sinks.former_parts import FolderParts
 from kcl_dagster.spark.sinks.layout import Folders
 from kcl_dagster.spark.sinks.staging_job import (
+    Staging,
     StagingJob,
     counts_of,
     has_own_times,
+    stage,
     warn_of_large_batch,
     warn_of_no_times,
 )
@@ -91,6 +93,10 @@ class ParquetSink:
         return self._store.root
 
     @property
+    def _name(self) -> str:
+        return f"parquet at {self.path}"
+
+    @property
     def stores_into(self) -> tuple[Store]:
         """See `spark.sinks.contract.SparkSink`."""
         return (self._store,)
@@ -134,7 +140,8 @@ class ParquetSink:
         return self._is_as_read if self._arrow is None else chain == self._staged_chain
 
     def _files(self, chain: ChainId, number: int, **more: Any) -> StageFiles:
-        return StageFiles(self._store, self._layout, chain, number, self._target_bytes, **more)
+        marks = Marks(sink=self._name)
+        return StageFiles(self._store, self._layout, chain, number, self._target_bytes, marks=marks, **more)
 
     def _files_of_tables(self, arrow: ArrowTransform, chain: ChainId, number: int, types: Types) -> StageFiles:
         function = ApplyFunction(arrow, types, frozenset(self._layout.columns))
@@ -156,10 +163,14 @@ class ParquetSink:
 
     def stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """See `worker.staging.StagingSink.stage`."""
+        return stage(self.staged(data, batch, chain, number))
+
+    def staged(self, data: Records, batch: Batch, chain: ChainId, number: int) -> Staging[StagedBatch]:
+        """See `spark.sinks.contract.SparkSink`."""
         try:
-            with write_failures(f"parquet at {self.path}"):
+            with write_failures(self._name):
                 self._check_store()
-                return self._stage(data, batch, chain, number)
+                return (yield from self._stage(data, batch, chain, number))
         except BaseException:
             with suppress(KclError, OSError), uninterrupted():  # what is left is removed when the chain is settled
                 self._store.delete(staged_of_batch(self._store, chain, number))
@@ -174,12 +185,12 @@ class ParquetSink:
                 raise SinkError(f"parquet at {self.path}: chains of entries cannot be kept: {error}") from error
             self._is_checked = True
 
-    def _stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
+    def _stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> Staging[StagedBatch]:
         self._staged_chain = chain
         if self._arrow is not None:
             return self._stage_tables(self._arrow, data, batch, chain, number)
         held = data.held
-        job = StagingJob(f"parquet at {self.path}", self._store, self._layout, self._target_bytes)
+        job = StagingJob(self._name, self._store, self._layout, self._target_bytes)
         if self._is_as_read and isinstance(held, StagedRecords) and (staged := held.files(chain)) is not None:
             files = [file for manifest in staged for file in batch_files(manifest)]
             job.check_rows(files, batch)
@@ -190,7 +201,7 @@ class ParquetSink:
         is_as_read = output is records
         output = self._times.of_frame(output)
         as_written = held if output is records else None
-        files, counts = job.run(output, as_written, batch, chain, number, is_as_read=is_as_read)
+        files, counts = yield from job.run(output, as_written, batch, chain, number, is_as_read=is_as_read)
         return StagedBatch(_staged_files(files), counts)
 
     def _stage_tables(

@@ -19,11 +19,11 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.sinks.contract import SparkSink
+from kcl_dagster.spark.sinks.staging_job import Staging, stage, together
 from kcl_dagster.spark.storage import Store
 from kcl_dagster.spark.transform import Transform, guarded
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch, PartCounts
-from kcl_dagster.worker.processing_watch import uninterrupted
 from kcl_dagster.worker.staging import Destination, FormerParts, StagedBatch
 
 OutputsTransform = Callable[[DataFrame], Mapping[str, DataFrame]]
@@ -121,15 +121,16 @@ class SeveralTables:
 
     def stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """See `worker.staging.StagingSink.stage`."""
+        return stage(self.staged(data, batch, chain, number))
+
+    def staged(self, data: Records, batch: Batch, chain: ChainId, number: int) -> Staging[StagedBatch]:
+        """See `spark.sinks.contract.SparkSink`."""
         self._refuse_shared()
-        staged: dict[str, StagedBatch] = {}
         try:
-            for key, sink in self._by_key().items():
-                staged[key] = sink.stage(data, batch, chain, number)
-        except BaseException:
-            with uninterrupted():
-                self._discard(chain, staged)
-            raise
+            staged = yield from together(
+                {key: sink.staged(data, batch, chain, number) for key, sink in self._by_key().items()},
+                lambda key, one: self._discard(chain, key, one),
+            )
         finally:
             self._outputs.forget()
         first = staged.pop(FIRST)
@@ -156,16 +157,15 @@ class SeveralTables:
                 raise ConfigurationError(f"{other} and {name} are one place, {root}: give each table its own")
         self._is_checked = True
 
-    def _discard(self, chain: ChainId, staged: Mapping[str, StagedBatch]) -> None:
-        """Remove the files of tables that were staged before another table failed. Files that cannot be removed now
-        are removed with the chain, or by a vacuum of the table."""
-        for key, batch in staged.items():
-            place, paths = self.destinations[key], [file.path for file in batch.files]
-            with suppress(KclError, OSError):
-                if place.commits is None:
-                    discard(place.files, chain, paths)
-                else:
-                    place.commits.table.discard(paths)
+    def _discard(self, chain: ChainId, key: str, batch: StagedBatch) -> None:
+        """Remove the files of a table where another one failed. Files that cannot be removed now are removed with
+        the chain, or by a vacuum of the table."""
+        place, paths = self.destinations[key], [file.path for file in batch.files]
+        with suppress(KclError, OSError):
+            if place.commits is None:
+                discard(place.files, chain, paths)
+            else:
+                place.commits.table.discard(paths)
 
 
 def _together(counts: list[Mapping[LeaseKey, PartCounts]]) -> dict[LeaseKey, PartCounts]:

@@ -1,19 +1,22 @@
-"""The Spark job that writes the files of a batch which is decided in a chain."""
+"""The Spark job that writes the files of a batch which is decided in a chain. One job may write those of several
+tables: then all of them are made of the same evaluation of `current_timestamp()`."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from functools import reduce
+from typing import Any, Final, TypeVar, cast
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, functions
 from pyspark.sql.types import StringType
 
 from kcl_dagster.errors import KclError, SinkError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Clock, system
+from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sealing import Sealed
 from kcl_dagster.spark.sinks.batch_files import (
@@ -34,6 +37,7 @@ from kcl_dagster.worker.stored_counts import ARRIVAL
 
 log = logging.getLogger(__name__)
 
+_SINK: Final = "sink"
 MANY_FILES: Final = 100  # of one batch; a small file takes some tens of milliseconds
 _WARNED_SECONDS: Final = 3600.0
 
@@ -52,6 +56,80 @@ class _Warned:
 
 
 _warned = _Warned()
+
+
+Manifest = list[dict[str, Any]]
+T = TypeVar("T")
+Staging = Generator[DataFrame, Manifest, T]
+"""What a sink does to stage a batch. It yields the DataFrame whose rows are the manifest of the files, is sent
+these rows, and returns what was staged. A sink whose files are there already yields nothing."""
+
+
+def stage(staging: Staging[T]) -> T:
+    """Run the job."""
+    try:
+        job = next(staging)
+    except StopIteration as end:
+        return cast("T", end.value)
+    try:
+        manifest = [row.asDict() for row in job.collect()]
+    except BaseException as error:
+        staging.throw(error)  # it knows what the error means
+        raise
+    return _ended(staging, manifest)
+
+
+def together(stagings: Mapping[str, Staging[T]], discard: Callable[[str, T], None]) -> Staging[dict[str, T]]:
+    """One job for all. If one of them fails, none is staged: `discard` is called for those that did not fail."""
+    jobs: dict[str, DataFrame] = {}
+    staged: dict[str, T] = {}
+    try:
+        for name, staging in stagings.items():
+            try:
+                jobs[name] = next(staging)
+            except StopIteration as end:
+                staged[name] = end.value
+        manifests = yield from _manifests(jobs, stagings)
+        problems: list[BaseException] = []
+        for name in jobs:
+            try:
+                staged[name] = _ended(stagings[name], manifests[name])
+            except BaseException as error:  # the other sinks are told of their files all the same, to remove them
+                problems.append(error)
+        if problems:
+            raise problems[0]
+    except BaseException:
+        with uninterrupted():
+            for staging in stagings.values():
+                staging.close()
+            for name, one in staged.items():
+                discard(name, one)
+        raise
+    return {name: staged[name] for name in stagings}
+
+
+def _manifests(jobs: Mapping[str, DataFrame], stagings: Mapping[str, Staging[T]]) -> Staging[dict[str, Manifest]]:
+    """What fails is raised in the first sink: each of them knows what the errors of a job mean."""
+    found: dict[str, Manifest] = {name: [] for name in jobs}
+    if not jobs:
+        return found
+    parts = [frame.withColumn(_SINK, functions.lit(name)) for name, frame in jobs.items()]
+    try:
+        rows = yield reduce(DataFrame.unionAll, parts)
+    except BaseException as error:
+        stagings[next(iter(jobs))].throw(error)
+        raise
+    for row in rows:
+        found[row.pop(_SINK)].append(row)
+    return found
+
+
+def _ended(staging: Staging[T], manifest: Manifest) -> T:
+    try:
+        staging.send(manifest)
+    except StopIteration as end:
+        return cast("T", end.value)
+    raise AssertionError("a sink stages a batch by one job")
 
 
 @dataclass(slots=True)
@@ -75,7 +153,7 @@ class StagingJob:
         number: int,
         *,
         is_as_read: bool,
-    ) -> tuple[list[BatchFile], dict[LeaseKey, PartCounts]]:
+    ) -> "Staging[tuple[list[BatchFile], dict[LeaseKey, PartCounts]]]":
         """Write the files, and count what they hold of each lease. Raises what Spark raises. `held`: what the
         fetch holds, if the output is the records as they were read, with no further columns. `is_as_read`: each
         record is a row."""
@@ -98,10 +176,11 @@ class StagingJob:
             time_column,
             lease_column=LEASE_KEY if _has_texts(output, LEASE_KEY) else None,
             only_lease=batch.parts[0].lease if len(batch.parts) == 1 else None,
+            marks=Marks(sink=self.sink),
             table=self.table,
         )
-        manifest = rows.mapInArrow(task, MANIFEST_DDL).collect()
-        files = batch_files([row.asDict() for row in manifest])
+        manifest = yield rows.mapInArrow(task, MANIFEST_DDL)
+        files = batch_files(manifest)
         if is_as_read:
             try:
                 self.check_rows(files, batch)

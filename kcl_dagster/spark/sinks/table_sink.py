@@ -26,7 +26,7 @@ from kcl_dagster.spark.sharing import why_not_shared
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StagingStore
 from kcl_dagster.spark.sinks.layout import Layout
 from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
-from kcl_dagster.spark.sinks.staging_job import StagingJob, schema_of
+from kcl_dagster.spark.sinks.staging_job import Staging, StagingJob, schema_of, stage
 from kcl_dagster.spark.sinks.target import Target, nullable
 from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.spark.transform import Transform, checked
@@ -156,6 +156,10 @@ class TableSink:
 
     def stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """See `worker.staging.StagingSink.stage`."""
+        return stage(self.staged(data, batch, chain, number))
+
+    def staged(self, data: Records, batch: Batch, chain: ChainId, number: int) -> Staging[StagedBatch]:
+        """See `spark.sinks.contract.SparkSink`."""
         with self._table.errors():
             self._check_store()
             rules = self._table.rules()
@@ -176,7 +180,7 @@ class TableSink:
             job = StagingJob(
                 self._table.name, rules.store, rules.layout, self._target_bytes, rules.for_table, schema
             )
-            files, counts = job.run(
+            files, counts = yield from job.run(
                 output, data.held if is_as_read else None, batch, chain, number, is_as_read=is_as_read
             )
         if not files:

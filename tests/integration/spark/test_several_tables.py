@@ -91,7 +91,7 @@ def test_each_table_gets_its_rows_once(spark: SparkSession, tmp_path: Path) -> N
 
 
 def test_rows_that_are_divided_by_chance_are_in_one_table_each(spark: SparkSession, tmp_path: Path) -> None:
-    """`rand()` has a seed of its own in each batch, which the jobs of both tables use."""
+    """`rand()` has a seed of its own in each batch, which both tables use."""
     sinks = {"orders": kcl.delta(str(tmp_path / "orders")), "rejects": kcl.parquet(str(tmp_path / "rejects"))}
 
     def shop(records: DataFrame) -> dict[str, DataFrame]:
@@ -105,6 +105,43 @@ def test_rows_that_are_divided_by_chance_are_in_one_table_each(spark: SparkSessi
     orders, rejects = lake.numbers("orders"), lake.numbers("rejects")
     assert min(len(orders), len(rejects)) > RECORDS // 4
     assert sorted(orders + rejects) == list(range(RECORDS))
+
+
+def test_rows_that_are_divided_by_the_current_time_are_in_one_table_each(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """All tables are written by one job of Spark, which has one `current_timestamp()`."""
+    sinks = {"orders": kcl.delta(str(tmp_path / "orders")), "rejects": kcl.parquet(str(tmp_path / "rejects"))}
+
+    def shop(records: DataFrame) -> dict[str, DataFrame]:
+        microsecond = (F.unix_micros(F.current_timestamp()) + F.col("n")) % 2
+        drawn = by_kind(records)["journal"].withColumn("drawn", microsecond)
+        return {"orders": drawn.where("drawn = 0"), "rejects": drawn.where("drawn = 1")}
+
+    lake = Lake(tmp_path)
+    with embedded_aws(streams={"orders": 1}) as aws:
+        for batch in range(6):  # by jobs of their own, each second batch would be in one table twice
+            aws.put("orders", [json.dumps({"n": 2 * batch + odd}).encode() for odd in (0, 1)])
+            assert consume(consumer_of(sinks, shop), aws.resource(), spark) == 2
+    assert sorted(lake.numbers("orders") + lake.numbers("rejects")) == list(range(12))
+
+
+def test_the_error_names_the_table_that_refused_a_row(spark: SparkSession, tmp_path: Path) -> None:
+    write_deltalake(
+        tmp_path / "second",
+        pa.table({"n": pa.array([1], pa.int64())}, schema=pa.schema([pa.field("n", pa.int64(), nullable=False)])),
+    )
+    sinks = {"first": kcl.parquet(str(tmp_path / "first")), "second": kcl.delta(str(tmp_path / "second"))}
+
+    def shop(records: DataFrame) -> dict[str, DataFrame]:
+        return {"first": records, "second": records.select(F.lit(None).cast("long").alias("n"))}
+
+    with embedded_aws(streams={"orders": 1}) as aws:
+        aws.put("orders", PAYLOADS[:3])
+        with pytest.raises(BatchError, match="second") as failed:
+            consume(consumer_of(sinks, shop), aws.resource(), spark)
+        assert "first" not in str(failed.value)
+    assert not list((tmp_path / "first").rglob("*.parquet")), "what was staged for the first table is removed"
 
 
 def refuses_journal(path: Path, sinks: dict[str, kcl.SinkChoice]) -> None:

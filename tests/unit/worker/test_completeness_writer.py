@@ -76,6 +76,32 @@ def test_a_moment_is_stored_once_a_minute_and_when_it_passes_the_end_of_a_window
     assert [wanted for _, wanted in setting.kept[-2:]] == [0, 7200]
 
 
+def test_a_worker_that_stores_nothing_writes_twice_in_a_window() -> None:
+    setting = Setting(WrittenThrough(3700))
+    written = []
+    for minute in range(5):
+        setting.known = WrittenThrough(3700 + 60 * minute)
+        written.append(setting.step())
+        setting.clock.advance(WRITE_SECONDS)
+    assert written == [1, 1, 0, 0, 0]
+    setting.writer.records_were_stored()
+    assert setting.step() == 1
+    setting.clock.advance(WRITE_SECONDS)
+    assert setting.step() == 0
+    setting.known = WrittenThrough(7200)
+    assert setting.step() == 1, "the end of a window is stored at once"
+
+
+def test_a_write_that_failed_counts_for_none() -> None:
+    setting = Setting(WrittenThrough(3700), error=OSError("full"))
+    for _ in range(3):
+        setting.step()
+        setting.clock.advance(WRITE_SECONDS)
+    assert len(setting.events) == 3
+    setting.error = None
+    assert setting.step() == 1
+
+
 def test_only_the_chosen_worker_writes() -> None:
     setting = Setting(WrittenThrough(3500), is_chosen=False)
     assert setting.step() == 0
@@ -93,7 +119,7 @@ def test_a_slow_store_gets_no_second_moment_and_it_is_counted() -> None:
     assert [event.kind for event in setting.events] == [EventKind.COMPLETENESS_NOT_STORED]
     setting.clock.advance(WRITE_SECONDS)
     setting.begun.pop()()
-    assert setting.step() == 1
+    assert setting.step() == 1, "the first one has ended"
 
 
 def test_a_store_that_fails_is_reported_and_tried_again() -> None:
