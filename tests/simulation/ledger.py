@@ -158,6 +158,10 @@ class Ledger:
     covered: set[str] = field(default_factory=set)
     _changed: dict[str, float] = field(default_factory=dict)
     _handed: dict[str, float] = field(default_factory=dict)
+    _removed: dict[str, LeaseRow] = field(default_factory=dict)
+    """Leases that an operator has deleted. The next sync makes them again; until then nobody may know that the hash
+    keys are missing, such as a worker that finishes the parent."""
+
     _writers: dict[str, Process] = field(default_factory=dict)
     """The process behind a worker's name, from its first write on."""
 
@@ -307,8 +311,12 @@ class Ledger:
                 self.leases.pop(before.key, None)
                 self._changed.pop(before.key, None)
                 self._handed.pop(before.key, None)
+                if self.by_hand and not before.is_finished:
+                    self._removed[before.key] = before
         else:
             key = after.key
+            if before is None:
+                self._removed = {name: one for name, one in self._removed.items() if not _overlap(one, after)}
             self.leases[key] = after
             if before is None or before.counter != after.counter or before.actual != after.actual:
                 self._changed[key] = now
@@ -339,9 +347,9 @@ class Ledger:
                     self.violations.add("S7", f"no lease covers the hash keys {hole} of {stream or 'the stream'}")
 
     def holes(self) -> dict[str, tuple[int, int] | None]:
-        """For each stream, the first hash keys that no unfinished lease covers."""
+        """For each stream, the first hash keys that no unfinished lease covers and no operator has removed."""
         streams: dict[str, list[tuple[int, int]]] = {}
-        for lease in self.leases.values():
+        for lease in [*self.leases.values(), *self._removed.values()]:
             if self.is_former(lease.stream):
                 continue
             ranges = streams.setdefault(lease.stream or "", [])
@@ -360,6 +368,14 @@ class Ledger:
 
 def _covers(lease: LeaseRow) -> tuple[object, ...]:
     return (lease.stream, lease.is_finished, lease.hash_range)
+
+
+def _overlap(removed: LeaseRow, lease: LeaseRow) -> bool:
+    if removed.key == lease.key:
+        return True
+    if removed.stream != lease.stream or removed.hash_range is None or lease.hash_range is None:
+        return False
+    return removed.hash_range[0] <= lease.hash_range[1] and lease.hash_range[0] <= removed.hash_range[1]
 
 
 def _hole(ranges: list[tuple[int, int]]) -> tuple[int, int] | None:
