@@ -1,4 +1,4 @@
-"""What becomes of an output that the table does not fit."""
+"""What becomes of columns that a table or folder does not have."""
 
 from typing import Literal
 

@@ -85,8 +85,9 @@ class SinkModel(Described):
     """How long a batch waits for the next commit of the table at most; for delta and iceberg. Left out: 30 s, or as
     follows from `visible_within`."""
 
-    evolve: Evolve = "refuse"
-    """What becomes of columns that the table does not have: `refuse`, `add` or `ignore`; for delta and iceberg."""
+    evolve: Evolve | None = None
+    """What becomes of columns that the table or folder does not have: `refuse`, `add` or `ignore`. Left out: `add`
+    for parquet, and `refuse` for delta and iceberg."""
 
     merge_on: list[str] = field(default_factory=list)
     """The columns of the key, if the output is change rows; for delta only."""
@@ -113,7 +114,8 @@ class SinkModel(Described):
         for name in sorted(settings.keys() - taken):
             if settings[name] != getattr(_AS_LEFT_OUT, name):
                 raise ConfigurationError(f"sink.{name}: kcl.{self.kind} takes none")
-        return make(self.path, **{name: value for name, value in settings.items() if name in taken})
+        given = {name: value for name, value in settings.items() if name in taken and value is not None}
+        return make(self.path, **given)
 
 
 SINKS: dict[str, Callable[..., SinkChoice]] = {

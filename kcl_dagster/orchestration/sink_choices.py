@@ -134,7 +134,7 @@ def place_of(sink: SinkChoice) -> dict[str, str]:
     return {URI: sink.place if is_remote else Path(sink.place).absolute().as_uri()}
 
 
-def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
+def parquet(path: str, *, partition_by: Sequence[str] = (), evolve: Evolve = "add") -> SinkChoice:
     """Parquet files below a directory or an `s3://` prefix, each record in exactly one of them.
 
     Args:
@@ -142,6 +142,9 @@ def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
             each names its files after itself.
         partition_by: Columns of the output that become folders, such as `kind=buy/`; or the month, day or hour of
             one, in UTC: `day(arrival_timestamp)` gives `arrival_timestamp_day=2026-01-31/`.
+        evolve: What becomes of columns that no file below the path has. `add`: they are stored. `refuse`: the shard
+            stops until you have changed the function. `ignore`: they are not stored. The shard always stops if the
+            files have a column in another type, which does not hold its values.
 
     Example:
         .. code-block:: python
@@ -149,12 +152,13 @@ def parquet(path: str, *, partition_by: Sequence[str] = ()) -> SinkChoice:
             kcl.parquet("s3://lake/clicks", partition_by=["day"])
     """
     _refuse_path(path, "kcl.parquet")
+    _refuse_commits("kcl.parquet", None, evolve)
 
     def open_staging(transform: Transform, s3: Connection) -> "SparkSink":
         from kcl_dagster.spark.sinks.parquet import ParquetSink
         from kcl_dagster.spark.storage import S3Options
 
-        return ParquetSink(path, transform=transform, partition_by=partition_by, s3=S3Options(**s3))
+        return ParquetSink(path, transform=transform, partition_by=partition_by, s3=S3Options(**s3), evolve=evolve)
 
     return SinkChoice(
         "parquet",

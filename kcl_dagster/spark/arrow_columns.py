@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from pyarrow import types as kinds
 
 from kcl_dagster.errors import RecordRefused, TransformError
+from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.spark.schema import PROGRESS
 from kcl_dagster.spark.sinks.target import fits
 
@@ -92,11 +93,12 @@ class OutputColumns:
     values and without a known type is left out until it has values.
 
     `known`: types that are stored already. `partitions`: columns that become names of folders, whose types are in
-    no file.
+    no file. `evolve`: what becomes of a column that no file has, once there are files.
     """
 
     known: Types
     partitions: frozenset[str] = frozenset()
+    evolve: Evolve = "add"
     _found: dict[str, pa.DataType] = field(default_factory=dict)
 
     def conformed(self, output: pa.Table) -> pa.Table:
@@ -142,8 +144,13 @@ class OutputColumns:
             return _cast(name, column, pa.string() if kinds.is_null(kind) else kind)
         wanted = self._found.get(name) or self.known.get(name)
         if wanted is None:
-            if kinds.is_null(kind):
+            if kinds.is_null(kind) or (self.known and self.evolve == "ignore"):
                 return None
+            if self.known and self.evolve == "refuse":
+                raise TransformError(
+                    f"no file has column {name} of the output. With evolve='add' it is stored, and with "
+                    "evolve='ignore' it is left out"
+                )
             if has_null(kind):
                 raise TransformError(f"column {name} is of type {kind}, which leaves open what is in it: cast it")
             wanted = kind

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from kcl_dagster.errors import CodeExited, KclError, TransformError, Unavailable
+from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.spark.arrow_columns import OutputColumns, Types, united
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.schema import RECORDS
@@ -91,9 +92,10 @@ class ApplyFunction:
     transform: ArrowTransform
     known: Types
     partitions: frozenset[str] = frozenset()
+    evolve: Evolve = "add"
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        columns = OutputColumns(dict(self.known), self.partitions)
+        columns = OutputColumns(dict(self.known), self.partitions, self.evolve)
         for records in tables(rows):
             output = self.transform.table(records)
             if output.num_rows:

@@ -243,7 +243,7 @@ def _marked_line(error: BaseException, kind: str) -> _MarkedLine | None:
         return None
     line, sink = lines[0], None
     if line.startswith('"'):
-        with suppress(ValueError):  # of a name that somebody has cut
+        with suppress(ValueError):  # Spark has cut the text
             sink, end = json.JSONDecoder().raw_decode(line)
             line = line[end:]
     return _MarkedLine(line.lstrip(": ").strip(), sink)

@@ -17,6 +17,7 @@ from kcl_dagster.chains.publication import staged_of_batch, staged_path
 from kcl_dagster.chains.store import Entries, check_store
 from kcl_dagster.errors import KclError, SinkError, TransformError
 from kcl_dagster.model.claim import ChainId
+from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.arrow_columns import Types, united
@@ -26,9 +27,17 @@ from kcl_dagster.spark.failures import Marks, write_failures
 from kcl_dagster.spark.partitioning import partition_columns
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sealing import Sealed
-from kcl_dagster.spark.sinks.batch_files import MANIFEST_DDL, BatchFile, RequireColumns, StageFiles, batch_files
+from kcl_dagster.spark.sinks.batch_files import (
+    MANIFEST_DDL,
+    BatchFile,
+    RequireColumns,
+    StageFiles,
+    Step,
+    batch_files,
+)
 from kcl_dagster.spark.sinks.column_types import ColumnTypes
 from kcl_dagster.spark.sinks.completeness import write_file
+from kcl_dagster.spark.sinks.folder_columns import FolderColumns
 from kcl_dagster.spark.sinks.former_parts import FolderParts
 from kcl_dagster.spark.sinks.layout import Folders
 from kcl_dagster.spark.sinks.staging_job import (
@@ -71,6 +80,7 @@ class ParquetSink:
         partition_by: Sequence[str] = (),
         s3: S3Options | None = None,
         target_bytes: int = TARGET_BYTES,
+        evolve: Evolve = "add",
         runtime: Runtime | None = None,
     ) -> None:
         self._store = open_store(path, s3)
@@ -79,6 +89,8 @@ class ParquetSink:
         self._types = ColumnTypes(self._store)
         self._times, columns = partition_columns(partition_by)
         self._layout = Folders.of(columns)
+        self._columns = FolderColumns(self._name, self._types, frozenset(self._layout.columns), evolve)
+        self._evolve = evolve
         self._target_bytes = target_bytes
         self._runtime = runtime or system()
         self._is_checked = False
@@ -137,14 +149,16 @@ class ParquetSink:
     def _is_staged_by_fetches(self, chain: ChainId) -> bool:
         """A function of the consumer runs in no fetch before a batch of the chain was staged. By then, the worker
         has written down that it has begun: if a record ends the process, the next owner of the lease counts it."""
-        return self._is_as_read if self._arrow is None else chain == self._staged_chain
+        if self._arrow is not None:
+            return chain == self._staged_chain
+        return self._is_as_read and self._columns.take_records()
 
     def _files(self, chain: ChainId, number: int, **more: Any) -> StageFiles:
         marks = Marks(sink=self._name)
         return StageFiles(self._store, self._layout, chain, number, self._target_bytes, marks=marks, **more)
 
     def _files_of_tables(self, arrow: ArrowTransform, chain: ChainId, number: int, types: Types) -> StageFiles:
-        function = ApplyFunction(arrow, types, frozenset(self._layout.columns))
+        function = ApplyFunction(arrow, types, frozenset(self._layout.columns), self._evolve)
         return self._files(
             chain,
             number,
@@ -190,18 +204,23 @@ class ParquetSink:
         if self._arrow is not None:
             return self._stage_tables(self._arrow, data, batch, chain, number)
         held = data.held
-        job = StagingJob(self._name, self._store, self._layout, self._target_bytes)
         if self._is_as_read and isinstance(held, StagedRecords) and (staged := held.files(chain)) is not None:
             files = [file for manifest in staged for file in batch_files(manifest)]
-            job.check_rows(files, batch)
+            StagingJob(self._name, self._store, self._layout, self._target_bytes).check_rows(files, batch)
+            self._columns.stored(files)
             held.take()
             return StagedBatch(_staged_files(files), as_read_counts(files, batch))
         records = data.frame
         output = checked(self._transform(records))
         is_as_read = output is records
         output = self._times.of_frame(output)
-        as_written = held if output is records else None
+        steps: tuple[Step, ...] = ()
+        as_written = held if output is records and self._columns.take_records() else None
+        if as_written is None:
+            output, steps = self._columns.fitted(output)
+        job = StagingJob(self._name, self._store, self._layout, self._target_bytes, steps=steps)
         files, counts = yield from job.run(output, as_written, batch, chain, number, is_as_read=is_as_read)
+        self._columns.stored(files)
         return StagedBatch(_staged_files(files), counts)
 
     def _stage_tables(

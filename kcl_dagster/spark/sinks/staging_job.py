@@ -26,6 +26,7 @@ from kcl_dagster.spark.sinks.batch_files import (
     RowsOfLease,
     StageFiles,
     StagingStore,
+    Step,
     batch_files,
     utc,
 )
@@ -144,6 +145,9 @@ class StagingJob:
     schema: pa.Schema | None = None
     """Of the output; only where the files belong to a table."""
 
+    steps: tuple[Step, ...] = ()
+    """See `StageFiles`."""
+
     def run(
         self,
         output: DataFrame,
@@ -177,6 +181,7 @@ class StagingJob:
             lease_column=LEASE_KEY if _has_texts(output, LEASE_KEY) else None,
             only_lease=batch.parts[0].lease if len(batch.parts) == 1 else None,
             marks=Marks(sink=self.sink),
+            steps=self.steps,
             table=self.table,
         )
         manifest = yield rows.mapInArrow(task, MANIFEST_DDL)

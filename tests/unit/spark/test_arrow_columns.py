@@ -182,3 +182,14 @@ def test_a_column_has_one_type_below_a_path_for_all_workers(tmp_path: Path) -> N
     assert late.known() == {"n": pa.int64(), "text": pa.string()}
     assert list(store.files()) == []
     assert len(list(store.files(f"{FOLDER}/", hidden=True))) == 2
+
+
+def test_evolve_says_what_becomes_of_columns_that_no_file_has() -> None:
+    output = pa.table({"n": [1], "more": ["x"]})
+    known = {"n": pa.int64()}
+    assert OutputColumns(known, evolve="add").conformed(output).column_names == ["n", "more"]
+    assert OutputColumns(known, evolve="ignore").conformed(output).column_names == ["n"]
+    with pytest.raises(TransformError, match="no file has column more"):
+        OutputColumns(known, evolve="refuse").conformed(output)
+    for evolve in ("ignore", "refuse"):  # the first output decides which columns there are
+        assert OutputColumns({}, evolve=evolve).conformed(output).column_names == ["n", "more"]

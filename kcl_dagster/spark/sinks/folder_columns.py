@@ -1,0 +1,104 @@
+"""Keeps a folder readable: each column below the path has one type, that of the first file which has the column."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyarrow import types as kinds
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from kcl_dagster.errors import SinkError
+from kcl_dagster.model.evolution import Evolve
+from kcl_dagster.spark.schema import RECORDS
+from kcl_dagster.spark.sinks.batch_files import BatchFile, Step, in_utc
+from kcl_dagster.spark.sinks.column_types import ColumnTypes
+from kcl_dagster.spark.sinks.staging_job import schema_of
+from kcl_dagster.spark.sinks.target import Target, fits, nullable
+
+
+@dataclass(frozen=True, slots=True)
+class CastColumns:
+    """A step that stores columns in the types that the folder has for them, which hold all of their values."""
+
+    target: Target
+
+    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in rows:
+            yield self.target.cast(in_utc(batch))
+
+
+@dataclass(slots=True)
+class FolderColumns:
+    """Fits the outputs of DataFrame functions to the columns below a path. Used on the driver.
+
+    `partitions`: columns that become names of folders, and are in no file. `evolve`: what becomes of a column that
+    no file has; the first output decides which columns there are.
+    """
+
+    name: str
+    types: ColumnTypes
+    partitions: frozenset[str]
+    evolve: Evolve
+    _last: tuple[StructType, pa.Schema] | None = field(default=None)
+
+    def take_records(self) -> bool:
+        """Whether records can be stored as they were read, with all of their columns."""
+        known = self.types.known()
+        return self.evolve == "add" or not known or set(RECORDS.names) - self.partitions <= known.keys()
+
+    def fitted(self, output: DataFrame) -> tuple[DataFrame, tuple[Step, ...]]:
+        """The output with the columns that are stored, and the steps by which they are. Raises SinkError for a
+        column that does not fit."""
+        known = self.types.known()
+        schema = self._schema(output)
+        target = Target(self.name, pa.schema(list(known.items())))
+        self._refuse(schema, target)
+        new = [one for one in schema if one.name not in known and one.name not in self.partitions]
+        # Readers know no type of a column that has no values.
+        dropped = {one.name for one in new if kinds.is_null(one.type) or (known and self.evolve == "ignore")}
+        if dropped:
+            schema = pa.schema([one for one in schema if one.name not in dropped])
+            if not set(schema.names) - self.partitions:
+                raise SinkError(f"{self.name}: no column of the output is stored: {output.columns}")
+            output = output.select(*("`" + name.replace("`", "``") + "`" for name in schema.names))
+        return output, () if target.stored(schema) == schema else (CastColumns(target),)
+
+    def stored(self, files: Sequence[BatchFile]) -> None:
+        """Keep the types of what the files hold, before readers see them. Raises SinkError if they do not fit:
+        another worker has stored a column of the name meanwhile."""
+        known = self.types.known()
+        for schema in {file.columns: None for file in files}:
+            self._refuse(schema, Target(self.name, pa.schema(list(known.items()))))
+            columns = nullable(schema)
+            new = {one.name: one.type for one in columns if one.name not in known}
+            if new:
+                self.types.add(new)
+                known = self.types.known()
+
+    def _refuse(self, output: pa.Schema, target: Target) -> None:
+        columns = [one for one in output if one.name not in self.partitions]
+        names = set(target.known([one.name for one in columns]))
+        new = sorted(one.name for one in columns if one.name not in names)
+        if new and target.schema.names and self.evolve == "refuse":
+            raise SinkError(
+                f"{self.name}: no file has the columns {new} of the output. With evolve='add' they are stored, and "
+                "with evolve='ignore' they are left out"
+            )
+        wrong = [
+            f"{one.name} ({one.type}, and {stored.type} in the files)"
+            for one in columns
+            if one.name in names and not fits(one.type, (stored := target.schema.field(one.name)).type)
+        ]
+        if wrong:
+            raise SinkError(
+                f"{self.name}: columns of the output have other types than those that are stored: "
+                f"{', '.join(wrong)}. Readers could not read the files together: cast the columns in the "
+                "transform, or give them other names"
+            )
+
+    def _schema(self, output: DataFrame) -> pa.Schema:
+        """Asks Spark only when the columns have changed."""
+        if self._last is None or self._last[0] != output.schema:
+            self._last = output.schema, nullable(schema_of(output))
+        return self._last[1]
