@@ -21,6 +21,7 @@ from kcl_dagster.leader import expiry, handoff
 from kcl_dagster.leader.application_completeness import Completeness, Hindrance, complete_through
 from kcl_dagster.leader.failure_count import twice
 from kcl_dagster.leader.fleet import ABANDONED_SECONDS, FleetPlan, FleetSight, decide_fleet
+from kcl_dagster.leader.former_workers import spare_former_workers
 from kcl_dagster.leader.liveness import lag_of, scalable_lag_of
 from kcl_dagster.leader.memory import LAUNCH, SILENT, TARGET, Memory
 from kcl_dagster.leader.moving import MoveOutcome, decide
@@ -408,7 +409,7 @@ class Tick:
         balance = self.leader.balanced_at is None or now - self.leader.balanced_at >= self.leader.balances_every
         assignment = decide(
             self.leader.policy,
-            sight,
+            spare_former_workers(sight),
             self.observer.book,
             self.leader.application.policy,
             expected=expected,

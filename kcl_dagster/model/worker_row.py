@@ -83,6 +83,11 @@ class WorkerRow:
         """It stops by itself when it has read what was there."""
         return self.slot == BOUNDED_SLOT
 
+    @property
+    def passes_over_claims(self) -> bool:
+        """It is a worker of version 0.1, whose rows do not say by which lease duration it renews."""
+        return self.slot is not None and self.lease_ms is None
+
 
 def slot_name(index: int) -> str:
     """The partition key of the index-th slot."""

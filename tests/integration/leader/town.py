@@ -64,7 +64,8 @@ class Client:
 class Worker:
     """A worker's coordination, without its batches."""
 
-    def __init__(self, town: "Town", slot: str, run_id: str) -> None:
+    def __init__(self, town: "Town", slot: str, run_id: str, *, is_former: bool = False) -> None:
+        """`is_former`: of version 0.1, as its row shows."""
         self.id = worker_id(slot, run_id)
         self.town = town
         self.alive = True
@@ -77,7 +78,7 @@ class Worker:
             town.workers_table,
             Identity(self.id, slot, run_id),
             town.clock,
-            lease_duration=timings.lease_duration,
+            lease_duration=None if is_former else timings.lease_duration,
         )
         self.heartbeat.state = WorkerState.RUNNING
 
@@ -181,10 +182,10 @@ class Town:
 
     # --- runs and workers
 
-    def start(self, slot: str, run_id: str = "") -> Worker:
+    def start(self, slot: str, run_id: str = "", *, is_former: bool = False) -> Worker:
         """A run of a slot, and its worker."""
         run_id = run_id or f"{len(self.over) + len(self.runs):08d}-{slot}"
-        worker = Worker(self, slot, run_id)
+        worker = Worker(self, slot, run_id, is_former=is_former)
         code = None if self.code is None else self.code.version
         self.runs[slot] = SlotRun(run_id, worker.id, "running", self.clock.now(), code)
         self.workers[worker.id] = worker
