@@ -4,6 +4,9 @@
 
 Exits 0 when each application has stored each record once, in order, and no lease left a living worker because a
 part of Dagster was away.
+
+As root, each part has a user of its own (see `accounts`). Where the history of the repository is there, both
+applications begin with the version before (see `former`). What is left out is printed, with the reason.
 """
 
 import argparse
@@ -27,7 +30,7 @@ def main() -> int:
         parser.error(problem)
     directory = options.directory or Path(tempfile.mkdtemp(prefix="kcl-production-"))
     directory.mkdir(parents=True, exist_ok=True)
-    directory.chmod(0o755)  # PostgreSQL may run as another user
+    directory.chmod(0o755)  # parts may run as other users
     if any(directory.iterdir()):
         parser.error(f"{directory} is not empty")
     for name in [name for name in os.environ if name.startswith("AWS_")]:

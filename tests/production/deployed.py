@@ -62,9 +62,10 @@ class Deployed:
         """Whether the latest records of each shard were stored by this release."""
         return set(self.arrivals.releases().values()) == {release}
 
-    def kill(self) -> str:
-        """Kill a worker. Its leases may leave it."""
-        slot, process = max(self.workers.items())
+    def kill(self, slot: str | None = None) -> str:
+        """Kill the worker of the slot, of the last one if left out. Its leases may leave it."""
+        slot = max(self.workers) if slot is None else slot
+        process = self.workers[slot]
         self.harmed |= {owner for owner in self.owners() if changes.slot_of(owner) == slot}
         self.killed.add(process.pid)
         process.send(signal.SIGKILL)

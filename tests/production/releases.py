@@ -7,10 +7,16 @@ SOURCE = Path(__file__).with_name("consumer.py")
 MODULE = SOURCE.stem
 
 
-def write(folder: Path, **constants: str | float) -> Path:
+NOT_IN_FORMER = re.compile(r"^    compaction=None,.*\n", re.MULTILINE)
+"""What the version before does not know; it compacts only what it is told to."""
+
+
+def write(folder: Path, *, is_former: bool = False, **constants: str | float) -> Path:
     """Write the consumer with these constants into the folder, over what is there. Returns the folder. Raises
-    ValueError for a constant that the consumer does not have."""
+    ValueError for a constant that the consumer does not have. `is_former`: for the version before."""
     text = SOURCE.read_text()
+    if is_former:
+        text = NOT_IN_FORMER.sub("", text)
     for name, value in constants.items():
         text, found = re.subn(rf"^{name} = .*$", f"{name} = {value!r}", text, flags=re.MULTILINE)
         if found != 1:

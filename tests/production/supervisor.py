@@ -1,14 +1,17 @@
 """One run of the production test from start to verdict. Nothing of it is left running."""
 
 import os
+import shutil
 import signal
+import stat
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import yaml
 
 from assets import STREAM
@@ -21,10 +24,13 @@ from demo.verdict import Verdict, judge
 from kcl_dagster.application import Application, StreamSettings
 from kcl_dagster.errors import KclError
 from kcl_dagster.orchestration import processes
-from tests.production import releases
+from tests.production import accounts, former, releases
+from tests.production.accounts import Accounts
 from tests.production.arrivals import Arrivals
 from tests.production.deployed import Deployed
-from tests.production.launcher import ProcessRunLauncher
+from tests.production.former import FormerVersion
+from tests.production.mixed_fleet import MixedFleet
+from tests.production.run_host import Command, RunHost
 from tests.soak.database import USER, Database
 from tests.soak.topology import CodeServer, Topology, end
 
@@ -42,6 +48,13 @@ LEADERLESS_SECONDS, KILL_SECONDS = 300.0, 60.0
 REFUSED_SECONDS = 20.0  # a few ticks of a leader, whose code cannot be loaded
 MOST_RESTARTS = 3  # of one of Dagster's processes, before the workers are up
 MARKER_VARIABLE = "KCL_PRODUCTION"
+
+UPGRADE = f"upgrade from version {former.NUMBER}"
+UPGRADE_AND_KILL = f"{UPGRADE}, and kill -9 a new and a former worker"
+FORMER_RELEASE = 0
+# Of the code location's Python, and not whichever `dagster` is found first: each version has an environment.
+OWN_PYTHON = "--use-python-environment-entry-point"
+LAUNCHER = "production_launcher"  # the module, where it is installed
 
 LAKE, ARCHIVE = "clicks-to-lake", "clicks-to-archive"
 # A worker renews three times in a lease duration: by the longer one, less often than the shorter one lasts.
@@ -137,6 +150,9 @@ class Production:
         self._marker = f"{MARKER_VARIABLE}={marker}"
         reaper.start(processes.current(), self._marker)
         folders.prepare()
+        self._tell(f"everything this test writes is in {directory}")
+        self._accounts = self._make_accounts()
+        self._former = self._install_former()
         self._database = Database.create(directory / "postgresql")
         self._database.start()
         stack.callback(self._database.end)
@@ -150,44 +166,135 @@ class Production:
             "DAGSTER_PG_USERNAME": USER,
             "DAGSTER_PG_PASSWORD": "any",
             "DAGSTER_PG_DB": "postgres",
-            "PYTHONPATH": str(ROOT),  # the launcher
+            "PYTHONPATH": str(self._install_launcher()),
+            "PYTHONSAFEPATH": "1",  # the code in this folder is of one version only
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
         }
-        self._topology = Topology(folders.dagster_home, folders.logs, environment)
+        self._topology = Topology(folders.dagster_home, folders.logs, environment, self._entered)
         dagster = DagsterApi(self._topology.port)
         self._dagster = dagster
         self._deployed = [
-            self._application(one, emulator.url, dagster, lease_seconds=seconds, command=command)
-            for one, seconds, command in (
-                (LAKE, SHORTER_LEASE_SECONDS, ("api", "grpc")),
-                (ARCHIVE, LONGER_LEASE_SECONDS, ("code-server", "start")),
+            self._application(one, emulator.url, dagster, lease_seconds=seconds, command=command, version=version)
+            for one, seconds, command, version in (
+                (LAKE, SHORTER_LEASE_SECONDS, ("api", "grpc"), self._former),
+                (ARCHIVE, LONGER_LEASE_SECONDS, ("code-server", "start"), self._former),
             )
         ]
         self._topology.prepare(self._instance(), [one.code_server for one in self._deployed])
+        host = RunHost(self._host, folders.logs, environment)
+        if self._accounts is not None:
+            self._accounts.share(folders.dagster_home)
+            host.entered = self._accounts.worker.entered
+            host.owner = self._accounts.control.id
+        stack.enter_context(host)
         stack.callback(self._stop_dagster)
         self._producer = StartedProcess.start(
             "producer",
             embedded.producer_command(emulator.url, folders, processes.current()),
-            environment,
+            environment | {"PYTHONSAFEPATH": ""},
             folders.logs / "producer.log",
         )
         stack.callback(lambda: self._producer.stop(signal.SIGKILL))
         for one in self._deployed:
             stack.enter_context(one.arrivals)
-        self._tell(f"everything this test writes is in {directory}")
         self._tell("PostgreSQL, embedded AWS, two code servers, daemon and webserver start")
         self._wait(START_SECONDS, "two workers of each application", lambda: self._are_at_work(0.0), starts=True)
         self._at_work = time.monotonic()
+        self._compare_users()
+
+    def _make_accounts(self) -> Accounts | None:
+        """The users of the parts. The folder of the lake is the workers': leaders have nothing to do in it."""
+        why = accounts.why_impossible()
+        if why is None:
+            try:
+                made = accounts.make(self._folders.directory, self._folders.dagster_home)
+            except OSError as error:
+                why = str(error)
+            else:
+                os.chown(self._folders.lake, made.worker.id, made.worker.id)
+                self._folders.lake.chmod(0o700)
+                return made
+        self._tell(f"LEFT OUT: users of their own for webserver and daemon, code servers, and workers: {why}")
+        return None
+
+    def _install_former(self) -> FormerVersion | None:
+        if self._settings.only not in UPGRADE_AND_KILL:
+            return None
+        why = former.why_impossible()
+        if why is None:
+            return former.install(self._folders.directory / "former")
+        self._tell(f"LEFT OUT: {UPGRADE}: {why}")
+        return None
+
+    def _install_launcher(self) -> Path:
+        """Where Python finds the launcher: a folder with nothing else in it, because each version has its own
+        kcl_dagster."""
+        folder = self._folders.directory / "launcher"
+        folder.mkdir()
+        shutil.copyfile(Path(__file__).with_name("launcher.py"), folder / f"{LAUNCHER}.py")
+        return folder
+
+    @property
+    def _host(self) -> Path:
+        return self._folders.directory / "runs.sock"
+
+    def _entered(self, service: str, command: Command) -> Command:
+        if self._accounts is None:
+            return command
+        is_code = service.startswith("code-server")
+        return (self._accounts.leader if is_code else self._accounts.control).entered(command)
+
+    def _compare_users(self) -> None:
+        """Each part has a user of its own, as the system says."""
+        if self._accounts is None:
+            return
+        pids = {
+            "PostgreSQL": [self._database.pid],
+            "webserver and daemon": self._topology.roots_of("webserver", "daemon"),
+            "code servers": self._topology.roots_of(*(one.code_server.service for one in self._deployed)),
+            "workers": [process.pid for one in self._deployed for process in one.workers.values()],
+        }
+        users = {part: {psutil.Process(pid).uids().real for pid in found} for part, found in pids.items()}
+        self._tell(f"users: {', '.join(f'{part} {sorted(ids)}' for part, ids in users.items())}")
+        if any(len(ids) != 1 for ids in users.values()) or len(set.union(*users.values())) != len(users):
+            self._problems.append(f"parts do not have users of their own: {users}")
+
+    def _find_shared(self) -> None:
+        """No file can be written by a user other than its own."""
+        if self._accounts is None:
+            return
+        for folder, _, files in os.walk(self._folders.directory):
+            for path in (Path(folder), *(Path(folder, name) for name in files)):
+                if not path.is_symlink() and path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                    self._problems.append(
+                        f"users may share {path}: its mode is {stat.filemode(path.stat().st_mode)}"
+                    )
 
     def _application(
-        self, application: str, aws: str, dagster: DagsterApi, *, lease_seconds: float, command: Sequence[str]
+        self,
+        application: str,
+        aws: str,
+        dagster: DagsterApi,
+        *,
+        lease_seconds: float,
+        command: Sequence[str],
+        version: FormerVersion | None,
     ) -> Deployed:
         table = self._folders.lake / application
-        folder = self._folders.directory / "code" / f"{application}-1"
-        releases.write(folder, APPLICATION=application, STREAM=STREAM, RELEASE=1, LEASE_SECONDS=lease_seconds)
+        release = 1 if version is None else FORMER_RELEASE
+        folder = self._folders.directory / "code" / f"{application}-{release}"
+        releases.write(
+            folder,
+            is_former=version is not None,
+            APPLICATION=application,
+            STREAM=STREAM,
+            RELEASE=release,
+            LEASE_SECONDS=lease_seconds,
+        )
+        python = sys.executable if version is None else version.python
         return Deployed(
             application=application,
-            code_server=CodeServer(application, _serving(command, folder)),
+            code_server=CodeServer(application, _serving(command, folder), python),
             folder=folder,
             table=table,
             fleet=Fleet(
@@ -205,9 +312,9 @@ class Production:
         settings = yaml.safe_load((ROOT / "deploy" / "dagster.yaml").read_text())
         settings["storage"]["postgres"]["postgres_db"]["port"] = self._database.port
         settings["run_launcher"] = {
-            "module": ProcessRunLauncher.__module__,
-            "class": ProcessRunLauncher.__name__,
-            "config": {"logs": str(self._folders.logs)},
+            "module": LAUNCHER,
+            "class": "ProcessRunLauncher",
+            "config": {"host": str(self._host)},
         }
         return yaml.safe_dump(settings)
 
@@ -216,13 +323,6 @@ class Production:
     def _phases(self) -> list[Phase]:
         lake, archive = self._deployed
         services = self._topology.services
-
-        def at_work(since: float) -> bool:
-            return self._are_at_work(since)
-
-        def led_again(since: float) -> bool:
-            """Webserver, daemon and both code servers are there again, too: all of them show a new tick."""
-            return self._are_at_work(since) and all(self._is_led(one, since) for one in self._deployed)
 
         def daemon_away() -> None:
             services["daemon"].is_away = True
@@ -234,49 +334,74 @@ class Production:
             services["daemon"].is_away = False
 
         return [
-            Phase("nothing happens", nothing, led_again, CALM_SECONDS),
-            Phase("kill -9 the webserver", lambda: self._kill("webserver"), led_again, CALM_SECONDS),
+            Phase("nothing happens", nothing, self._are_led, CALM_SECONDS),
+            *self._upgrades(lake, archive),
+            Phase("kill -9 the webserver", lambda: self._kill("webserver"), self._are_led, CALM_SECONDS),
             Phase(
                 "kill -9 a code server",
                 lambda: self._kill(lake.code_server.service),
-                led_again,
+                self._are_led,
                 CALM_SECONDS,
             ),
-            Phase("kill -9 a worker", lambda: self._kill_worker(lake), led_again, leases_stay=False),
+            Phase("kill -9 a worker", lambda: self._kill_worker(lake), self._are_led, leases_stay=False),
             Phase(
                 f"the daemon is away for {self._settings.daemon_away:g} s",
                 daemon_away,
-                led_again,
+                self._are_led,
                 self._settings.daemon_away,
                 daemon_back,
             ),
-            Phase("kill -9 PostgreSQL", self._database.end, led_again, CALM_SECONDS, self._database.start),
+            Phase("kill -9 PostgreSQL", self._database.end, self._are_led, CALM_SECONDS, self._database.start),
             Phase(
                 f"PostgreSQL is away for {self._settings.database_away:g} s",
                 self._database.stop,
-                led_again,
+                self._are_led,
                 self._settings.database_away,
                 self._database.start,
             ),
             Phase(
                 "new code: another transform",
-                lambda: self._deploy(lake),
-                lambda since: lake.has_only(2) and led_again(since),
+                lambda: self._deploy(lake, release=2, lease_seconds=SHORTER_LEASE_SECONDS),
+                lambda since: lake.has_only(2) and self._are_led(since),
                 leases_stay=False,
             ),
             Phase(
                 "new settings that are refused",
                 lambda: self._refused(archive),
-                at_work,
+                self._are_at_work,
                 REFUSED_SECONDS,
             ),
             Phase(
                 "new settings: a shorter lease duration",
                 lambda: self._reload(archive),
-                lambda since: archive.has_only(2) and led_again(since),
+                lambda since: archive.has_only(2) and self._are_led(since),
                 leases_stay=False,
             ),
         ]
+
+    def _upgrades(self, lake: Deployed, archive: Deployed) -> Iterator[Phase]:
+        if self._former is None:
+            return
+        yield self._upgrade(UPGRADE, MixedFleet(archive, self._former.python), LONGER_LEASE_SECONDS)
+        mixed = MixedFleet(lake, self._former.python, victims=[False, True])
+        yield self._upgrade(UPGRADE_AND_KILL, mixed, SHORTER_LEASE_SECONDS)
+
+    def _upgrade(self, name: str, mixed: MixedFleet, lease_seconds: float) -> Phase:
+        deployed = mixed.deployed
+
+        def begin() -> None:
+            mixed.begin()
+            self._deploy(deployed, release=1, lease_seconds=lease_seconds)
+
+        def is_over(since: float) -> bool:
+            for line in mixed.step():
+                self._tell(f"    {line}")
+            over = mixed.is_over() and deployed.has_only(1) and self._are_led(since)
+            if over:
+                self._problems += [f"{name}: {problem}" for problem in mixed.problems]
+            return over
+
+        return Phase(name, begin, is_over, leases_stay=False)
 
     def _kill(self, service: str) -> None:
         started = self._topology.services[service].started
@@ -286,17 +411,18 @@ class Production:
     def _kill_worker(self, deployed: Deployed) -> None:
         self._tell(f"    {deployed.kill()}")
 
-    def _deploy(self, deployed: Deployed) -> None:
+    def _deploy(self, deployed: Deployed, *, release: int, lease_seconds: float) -> None:
         """As a new image is deployed: in a folder of its own, by a code server that is started anew."""
-        folder = deployed.folder.with_name(f"{deployed.application}-2")
+        deployed.folder = deployed.folder.with_name(f"{deployed.application}-{release}")
         releases.write(
-            folder,
+            deployed.folder,
             APPLICATION=deployed.application,
             STREAM=STREAM,
-            RELEASE=2,
-            LEASE_SECONDS=SHORTER_LEASE_SECONDS,
+            RELEASE=release,
+            LEASE_SECONDS=lease_seconds,
         )
-        deployed.code_server = CodeServer(deployed.application, _serving(("api", "grpc"), folder))
+        command = deployed.code_server.command[:2]
+        deployed.code_server = CodeServer(deployed.application, _serving(command, deployed.folder))
         self._topology.deploy(deployed.code_server)
 
     def _refused(self, deployed: Deployed) -> None:
@@ -349,6 +475,10 @@ class Production:
 
     def _are_at_work(self, since: float) -> bool:
         return all(one.is_at_work(since) for one in self._deployed)
+
+    def _are_led(self, since: float) -> bool:
+        """Webserver, daemon and both code servers are there again, too: all of them show a new tick."""
+        return self._are_at_work(since) and all(self._is_led(one, since) for one in self._deployed)
 
     def _is_led(self, deployed: Deployed, since: float) -> bool:
         """Whether the leader of an application has ticked since the moment, and Dagster knows."""
@@ -410,6 +540,7 @@ class Production:
         restarts = {name: service.restarts for name, service in self._topology.services.items()}
         self._tell(f"restarts of Dagster's processes: {restarts}")
         self._stop_dagster()
+        self._find_shared()
         return {
             one.application: judge(ledger.read(self._folders.ledger), stored_rows.records(one.table))
             for one in self._deployed
@@ -448,4 +579,4 @@ class Production:
 
 
 def _serving(command: Sequence[str], folder: Path) -> tuple[str, ...]:
-    return (*command, "-m", releases.MODULE, "-d", str(folder))
+    return (*command, OWN_PYTHON, "-m", releases.MODULE, "-d", str(folder))

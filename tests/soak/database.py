@@ -56,6 +56,12 @@ class Database:
     def url(self) -> str:
         return f"postgresql+psycopg2://{USER}@127.0.0.1:{self.port}/postgres"
 
+    @property
+    def pid(self) -> int:
+        """Of the server that runs."""
+        assert self.process is not None
+        return self.process.pid
+
     def start(self) -> None:
         """Returns when it accepts connections."""
         options = ["-c", f"port={self.port}", "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]

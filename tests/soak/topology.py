@@ -4,7 +4,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,10 +64,11 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class CodeServer:
-    """Of one code location. `command`: of Dagster, without host, port and name."""
+    """Of one code location. `command`: of Dagster, without host, port and name. `python`: of its environment."""
 
     location: str
     command: Sequence[str]
+    python: str = sys.executable
 
     @property
     def service(self) -> str:
@@ -76,11 +77,13 @@ class CodeServer:
 
 @dataclass
 class Topology:
-    """All of Dagster's processes. `step` keeps them running."""
+    """All of Dagster's processes. `step` keeps them running. `entered` is given the name of a service and its
+    command, and returns the command with which it is started."""
 
     home: Path
     logs: Path
     environment: Mapping[str, str]
+    entered: Callable[[str, Sequence[str]], Sequence[str]] = lambda _, command: command
     port: int = field(default_factory=free_port)
     services: dict[str, Service] = field(default_factory=dict)
     _ports: dict[str, int] = field(default_factory=dict)
@@ -98,25 +101,26 @@ class Topology:
             locations.append({"grpc_server": address})
             self._add(server.service, self.serve(server))
         workspace.write_text(yaml.safe_dump({"load_from": locations}))
-        self._add("webserver", ["dagster_webserver", "-w", str(workspace), *here, str(self.port)])
-        self._add("daemon", ["dagster._daemon", "run", "-w", str(workspace)])
+        python = [sys.executable, "-m"]
+        self._add("webserver", [*python, "dagster_webserver", "-w", str(workspace), *here, str(self.port)])
+        self._add("daemon", [*python, "dagster._daemon", "run", "-w", str(workspace)])
 
     def serve(self, server: CodeServer) -> list[str]:
         """The command of a code server, at the port of its location."""
         port = str(self._ports[server.location])
         address = ["--host", "127.0.0.1", "--port", port, "--location-name", server.location]
-        return ["dagster", *server.command, *address]
+        return [server.python, "-m", "dagster", *server.command, *address]
 
     def deploy(self, server: CodeServer) -> None:
         """Stop the code server of the location as a deploy does; the supervisor starts it with the command."""
         service = self.services[server.service]
-        service.command = [sys.executable, "-m", *self.serve(server)]
+        service.command = self.entered(service.name, self.serve(server))
         if service.started is not None:
             service.started.stop(signal.SIGTERM)
 
-    def _add(self, name: str, module: Sequence[str]) -> None:
-        command = [sys.executable, "-m", *module]
-        self.services[name] = Service(name, command, self.environment, self.logs / f"{name}.log")
+    def _add(self, name: str, command: Sequence[str]) -> None:
+        entered = self.entered(name, command)
+        self.services[name] = Service(name, entered, self.environment, self.logs / f"{name}.log")
 
     def step(self) -> None:
         now = time.monotonic()
@@ -125,4 +129,8 @@ class Topology:
 
     def roots(self) -> list[int]:
         """The ids of the processes that are running."""
-        return [one.started.process.pid for one in self.services.values() if one.started and not one.started.ended]
+        return self.roots_of(*self.services)
+
+    def roots_of(self, *names: str) -> list[int]:
+        services = [self.services[name] for name in names]
+        return [one.started.process.pid for one in services if one.started and not one.started.ended]
