@@ -37,8 +37,9 @@ from tests.soak.topology import CodeServer, Topology, end
 ROOT = Path(__file__).parents[2]
 STEP_SECONDS = 0.5
 REPORT_SECONDS = 15.0
-START_SECONDS = 420.0  # four Sparks beside Dagster's processes, on two cores
-PATIENCE_SECONDS = 300.0  # until two workers per application store again; two may be replaced one after the other
+START_SECONDS = 600.0  # four Sparks beside Dagster's processes, on two cores
+# Until two workers per application store again. Both may be replaced, one after the other, on a busy machine.
+PATIENCE_SECONDS = 600.0
 DRAIN_PATIENCE_SECONDS = 180.0
 STOP_SECONDS = 40.0  # longer than a worker takes to finish its batch and release its leases
 CALM_SECONDS = 10.0
