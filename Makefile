@@ -60,7 +60,7 @@ lowest highest: %: $(READY)  ## unit tests and a run end to end with the lowest,
 		--resolution $(if $(filter lowest,$*),lowest-direct,highest) pyproject.toml -o $(BOUNDS)/$*.txt
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(BOUNDS)/$*
 	@$(BIN)/uv pip install --quiet --python $(BOUNDS)/$*/bin/python --constraint $(BOUNDS)/$*.txt --group test \
-		-e '.[connect,delta,emulator,iceberg,java]'
+		-e '.[connect,delta,emulator,iceberg,java,otel]'
 	@cat $(BOUNDS)/$*.txt
 	@$(BOUNDS)/$*/bin/python -m pytest $(if $(CI),,--color=yes) -n 2 --dist loadgroup -q $(or $(ARGS),tests/unit $(END_TO_END))
 

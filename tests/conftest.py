@@ -8,8 +8,10 @@ import time
 import warnings
 from collections.abc import Iterator
 
+import pyspark
 import pytest
 from hypothesis import HealthCheck, settings
+from packaging.version import Version
 from pyspark.sql import SparkSession
 
 from kcl_dagster.emulator import Emulator, Endpoint, Limits, environment
@@ -25,6 +27,12 @@ settings.register_profile("suite", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("suite")
 
 SIDECAR_SECONDS = 300.0  # a cold start takes a second, and on a busy machine a minute
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if Version(pyspark.__version__) < Version("4.1"):
+        # It leaves the sockets through which results come to the garbage collector.
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -38,6 +38,11 @@ def _has_begun(pid: int) -> bool:
     return found is not None and bool(found.arguments)
 
 
+def _is_over(pid: int) -> bool:
+    """Whether the child has ended. It is not reaped, and so remains a zombie."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Starts Python processes and ends them with the test."""
@@ -46,7 +51,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     def start_one(code: str, *arguments: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen([sys.executable, "-c", code, *arguments])
         started.append(process)
-        wait_for(lambda: _has_begun(process.pid) or process.poll() is not None)
+        wait_for(lambda: _has_begun(process.pid) or _is_over(process.pid))
         return process
 
     yield start_one

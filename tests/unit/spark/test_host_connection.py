@@ -171,7 +171,7 @@ def test_an_error_of_user_code_is_reported_and_the_host_remains(
     room: Room, read: Any, data: bytes, kind: str
 ) -> None:
     with room.connection() as connection:
-        begin(connection, read(b"a", data))
+        begin(connection, read(b"a", data, budget=LONG))
         with pytest.raises(ProcessorFailed) as caught:
             process(connection, Notes())
         assert caught.value.kind == kind

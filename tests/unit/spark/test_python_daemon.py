@@ -134,13 +134,14 @@ def test_what_workers_have_in_common_starts_no_thread() -> None:
         "import os, sys\n"
         "import pyspark.daemon\n"
         "from kcl_dagster.spark import python_daemon\n"
+        "threads, before = os.listdir('/proc/self/task'), set(sys.modules)\n"  # the daemon of Spark 4.0 has numpy
         "python_daemon.preload()\n"
         "missing = [name for name in python_daemon.PRELOADED if name not in sys.modules]\n"
-        "found = [name for name in ('numpy', 'pandas', 'pyarrow') if name in sys.modules]\n"
-        "print(len(os.listdir('/proc/self/task')), missing, found)"
+        "found = [name for name in ('numpy', 'pandas', 'pyarrow') if name in sys.modules.keys() - before]\n"
+        "print(len(os.listdir('/proc/self/task')) - len(threads), missing, found)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "1 [] []\n"
+    assert done.stdout == "0 [] []\n"
 
 
 FIRST_TASK = """
@@ -211,7 +212,8 @@ def test_a_worker_whose_connection_the_jvm_has_closed_ends_without_a_traceback()
         text=True,
         check=False,
     )
-    assert (done.stdout, done.stderr, done.returncode) == ("ended with 1\n", "", 0)
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout in {"ended with 1\n", "ended with -1\n"}, "the latter in Spark 4.0, which raises nothing"
 
 
 def test_another_error_of_a_worker_is_left_to_spark() -> None:
