@@ -301,11 +301,17 @@ def _plain_field(field: Any, value: Any, message: Any) -> Any:
     if kind is not None and kind.GetOptions().map_entry:
         of = kind.fields_by_name["value"]
         return {key: _plain_value(of, item) for key, item in value.items()}
-    if field.is_repeated:
+    if _is_repeated(field):
         return [_plain_value(field, item) for item in value]
     if field.has_presence and not message.HasField(field.name) and (kind is not None or field.containing_oneof):
         return None
     return _plain_value(field, value)
+
+
+def _is_repeated(field: Any) -> bool:
+    """`is_repeated` is new in protobuf 6, which deprecates `label`."""
+    found = getattr(field, "is_repeated", None)
+    return bool(field.label == field.LABEL_REPEATED if found is None else found)
 
 
 def _plain_value(field: Any, value: Any) -> Any:
