@@ -315,8 +315,7 @@ class Ledger:
                     self._removed[before.key] = before
         else:
             key = after.key
-            if before is None:
-                self._removed = {name: one for name, one in self._removed.items() if not _overlap(one, after)}
+            self._removed.pop(key, None)
             self.leases[key] = after
             if before is None or before.counter != after.counter or before.actual != after.actual:
                 self._changed[key] = now
@@ -343,13 +342,22 @@ class Ledger:
                 self.covered.add(stream)
             elif stream in self.covered:
                 self.covered.discard(stream)
-                if not self.by_hand and not is_excused:
+                if not self.by_hand and not is_excused and not self._is_removed(stream, hole):
                     self.violations.add("S7", f"no lease covers the hash keys {hole} of {stream or 'the stream'}")
 
+    def _is_removed(self, stream: str, hole: tuple[int, int]) -> bool:
+        """Whether the first keys of the hole are those of a lease that an operator has deleted."""
+        return any(
+            (lease.stream or "") == stream
+            and lease.hash_range is not None
+            and lease.hash_range[0] <= hole[0] <= lease.hash_range[1]
+            for lease in self._removed.values()
+        )
+
     def holes(self) -> dict[str, tuple[int, int] | None]:
-        """For each stream, the first hash keys that no unfinished lease covers and no operator has removed."""
+        """For each stream, the first hash keys that no unfinished lease covers."""
         streams: dict[str, list[tuple[int, int]]] = {}
-        for lease in [*self.leases.values(), *self._removed.values()]:
+        for lease in self.leases.values():
             if self.is_former(lease.stream):
                 continue
             ranges = streams.setdefault(lease.stream or "", [])
@@ -368,14 +376,6 @@ class Ledger:
 
 def _covers(lease: LeaseRow) -> tuple[object, ...]:
     return (lease.stream, lease.is_finished, lease.hash_range)
-
-
-def _overlap(removed: LeaseRow, lease: LeaseRow) -> bool:
-    if removed.key == lease.key:
-        return True
-    if removed.stream != lease.stream or removed.hash_range is None or lease.hash_range is None:
-        return False
-    return removed.hash_range[0] <= lease.hash_range[1] and lease.hash_range[0] <= removed.hash_range[1]
 
 
 def _hole(ranges: list[tuple[int, int]]) -> tuple[int, int] | None:
