@@ -476,7 +476,8 @@ class TelemetrySettings(_Settings):
     """The application's name when left out, as in the KCL."""
 
     opentelemetry_traces: bool = False
-    """Make each batch a trace of OpenTelemetry. Needs the extra `otel`, as `opentelemetry_metrics` does."""
+    """Make each batch, and each tick of the leader, a trace of OpenTelemetry. Needs the extra `otel`, as
+    `opentelemetry_metrics` does."""
 
     opentelemetry_metrics: bool = False
     """Send what `openmetrics_port` would serve by OpenTelemetry, too."""

@@ -5,6 +5,7 @@ well, 1 when something is wrong with the application, 2 when the question could 
 """
 
 import argparse
+import logging
 import os
 import signal
 import socket
@@ -54,6 +55,7 @@ from kcl_dagster.operations.unread_lag import Unread
 from kcl_dagster.operations.watching import LOOK_SECONDS, watch, watch_json
 from kcl_dagster.runtime import system
 from kcl_dagster.tables.lock import STANDBY
+from kcl_dagster.telemetry.otlp import open_tick_traces
 from kcl_dagster.worker.kclpy import install_stand_in
 
 if TYPE_CHECKING:
@@ -471,7 +473,14 @@ def _lead(options: argparse.Namespace) -> int:
         if options.once:
             stop.set()
 
-    lead(leader, runtime.clock, stop.is_set, tell, lambda: replace(_runs(application), launches=False))
+    with open_tick_traces(application, _standby(), runtime, logging.getLogger(__name__)) as traces:
+
+        def receive(report: TickReport) -> None:
+            tell(report)
+            if traces is not None:
+                traces.tick(report)
+
+        lead(leader, runtime.clock, stop.is_set, receive, lambda: replace(_runs(application), launches=False))
     return WELL if last.ok else WRONG
 
 

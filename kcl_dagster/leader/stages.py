@@ -108,9 +108,8 @@ class Tick:
         clock = self.leader.runtime.clock
         started = clock.monotonic()
         if started >= self.deadline:
-            self.stages.append(
-                StageOutcome(name, ok=False, seconds=0.0, error="postponed: the tick ran out of time")
-            )
+            late = "postponed: the tick ran out of time"
+            self.stages.append(StageOutcome(name, ok=False, seconds=0.0, error=late, began=started))
             return False
         try:
             error = work()
@@ -131,7 +130,8 @@ class Tick:
             log.exception("stage %s of the leader of %s failed", name, self.leader.application.name)
             error = f"{type(problem).__name__}: {problem}"
             self.broken.add(name)
-        self.stages.append(StageOutcome(name, ok=error is None, seconds=clock.monotonic() - started, error=error))
+        took = clock.monotonic() - started
+        self.stages.append(StageOutcome(name, ok=error is None, seconds=took, error=error, began=started))
         return error is None
 
     def _lead(self) -> None:
@@ -549,6 +549,8 @@ class Tick:
     def _report(self) -> TickReport:
         sight = self.sight
         report = TickReport(
+            began=self.started,
+            ended=self.leader.runtime.clock.monotonic(),
             leading=self.leading,
             leader=self.owner,
             refused=self.refused,

@@ -20,6 +20,8 @@ class StageOutcome:
     ok: bool
     seconds: float
     error: str | None = None
+    began: float = 0.0
+    """Monotonic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,10 @@ class DataLossEvent:
 @dataclass(frozen=True, slots=True)
 class TickReport:
     """Everything that one tick read and did. `moves`: those that were written. `planned`: all that were decided."""
+
+    began: float = 0.0
+    ended: float = 0.0
+    """Monotonic, as `began`."""
 
     leading: bool = False
     leader: str | None = None

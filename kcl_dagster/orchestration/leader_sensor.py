@@ -41,6 +41,7 @@ from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.run_storage import (
     APPLICATION_TAG,
     CODE_TAG,
+    LAUNCHED_BY_TAG,
     WORKER_TAG,
     report_failed,
     run_view,
@@ -57,6 +58,8 @@ RETENTION_ASKED_SECONDS = 600.0  # it changes once in a stream's life
 UNKNOWN_RETENTION_ASKED_SECONDS = 30.0  # until it is known, a check warns
 TICK_HELD_SECONDS = 120.0  # a tick of a large application takes ten; each request in it has a deadline
 
+NO_TELEMETRY = LeaderTelemetry()  # until the first tick that can reach the tables
+
 log = logging.getLogger(__name__)
 
 
@@ -70,7 +73,7 @@ class _LeaderState:
     declared: DeclaredWindows
     runtime: Runtime
     leader: Leader | None = None
-    telemetry: LeaderTelemetry = field(default_factory=LeaderTelemetry)
+    telemetry: LeaderTelemetry = NO_TELEMETRY
     lock: threading.Lock = field(default_factory=threading.Lock)
     began: float = 0.0
     """The tick that is going on; monotonic."""
@@ -106,16 +109,18 @@ class _LeaderState:
         """The leader; made with the first tick that can reach the tables. Raises a KclError until then."""
         if self.leader is None:
             client = partial(kcl.client, application=self.application)
+            # Names the deployment, not the process: a reloaded code server leads on without waiting.
+            identity = f"{DEPLOYMENT}{deployment[:12]}"
             self.leader = open_leader(
                 self.application,
                 dynamodb=client("dynamodb"),
                 kinesis=client("kinesis"),
                 runtime=self.runtime,
-                # Names the deployment, not the process: a reloaded code server leads on without waiting.
-                identity=f"{DEPLOYMENT}{deployment[:12]}",
+                identity=identity,
                 process=lock_process(),
             )
-            self.telemetry = open_leader_telemetry(self.application, self.runtime, client)
+            if self.telemetry is NO_TELEMETRY:
+                self.telemetry = open_leader_telemetry(self.application, self.runtime, client, identity)
         return self.leader
 
 
@@ -180,7 +185,7 @@ def build_kcl_leader_sensor(
             report = leader.tick(runs)
             if report.refused is not None:
                 state.leader = None  # the next tick finds out which tables the application has now
-            state.telemetry.tick(report)
+            traceparent = state.telemetry.tick(report)
             for slot in report.retire:
                 run = runs.slots.get(slot)
                 if run is not None and run.status == "queued":
@@ -199,7 +204,7 @@ def build_kcl_leader_sensor(
             for decision in seen.decisions:
                 context.log.info(str(decision))
             known = set(instance.get_dynamic_partitions(slots.name or ""))
-            requests = [_request(application, launch, code) for launch in report.launches]
+            requests = [_request(application, launch, code, traceparent) for launch in report.launches]
             failing = state.reporter.failing(now)
             state.reporter.repeat(_superseded(failing, consumer, translator, instance))
             changed = []
@@ -319,7 +324,7 @@ def _deployment(instance: DagsterInstance) -> str:
     return str(storage_id())
 
 
-def _request(application: Application, launch: Launch, code: LoadedCode) -> RunRequest:
+def _request(application: Application, launch: Launch, code: LoadedCode, traceparent: str | None) -> RunRequest:
     """Dagster drops a request whose key it has seen, so that a replayed tick launches nothing twice."""
     return RunRequest(
         run_key=f"{application.name}/{launch.slot}/{launch.generation}",
@@ -328,6 +333,7 @@ def _request(application: Application, launch: Launch, code: LoadedCode) -> RunR
             APPLICATION_TAG: application.name,
             WORKER_TAG: worker_tag(application, launch.slot),
             CODE_TAG: code.version,
+            **({} if traceparent is None else {LAUNCHED_BY_TAG: traceparent}),
         },
     )
 

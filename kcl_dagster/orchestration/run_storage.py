@@ -17,6 +17,9 @@ WORKER_TAG = "kcl/worker"
 CODE_TAG = "kcl/code"
 """The version of the consumer's code that the run was launched with."""
 
+LAUNCHED_BY_TAG = "kcl/launched-by"
+"""The trace and span of the tick that launched the run, as a `traceparent`. Only where ticks are traced."""
+
 WINDOWS_TAG = "kcl/windows"
 """The application of which a run materializes windows. The run adds it when it begins."""
 

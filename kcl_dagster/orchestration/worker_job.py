@@ -7,7 +7,14 @@ from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.interrupts import interrupts_ask
 from kcl_dagster.orchestration.run_end import ending
 from kcl_dagster.orchestration.run_event_log import event_log_of
-from kcl_dagster.orchestration.run_storage import APPLICATION_TAG, CODE_TAG, WORKER_TAG, rival, worker_tag
+from kcl_dagster.orchestration.run_storage import (
+    APPLICATION_TAG,
+    CODE_TAG,
+    LAUNCHED_BY_TAG,
+    WORKER_TAG,
+    rival,
+    worker_tag,
+)
 from kcl_dagster.orchestration.translator import KclTranslator, identifier, slots_of
 from kcl_dagster.worker.stop import StopSignal
 
@@ -57,6 +64,7 @@ def build_worker_job(
                 watches,
                 ending(instance, run.run_id),
                 job=run.job_name,
+                launched_by=run.tags.get(LAUNCHED_BY_TAG),
             )
             reason = made.work(stop)
         context.log.info("worker %s stopped: %s", slot, reason)

@@ -63,6 +63,9 @@ class WorkerRun:
     job: str | None = None
     """The job of the run; its traces name it."""
 
+    launched_by: str | None = None
+    """The `traceparent` of the tick that launched the run; the trace of the worker's start has a link to it."""
+
     def work(self, stop: StopSignal) -> StopReason:
         """Consume until there is a reason to stop. Blocks for hours.
 
@@ -71,7 +74,7 @@ class WorkerRun:
         """
         application = self.consumer.application
         identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
-        with open_traces(application, identity, self.job, system(), self.event_log) as traces:
+        with open_traces(application, identity, self.job, system(), self.event_log, self.launched_by) as traces:
             return self._work(stop, identity, traces)
 
     def _work(self, stop: StopSignal, identity: Identity, traces: "BatchTraces | None") -> StopReason:

@@ -20,6 +20,7 @@ from typing import Final, Self
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import Link, SpanKind, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.delivery import Offer
@@ -87,9 +88,11 @@ class BatchTraces:
         clock: Clock,
         offer: Offer,
         failed: Callable[[], int] = lambda: 0,
+        launched_by: str | None = None,
     ) -> None:
         """`facts`: of the worker, for the first span of each trace. `offer`: to a queue whose calls are made on a
-        thread of their own. `failed`: spans that an exporter has given up."""
+        thread of their own. `failed`: spans that an exporter has given up. `launched_by`: the `traceparent` of the
+        tick of the leader that launched the worker."""
         self._tracer = tracer
         self._facts = dict(facts)
         self._clock = clock
@@ -101,7 +104,9 @@ class BatchTraces:
         self._dropped = 0
         self._start: trace.Span | None = None
         with suppress(Exception):  # of the consumer's own providers
-            self._start = tracer.start_span(START, attributes=self._facts, start_time=self._at(clock.monotonic()))
+            began = self._at(clock.monotonic())
+            links = _links(launched_by)
+            self._start = tracer.start_span(START, attributes=self._facts, links=links, start_time=began)
 
     @property
     def start_trace(self) -> str | None:
@@ -247,6 +252,14 @@ class BatchTraces:
 
     def _at(self, monotonic: float) -> int:
         return round((self._epoch + monotonic) * NANOSECONDS)
+
+
+def _links(traceparent: str | None) -> list[Link]:
+    if traceparent is None:
+        return []
+    above = TraceContextTextMapPropagator().extract({"traceparent": traceparent}, otel_context.Context())
+    found = trace.get_current_span(above).get_span_context()
+    return [Link(found)] if found.is_valid else []
 
 
 def _end(span: trace.Span, at: int) -> None:

@@ -26,25 +26,45 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from kcl_dagster.telemetry.batch_traces import BatchTraces
+    from kcl_dagster.telemetry.tick_traces import TickTraces
 
 LAST_SPANS_SECONDS: Final = 2.0  # of a worker that ends: for spans that wait for their provider
 SCOPE: Final = "kcl_dagster"
 SHUTDOWN_SECONDS: Final = 5.0  # for a provider that sends what it has
-MISSING: Final = "OpenTelemetry is not installed in the environment of the worker: pip install 'kcl-dagster[otel]'"
+MISSING: Final = "OpenTelemetry is not installed in this environment: pip install 'kcl-dagster[otel]'"
 
 
 @contextmanager
 def open_traces(
-    application: Application, identity: Identity, job: str | None, runtime: Runtime, log: Any
+    application: Application,
+    identity: Identity,
+    job: str | None,
+    runtime: Runtime,
+    log: Any,
+    launched_by: str | None = None,
 ) -> Iterator["BatchTraces | None"]:
     """The traces of a worker for the time of the block; None: there are none. What prevents them is a warning in
-    `log`, the log of the run. `job`: the run's."""
+    `log`, the log of the run. `job`: the run's. `launched_by`: the `traceparent` of the tick that launched it."""
     with ExitStack() as stack:
         traces = None
         if application.telemetry.opentelemetry_traces:
             with _warning("batches are not traced", log):
-                traces = stack.enter_context(_traces(application, identity, job, runtime))
+                traces = stack.enter_context(_traces(application, identity, job, runtime, launched_by))
                 log.info("batches are traced; the trace of this worker's start is %s", traces.start_trace)
+        yield traces
+
+
+@contextmanager
+def open_tick_traces(
+    application: Application, leader: str, runtime: Runtime, log: Any
+) -> Iterator["TickTraces | None"]:
+    """The traces of a leader for the time of the block; None: there are none. What prevents them is a warning in
+    `log`. `leader`: its name in the leader lock."""
+    with ExitStack() as stack:
+        traces = None
+        if application.telemetry.opentelemetry_traces:
+            with _warning("ticks of the leader are not traced", log):
+                traces = stack.enter_context(_tick_traces(application, leader, runtime))
         yield traces
 
 
@@ -62,7 +82,8 @@ def sent_metrics(
 
 @contextmanager
 def _warning(what: str, log: Any) -> Iterator[None]:
-    """A worker works without what cannot be opened: variables of the environment may be wrong, for example."""
+    """Workers and leaders work without what cannot be opened: variables of the environment may be wrong, for
+    example."""
     try:
         yield
     except ImportError as error:
@@ -73,7 +94,7 @@ def _warning(what: str, log: Any) -> Iterator[None]:
 
 @contextmanager
 def _traces(
-    application: Application, identity: Identity, job: str | None, runtime: Runtime
+    application: Application, identity: Identity, job: str | None, runtime: Runtime, launched_by: str | None
 ) -> Iterator["BatchTraces"]:
     from kcl_dagster.telemetry.batch_traces import BatchTraces
 
@@ -85,30 +106,45 @@ def _traces(
         "dagster.job.name": job,
     }
     queue = DeliveryQueue(runtime.clock)
-    with (
-        _tracer_provider(application, identity) as (provider, failed),
-        DeliveryThread(queue, "kcl-spans", LAST_SPANS_SECONDS),
-    ):
-        tracer = provider.get_tracer(SCOPE, kcl_dagster.__version__)
-        known = {name: value for name, value in facts.items() if value is not None}
-        traces = BatchTraces(tracer, known, runtime.clock, queue.offer, failed)
-        try:
-            yield traces
-        finally:
-            traces.close()
+    provider, failed, shut_down = _tracer_provider(application, str(identity.worker))
+    try:
+        with DeliveryThread(queue, "kcl-spans", LAST_SPANS_SECONDS):
+            tracer = provider.get_tracer(SCOPE, kcl_dagster.__version__)
+            known = {name: value for name, value in facts.items() if value is not None}
+            traces = BatchTraces(tracer, known, runtime.clock, queue.offer, failed, launched_by)
+            try:
+                yield traces
+            finally:
+                traces.close()
+    finally:
+        _within(SHUTDOWN_SECONDS, shut_down)
 
 
 @contextmanager
+def _tick_traces(application: Application, leader: str, runtime: Runtime) -> Iterator["TickTraces"]:
+    from kcl_dagster.telemetry.tick_traces import TickTraces
+
+    queue = DeliveryQueue(runtime.clock)
+    provider, _, shut_down = _tracer_provider(application, leader)
+    with DeliveryThread(queue, "kcl-tick-spans", SHUTDOWN_SECONDS):
+        tracer = provider.get_tracer(SCOPE, kcl_dagster.__version__)
+        facts = {"kcl.application": application.name, "kcl.leader": leader}
+        try:
+            yield TickTraces(tracer, facts, runtime.clock, queue.offer)
+        finally:
+            # On the thread of the queue: a process that exits can start no thread any more.
+            queue.offer("end", shut_down, important=True)
+
+
 def _tracer_provider(
-    application: Application, identity: Identity
-) -> Iterator[tuple["TracerProvider", Callable[[], int]]]:
-    """And the number of spans that the exporter has given up, as far as it is known."""
+    application: Application, instance: str
+) -> tuple["TracerProvider", Callable[[], int], Callable[[], object]]:
+    """With the number of spans that the exporter has given up, if it is known, and what ends the provider."""
     from opentelemetry import trace
 
     given, endpoint = trace.get_tracer_provider(), application.telemetry.otlp_endpoint
     if endpoint is None and not isinstance(given, trace.ProxyTracerProvider):
-        yield given, lambda: 0
-        return
+        return given, lambda: 0, lambda: None
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -116,12 +152,9 @@ def _tracer_provider(
     from kcl_dagster.telemetry.counting_exporter import CountingExporter
 
     exporter = CountingExporter(OTLPSpanExporter(_url(endpoint, "traces")))
-    provider = TracerProvider(resource=_resource(application, identity), shutdown_on_exit=False)
+    provider = TracerProvider(resource=_resource(application, instance), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    try:
-        yield provider, lambda: exporter.failed
-    finally:
-        _within(SHUTDOWN_SECONDS, provider.shutdown)
+    return provider, lambda: exporter.failed, provider.shutdown
 
 
 @contextmanager
@@ -142,7 +175,7 @@ def _sending(
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
     reader = PeriodicExportingMetricReader(OTLPMetricExporter(_url(endpoint, "metrics")))
-    provider = MeterProvider([reader], _resource(application, identity), shutdown_on_exit=False)
+    provider = MeterProvider([reader], _resource(application, str(identity.worker)), shutdown_on_exit=False)
     with observed_by(provider, SCOPE, families).observing(registry):
         try:
             yield
@@ -155,14 +188,14 @@ def _url(endpoint: str | None, signal: str) -> str | None:
     return None if endpoint is None else f"{endpoint.rstrip('/')}/v1/{signal}"
 
 
-def _resource(application: Application, identity: Identity) -> "Resource":
+def _resource(application: Application, instance: str) -> "Resource":
     """What the environment says goes before what is known here."""
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
     known = {
         "service.name": application.name,
         "service.namespace": "kcl_dagster",
-        "service.instance.id": str(identity.worker),
+        "service.instance.id": instance,
     }
     return Resource.create({**known, **OTELResourceDetector().detect().attributes})
 

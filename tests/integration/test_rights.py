@@ -141,7 +141,7 @@ def leader_publishes(reads: Consumer, resource: ComponentsResource) -> None:
     """What the sensor does beside ticking."""
     clients = {service: resource.client(service) for service in ("dynamodb", "kinesis")}
     leader = open_leader(reads.application, **clients, identity="sensor", runtime=system())
-    telemetry = open_leader_telemetry(reads.application, system(), resource.client)
+    telemetry = open_leader_telemetry(reads.application, system(), resource.client, "sensor")
     assert telemetry.cloudwatch is not None
     telemetry.tick(leader.tick(RunView(launches=False)))
     telemetry.cloudwatch.flush()

@@ -116,6 +116,28 @@ def test_a_batch_names_its_run_its_leases_and_what_came_of_it(collector: Collect
     assert starts[-1].error is None
 
 
+@pytest.mark.parametrize(
+    ("launched_by", "links"),
+    [
+        (f"00-{'ab' * 16}-{'cd' * 8}-01", [(b"\xab" * 16, b"\xcd" * 8)]),
+        ("of another format", []),
+        (None, []),
+    ],
+)
+def test_the_start_of_a_worker_is_linked_to_the_tick_that_launched_it(
+    launched_by: str | None, links: list[tuple[bytes, bytes]], collector: Collector
+) -> None:
+    world = World()
+    application = world.application.model_copy(update={"telemetry": TelemetrySettings(opentelemetry_traces=True)})
+    identity = world.worker("w").worker.identity
+    with open_traces(application, identity, None, world.runtime, log, launched_by) as traces:
+        assert traces is not None
+        traces.started()
+    [start] = collector.named("start worker")
+    assert start.links == links
+    assert (start.parent_id, start.error) == (b"", None)
+
+
 def test_rounds_that_find_nothing_are_no_traces(collector: Collector) -> None:
     world = ChainWorld()
     run = world.chain_worker("worker-001")

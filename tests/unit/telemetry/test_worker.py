@@ -286,12 +286,12 @@ def test_a_leader_publishes_where_it_is_asked_to() -> None:
     notes = Notes()
     world = World()
     on = world.application.model_copy(update={"telemetry": TelemetrySettings(cloudwatch=MetricsLevel.SUMMARY)})
-    telemetry = open_leader_telemetry(on, world.runtime, lambda _: notes)
+    telemetry = open_leader_telemetry(on, world.runtime, lambda _: notes, "leader")
     telemetry.tick(TickReport(leading=True, stages=(StageOutcome("assign", True, 0.5),)))
     assert telemetry.cloudwatch is not None
     telemetry.cloudwatch.flush()
     assert notes.sum_of("Time", Operation="LeaseAssignmentManager") == 500
-    silent = open_leader_telemetry(world.application, world.runtime, lambda _: notes)
+    silent = open_leader_telemetry(world.application, world.runtime, lambda _: notes, "leader")
     silent.tick(TickReport(leading=True))
     assert silent.cloudwatch is None
 
