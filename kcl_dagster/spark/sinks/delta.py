@@ -12,7 +12,7 @@ from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable
-from kcl_dagster.spark.sinks.delta_changes import DeltaChanges, change_rows
+from kcl_dagster.spark.sinks.change_files import ChangeFiles, change_rows, without_mark
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
 from kcl_dagster.spark.sinks.delta_log import DeltaLog, check_settings, delta_options
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules
@@ -132,15 +132,18 @@ class DeltaFormat:
         if table is None:
             return None
         rules = DeltaRules.of(table, self.log.name, self.changes)
-        return (
-            DeltaWriting(self.log, rules) if self.changes is None else DeltaChanges(self.log, rules, self.changes)
-        )
+        return DeltaWriting(self.log, rules) if self.changes is None else self._of_changes(rules, self.changes)
 
     def first_rules(self, output: pa.Schema) -> WritingRules:
         """The first rows make the table."""
         if self.changes is None:
             return DeltaWriting(self.log, None)
-        return DeltaChanges(self.log, None, self.changes, output)
+        return self._of_changes(None, self.changes, without_mark(output))
+
+    def _of_changes(
+        self, rules: DeltaRules | None, changes: ChangeRules, first: pa.Schema | None = None
+    ) -> ChangeFiles:
+        return ChangeFiles(self.log.name, self.log.store, changes, ChangedDelta(self.log, rules, changes), first)
 
     def add(self, columns: pa.Schema) -> None:
         self.log.add(columns)
@@ -179,3 +182,24 @@ class DeltaWriting:
         rules = self.rules or self.log.rules_of_new_table(output)
         staged = (StagedFile(file.path, file.rows, file.bytes, file.partition, file.statistics) for file in files)
         return tuple(staged), rules.fulfilled(output)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedDelta:
+    """See `change_files.ChangedTable`. `rules`: None where there is no table yet."""
+
+    log: DeltaLog
+    rules: DeltaRules | None
+    changes: ChangeRules
+
+    @property
+    def target(self) -> Target | None:
+        return None if self.rules is None else self.rules.target
+
+    def applied(self, transform: Transform) -> Transform:
+        return transform if self.rules is None else self.rules.applied(transform, to_changes=True)
+
+    def fulfilled(self, rows: pa.Schema) -> TableRules:
+        rules = self.rules or self.log.rules_of_new_table(rows, self.changes)
+        rules.target.check(rows)
+        return rules.fulfilled(rows)

@@ -12,10 +12,11 @@ from kcl_dagster.chains.entry import PublishingEntry
 from kcl_dagster.chains.table_commits import application_of
 from kcl_dagster.errors import SinkError
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.spark.sinks.change_steps import holds_changes
 from kcl_dagster.spark.sinks.completeness import application_key, completeness_record
 from kcl_dagster.spark.sinks.delta_appends import append, cleaning, commit_properties
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
-from kcl_dagster.spark.sinks.delta_merges import DeltaMerges, holds_changes
+from kcl_dagster.spark.sinks.delta_merges import DeltaMerges
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules
 from kcl_dagster.spark.sinks.target import decoded_schema
 from kcl_dagster.tables.completeness_row import WrittenThrough

@@ -19,6 +19,7 @@ from kcl_dagster.model.change_rules import DELETES, ChangeRules
 from kcl_dagster.spark.sinks.batch_files import ForTable
 from kcl_dagster.spark.sinks.delta_statistics import INDEXED_COLUMNS, DeltaStatistics
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
+from kcl_dagster.spark.sinks.row_conditions import conditions_of_required, fulfilling
 from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.transform import Transform
 
@@ -128,15 +129,9 @@ class DeltaRules:
             for name, (sql, kind) in self.expressions.items():
                 if name not in output.columns:
                     output = output.withColumn(name, F.expr(sql).cast(kind))
-            conditions = dict(self.conditions)
-            if to_changes:
-                required = [name for name in self.target.required if name in output.columns]
-                conditions |= {f"{name} NOT NULL": f"`{name}` IS NOT NULL" for name in required}
-            for name, sql in conditions.items():
-                holds = F.col(DELETES) | F.expr(sql) if to_changes else F.expr(sql)
-                said = F.lit(f"a row violates the constraint {name} of {self.table}: {sql}")
-                output = output.where(F.when(holds, F.lit(True)).otherwise(F.raise_error(said).cast("boolean")))
-            return output
+            required = self.target.required if to_changes else ()
+            conditions = {**self.conditions, **conditions_of_required(required, output.columns)}
+            return fulfilling(output, self.table, conditions, unless=DELETES if to_changes else None)
 
         return with_rules
 

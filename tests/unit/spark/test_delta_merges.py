@@ -27,11 +27,11 @@ from kcl_dagster.model.change_rules import DELETES, ChangeRules, change_rules
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.sinks import delta_merges
+from kcl_dagster.spark.sinks.change_steps import STEP_ROWS, steps
 from kcl_dagster.spark.sinks.completeness import application_key
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
 from kcl_dagster.spark.sinks.delta_compaction import compact_delta
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
-from kcl_dagster.spark.sinks.delta_merges import steps
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.staging import StagedBatch
@@ -327,7 +327,7 @@ def fused(lake: DeltaLake, fuse: Fuse) -> TableCommitter:
     return TableCommitter(Entries(store), {FIRST: table}, APPLICATION, lake.ids, lake.clock, staging=(store,))
 
 
-@pytest.mark.parametrize("most_rows", [delta_merges.STEP_ROWS, 2])
+@pytest.mark.parametrize("most_rows", [STEP_ROWS, 2])
 def test_a_worker_that_is_killed_anywhere_applies_each_change_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_rows: int
 ) -> None:

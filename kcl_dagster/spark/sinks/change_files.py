@@ -1,13 +1,13 @@
-"""Batches of change rows for a Delta table, as executors stage them.
+"""Batches of change rows for a table, as executors stage them.
 
 The files of such a batch are no files of the table. They are staged beside the chains, and the commit that applies
-them removes them, see `delta_merges`. Each row says whether it deletes its key: the predicate is evaluated before
-the batch is decided, so that an error in it is the failure of the batch.
+them removes them, see `delta_merges` and `iceberg_merges`. Each row says whether it deletes its key: the predicate
+is evaluated before the batch is decided, so that an error in it is the failure of the batch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -18,13 +18,10 @@ from kcl_dagster.chains.entry import StagedFile, TableRules
 from kcl_dagster.chains.publication import staged_for
 from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.model.change_rules import DELETES, ChangeRules
-from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable
-from kcl_dagster.spark.sinks.delta_log import DeltaLog
-from kcl_dagster.spark.sinks.delta_rules import DeltaRules
-from kcl_dagster.spark.sinks.delta_statistics import DeltaStatistics
+from kcl_dagster.spark.parquet_file import Footer
+from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StagingStore
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.target import Target
-from kcl_dagster.spark.storage import Store
 from kcl_dagster.spark.transform import Transform
 
 _MARK: Final = pa.field(DELETES, pa.bool_(), nullable=False)
@@ -55,53 +52,65 @@ def change_rows(transform: Transform, changes: ChangeRules) -> Transform:
     return with_deletes
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaChanges:
-    """See `table_sink.WritingRules`. `rules`: None where there is no table yet; then `output` is the schema of the
-    first change rows."""
+def without_mark(output: pa.Schema) -> pa.Schema:
+    """The columns of change rows that are columns of the table."""
+    return pa.schema([field for field in output if field.name != DELETES])
 
-    log: DeltaLog
-    rules: DeltaRules | None
-    changes: ChangeRules
-    output: pa.Schema | None = None
 
-    @property
-    def store(self) -> Store:
-        return self.log.store
-
-    @property
-    def layout(self) -> Layout:
-        """The changes of a key are in order only if its file does not depend on them."""
-        return TableFolders(())
-
-    @property
-    def for_table(self) -> ForTable:
-        return ForTable(self._accepted, DeltaStatistics(0), holds_changes=True)
+class ChangedTable(Protocol):
+    """A table to which change rows are applied, as a batch of them needs it."""
 
     @property
     def target(self) -> Target | None:
-        return None if self.rules is None else self._accepted
+        """The columns of the table; None where there is no table yet."""
+
+    def applied(self, transform: Transform) -> Transform:
+        """See `WritingRules`; of change rows. Rows that delete may violate what the table demands."""
+
+    def fulfilled(self, rows: pa.Schema) -> TableRules:
+        """By which rules the rows were written. Makes the table if there is none. Raises SinkError if they do not
+        fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeFiles:
+    """See `table_sink.WritingRules`. `name`: of the table. `store`: where files are staged. `first`: the schema of
+    the first change rows, where there is no table yet."""
+
+    name: str
+    store: StagingStore
+    changes: ChangeRules
+    table: ChangedTable
+    first: pa.Schema | None = None
+    layout: Layout = field(default_factory=lambda: TableFolders(()))
+    """The changes of a key are in order only if its file does not depend on them."""
+
+    @property
+    def for_table(self) -> ForTable:
+        return ForTable(self._accepted, _no_statistics, holds_changes=True)
+
+    @property
+    def target(self) -> Target | None:
+        return None if self.table.target is None else self._accepted
 
     @property
     def _accepted(self) -> Target:
         """The columns that change rows may have. A row that deletes its key may have nulls in all others."""
-        known = self.output if self.rules is None else self.rules.target.schema
+        known = self.first if self.table.target is None else self.table.target.schema
         assert known is not None
-        fields = [field.with_nullable(field.name not in self.changes.merge_on) for field in known]
-        schema = pa.schema([*(field for field in fields if field.name != DELETES), _MARK])
-        hint = "" if self.rules is None else self.rules.target.hint
-        return Target(self.log.name, schema, hint, required_by="merge_on")
+        fields = [field.with_nullable(field.name not in self.changes.merge_on) for field in without_mark(known)]
+        hint = "" if self.table.target is None else self.table.target.hint
+        return Target(self.name, pa.schema([*fields, _MARK]), hint, required_by="merge_on")
 
     def applied(self, transform: Transform) -> Transform:
-        return transform if self.rules is None else self.rules.applied(transform, to_changes=True)
+        return self.table.applied(transform)
 
     def staged(self, files: Sequence[BatchFile], output: pa.Schema) -> tuple[tuple[StagedFile, ...], TableRules]:
-        rows = pa.schema([field for field in output if field.name != DELETES])
-        self._check_kinds(rows)
-        rules = self.rules or self.log.rules_of_new_table(rows, self.changes)
-        rules.target.check(rows)
+        rows = without_mark(output)
+        self._check_kinds(self._accepted.stored(rows))
+        fulfilled = self.table.fulfilled(rows)
         staged = tuple(StagedFile(_staged_path(file.path), file.rows, file.bytes) for file in files)
-        return staged, msgspec.structs.replace(rules.fulfilled(rows), changes=self.changes)
+        return staged, msgspec.structs.replace(fulfilled, changes=self.changes)
 
     def _check_kinds(self, rows: pa.Schema) -> None:
         for name in self.changes.needed:
@@ -109,7 +118,11 @@ class DeltaChanges:
             is_key = name in self.changes.merge_on
             if pa.types.is_nested(kind) or (is_key and pa.types.is_floating(kind)):
                 what = "merge_on" if is_key else "order_by"
-                raise SinkError(f"{self.log.name}: {what} names {name} of type {kind}, which has no such order")
+                raise SinkError(f"{self.name}: {what} names {name} of type {kind}, which has no such order")
+
+
+def _no_statistics(_: Footer) -> str:
+    return ""
 
 
 def _staged_path(path: str) -> str:

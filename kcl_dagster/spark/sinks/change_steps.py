@@ -1,0 +1,87 @@
+"""In which steps a commit applies entries of change rows. Each step is one commit of the table.
+
+Nearly always there is one step. More are made where entries follow different rules, and where they hold more than
+STEP_BYTES or STEP_ROWS, because the changes of a step are held in memory. The table records with each step how many
+entries are applied, so that each step is made once, also if its worker ends between two of them or several workers
+make it at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kcl_dagster.chains.entry import PublishingEntry
+from kcl_dagster.chains.store import FileStore, found_content
+from kcl_dagster.errors import SinkError
+from kcl_dagster.model.change_rules import ChangeRules
+
+STEP_BYTES: Final = 64 << 20  # of compressed change files; in memory they are some five times as large
+STEP_ROWS: Final = 5_000_000
+
+
+def holds_changes(entry: PublishingEntry) -> bool:
+    """Whether the files of an entry are change rows."""
+    return entry.rules is not None and entry.rules.changes is not None
+
+
+@dataclass(frozen=True, slots=True)
+class MergeStep:
+    """Entries that are applied at once. `through`: how many entries of the commit the table contains afterwards."""
+
+    entries: tuple[PublishingEntry, ...]
+    through: int
+
+    @property
+    def changes(self) -> ChangeRules | None:
+        """None: the files are added as they are."""
+        rules = self.entries[0].rules if self.entries else None
+        return None if rules is None else rules.changes
+
+    @property
+    def done(self) -> int:
+        """How many entries of the commit the table contains before."""
+        return self.through - len(self.entries)
+
+    def contents(self, files: FileStore, table: str) -> list[bytes]:
+        """Of its files, in order."""
+        found = []
+        for entry in self.entries:
+            for file in entry.files:
+                content = found_content(files, file.path)
+                if content is None:
+                    raise SinkError(
+                        f"{table}: {file.path} is missing, whose changes were decided and are not in the table. "
+                        "Put it back; or stop the workers, remove _chains and _commits, and reset the leases"
+                    )
+                found.append(content)
+        return found
+
+
+def steps(
+    entries: Sequence[PublishingEntry], done: int = 0, most_bytes: int = STEP_BYTES, most_rows: int = STEP_ROWS
+) -> list[MergeStep]:
+    """The steps after the first `done` entries. A batch is applied as a whole, however large it is."""
+    found: list[list[PublishingEntry]] = []
+    size = rows = 0
+    for entry in entries[done:]:
+        size += sum(file.bytes for file in entry.files)
+        rows += sum(file.rows for file in entry.files)
+        is_full = holds_changes(entry) and (size > most_bytes or rows > most_rows)
+        if not found or is_full or _kind(found[-1][-1]) != _kind(entry):
+            found.append([])
+            size = sum(file.bytes for file in entry.files)
+            rows = sum(file.rows for file in entry.files)
+        found[-1].append(entry)
+    through = done
+    made = []
+    for one in found:
+        through += len(one)
+        made.append(MergeStep(tuple(one), through))
+    return made
+
+
+def _kind(entry: PublishingEntry) -> tuple[ChangeRules | None, str | None]:
+    """Entries of one kind are applied together. A change leaves columns alone that its batch does not have."""
+    if entry.rules is None or entry.rules.changes is None:
+        return None, None
+    return entry.rules.changes, entry.rules.schema
