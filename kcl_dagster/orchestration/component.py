@@ -90,13 +90,14 @@ class SinkModel(Described):
     for parquet, and `refuse` for delta and iceberg."""
 
     merge_on: list[str] = field(default_factory=list)
-    """The columns of the key, if the output is change rows; for delta only."""
+    """The columns of the key, if the output is change rows; for delta and iceberg."""
 
     delete_when: str | None = None
-    """SQL over a change row: where it is true, the rows with its key are deleted; for delta only."""
+    """SQL over a change row: where it is true, the rows with its key are deleted; for delta and iceberg."""
 
     order_by: str | None = None
-    """The column that says which change of a key is later; for delta only. Left out: the order of the shard."""
+    """The column that says which change of a key is later; for delta and iceberg. Left out: the order of the
+    shard."""
 
     chains_path: str | None = None
     """Where the chains are, if not below the location of the table; for iceberg only."""

@@ -268,6 +268,9 @@ def iceberg(
     commit_seconds: float | None = None,
     evolve: Evolve = "refuse",
     chains_path: str | None = None,
+    merge_on: Sequence[str] = (),
+    delete_when: str | None = None,
+    order_by: str | None = None,
 ) -> SinkChoice:
     """An Iceberg table, each record once. Needs the `iceberg` extra.
 
@@ -291,6 +294,9 @@ def iceberg(
         chains_path: Where the chains are, which decide that a batch is stored, if not below the location of the
             table: a directory that all workers share, or `s3://bucket/prefix`. Needed where workers reach the table
             only with what the catalog gives them, as in S3 Tables, and where a REST catalog has no such table yet.
+        merge_on: As of `kcl.delta`: the columns of the key, if the output is change rows.
+        delete_when: As of `kcl.delta`. Needs `merge_on`.
+        order_by: As of `kcl.delta`. Needs `merge_on`.
 
     Example:
         .. code-block:: python
@@ -305,6 +311,7 @@ def iceberg(
 
     refuse_literals(catalog or {}, _ICEBERG, configured, prefix=identifier)
     _refuse_commits("kcl.iceberg", commit_seconds, evolve)
+    change_rules(merge_on, delete_when, order_by, "kcl.iceberg")
     between_commits = COMMIT_SECONDS if commit_seconds is None else commit_seconds
     if chains_path is not None:
         _refuse_path(chains_path, "kcl.iceberg(chains_path=...)")
@@ -318,6 +325,9 @@ def iceberg(
             commit_seconds=seconds,
             evolve=evolve,
             chains_path=chains_path,
+            merge_on=merge_on,
+            delete_when=delete_when,
+            order_by=order_by,
         )
 
     def open_staging(transform: Transform, s3: Connection) -> "SparkSink":
@@ -334,6 +344,9 @@ def iceberg(
             chains_path=chains_path,
             commit_seconds=between_commits,
             evolve=evolve,
+            merge_on=merge_on,
+            delete_when=delete_when,
+            order_by=order_by,
         )
 
     def open_chains(s3: Connection) -> "Store":

@@ -36,7 +36,7 @@ from kcl_dagster.worker.error_text import REDACTED
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile
-    from pyiceberg.table import CommitTableResponse, Table
+    from pyiceberg.table import CommitTableResponse, Table, Transaction
 
 DEFAULT_CATALOG: Final = "default"  # pyiceberg's own name for the one that is not named
 COMMIT_ATTEMPTS: Final = 20  # other writers commit to the one table
@@ -55,6 +55,8 @@ class Addition:
     properties: Mapping[str, str]
     summary: Mapping[str, str]
     maintains: bool = False
+    removed: Sequence["DataFile"] = ()
+    """Files of the table whose place the others take, all of which are of its current partition spec then."""
 
 
 class CatalogTable:
@@ -254,6 +256,9 @@ def _append(table: "Table", addition: Addition) -> None:
         transaction.set_properties(dict(addition.properties) | mapping)
         if old.ids:
             ExpireSnapshots(transaction).by_ids(old.ids).commit()
+        if addition.removed:
+            _replace(transaction, addition)
+            by_spec = []
         for spec, some in by_spec:
             # pyiceberg writes manifests for the spec that is the table's in the metadata that it was given.
             table.metadata = table.metadata.model_copy(update={"default_spec_id": spec})
@@ -262,6 +267,16 @@ def _append(table: "Table", addition: Addition) -> None:
                 for file in some:
                     snapshot.append_data_file(file)
     delete_files(table.io, old.files)
+
+
+def _replace(transaction: "Transaction", addition: Addition) -> None:
+    from kcl_dagster.spark.sinks.iceberg_replacement import replacement
+
+    with replacement(transaction, addition.summary) as snapshot:
+        for file in addition.removed:
+            snapshot.delete_data_file(file)
+        for file in addition.files:
+            snapshot.append_data_file(file)
 
 
 def _name_mapping(table: "Table") -> dict[str, str]:

@@ -8,14 +8,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from kcl_dagster.chains.entry import StagedFile, TableRules
+from kcl_dagster.model.change_rules import DELETES, ChangeRules, change_rules
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable
 from kcl_dagster.spark.sinks.catalog_table import DEFAULT_CATALOG, MERGES, CatalogTable
 from kcl_dagster.spark.sinks.chain_folder import ChainFolder
+from kcl_dagster.spark.sinks.change_files import ChangeFiles, change_rows, without_mark
 from kcl_dagster.spark.sinks.former_parts import IcebergParts
 from kcl_dagster.spark.sinks.iceberg_commits import IcebergCommits
 from kcl_dagster.spark.sinks.iceberg_files import (
@@ -26,10 +29,12 @@ from kcl_dagster.spark.sinks.iceberg_files import (
     staged_file,
     target_of,
 )
-from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
+from kcl_dagster.spark.sinks.iceberg_merges import refuse_changes
+from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions, PartitionsOfChanges
 from kcl_dagster.spark.sinks.iceberg_sorting import RowOrder
-from kcl_dagster.spark.sinks.layout import UNPARTITIONED, Layout
+from kcl_dagster.spark.sinks.layout import UNPARTITIONED, Layout, TableFolders
 from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
+from kcl_dagster.spark.sinks.row_conditions import conditions_of_required, fulfilling
 from kcl_dagster.spark.sinks.snapshot_expiry import AGE
 from kcl_dagster.spark.sinks.table_files import TableFiles
 from kcl_dagster.spark.sinks.table_sink import TableSink, WritingRules
@@ -59,7 +64,8 @@ PROPERTIES: Final = {
 
 class IcebergSink(TableSink):
     """Stages batches for an Iceberg table, see `CatalogTable`. `chains_path`: see `ChainFolder`. `commit_seconds`:
-    between two commits."""
+    between two commits. `merge_on`, `delete_when`, `order_by`: the output is change rows, see `model.change_rules`.
+    """
 
     def __init__(
         self,
@@ -74,11 +80,17 @@ class IcebergSink(TableSink):
         commit_seconds: float = COMMIT_SECONDS,
         target_bytes: int = TARGET_BYTES,
         evolve: Evolve = "refuse",
+        merge_on: Sequence[str] = (),
+        delete_when: str | None = None,
+        order_by: str | None = None,
         runtime: Runtime | None = None,
     ) -> None:
+        changes = change_rules(merge_on, delete_when, order_by, "an IcebergSink")
+        if changes is not None:
+            transform = change_rows(transform, changes)
         table = CatalogTable(identifier, catalog, catalog_name=catalog_name, partition_by=partition_by, s3=s3)
         super().__init__(
-            IcebergFormat(table, ChainFolder(table, chains_path), runtime or system()),
+            IcebergFormat(table, ChainFolder(table, chains_path), runtime or system(), changes),
             partitioned(transform, ())[0],
             commit_seconds=commit_seconds,
             target_bytes=target_bytes,
@@ -108,6 +120,7 @@ class IcebergFormat:
     table: CatalogTable
     chains: ChainFolder
     runtime: Runtime
+    changes: ChangeRules | None = None
 
     @property
     def name(self) -> str:
@@ -123,7 +136,7 @@ class IcebergFormat:
 
     @property
     def stages(self) -> bool:
-        return False
+        return self.changes is not None
 
     @property
     def former_parts(self) -> IcebergParts:
@@ -139,12 +152,19 @@ class IcebergFormat:
         return None if table is None else self._of(table)
 
     def first_rules(self, output: pa.Schema) -> WritingRules:
-        return self._of(self.table.create(output, self.chains.location, PROPERTIES))
+        return self._of(self.table.create(without_mark(output), self.chains.location, PROPERTIES))
 
     def _of(self, table: "Table") -> WritingRules:
         check_version(table, self.name)
         self.chains.check(table.location())
-        return IcebergWriting(self.table, table)
+        if self.changes is None:
+            return IcebergWriting(self.table, table)
+        refuse_changes(table, self.name, self.changes)
+        partitions = IcebergPartitions.of(self.name, table.spec(), table.schema())
+        layout = TableFolders(()) if partitions.is_flat else PartitionsOfChanges(partitions)
+        return ChangeFiles(
+            self.name, self.chains.store, self.changes, ChangedIceberg(self.table, table), layout=layout
+        )
 
     def add(self, columns: pa.Schema) -> None:
         self.table.add(columns)
@@ -189,3 +209,34 @@ class IcebergWriting:
         order = RowOrder.of(self.loaded).exact_id
         staged = tuple(staged_file(self.loaded, file, partitions, order) for file in files)
         return staged, self.target.fulfilled(output, table=str(self.loaded.metadata.table_uuid))
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedIceberg:
+    """See `change_files.ChangedTable`. `loaded`: the table as it was then."""
+
+    table: CatalogTable
+    loaded: "Table"
+
+    @property
+    def target(self) -> Target:
+        return target_of(self.loaded, self.table.name)
+
+    def applied(self, transform: Transform) -> Transform:
+        transform = self.table.transform_for(self.loaded, transform)
+        required = self.target.required
+        if not required:
+            return transform
+
+        def with_conditions(records: DataFrame) -> DataFrame:
+            output = transform(records)
+            if not hasattr(output, "columns"):
+                return output  # no DataFrame, which is refused where all of them are
+            conditions = conditions_of_required(required, output.columns)
+            return fulfilling(output, self.target.table, conditions, unless=DELETES)
+
+        return with_conditions
+
+    def fulfilled(self, rows: pa.Schema) -> TableRules:
+        self.target.check(rows)
+        return self.target.fulfilled(rows, table=str(self.loaded.metadata.table_uuid))

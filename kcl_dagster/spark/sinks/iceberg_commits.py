@@ -3,33 +3,44 @@
 The number of an application's last commit is a property of the table, written by the same commit as the snapshot.
 So it outlives the snapshot, which may be expired. It is in the summary of the snapshot as well, for tables whose
 properties were removed by hand. A commit is refused if the table has got another snapshot since it was read.
+
+A commit of change rows may be made in several steps, see `change_steps`. Each of them but the last one keeps how
+many entries are applied, in the same two places.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from kcl_dagster.chains.entry import PublishingEntry
+from kcl_dagster.chains.publication import FOLDER
 from kcl_dagster.chains.table_commits import application_of
-from kcl_dagster.errors import SinkError, Unsafe
+from kcl_dagster.errors import KclError, SinkError, Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.sinks.catalog_table import Addition, CatalogTable, recent_summaries
 from kcl_dagster.spark.sinks.chain_folder import ChainFolder
+from kcl_dagster.spark.sinks.change_steps import MergeStep, holds_changes, steps
 from kcl_dagster.spark.sinks.completeness import application_key, completeness_record
 from kcl_dagster.spark.sinks.iceberg_files import check_version, files_of_entry, target_of
+from kcl_dagster.spark.sinks.iceberg_merges import IcebergMerge, refuse_changes
+from kcl_dagster.spark.sinks.last_changes import last_changes
 from kcl_dagster.tables.completeness_row import WrittenThrough
 
 if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
 
 
-class CommitRecord(msgspec.Struct, frozen=True):
-    """What the table keeps of the application's last commit, as JSON. `chains`: where it was planned."""
+class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the table keeps of the application's last commit, as JSON. `chains`: where it was planned. `entries`:
+    how many of them the table contains, of a commit that is not finished."""
 
     number: int
     chains: str
+    entries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,8 @@ class IcebergCommits:
     table: CatalogTable
     chains: ChainFolder
     runtime: Runtime
+    _merges: dict[tuple[str, int, int, int], IcebergMerge] = field(default_factory=dict, compare=False)
+    """The last step that was begun. If its outcome is not known, the next attempt uses what it has written."""
 
     def committed(self, series: str) -> int:
         with self.table.errors():
@@ -48,51 +61,106 @@ class IcebergCommits:
     def commit(
         self, series: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
     ) -> None:
+        with self.table.errors():
+            while self._made_step(series, number, entries, complete).through < len(entries):
+                continue
+            with suppress(KclError, OSError):  # else they are removed when their chains end
+                self.chains.delete([file.path for one in entries if holds_changes(one) for file in one.files])
+
+    def _made_step(
+        self, series: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
+    ) -> MergeStep:
+        """Commits the next step. The last one if another worker has made the commit."""
+        made = MergeStep((), len(entries))
+        prepared: tuple[Table, Addition] | None = None
+
         def missing(table: "Table") -> Addition | None:
+            nonlocal made, prepared
+            made, prepared = MergeStep((), len(entries)), None
             if self._number(table, series) >= number:
                 return None
+            done = self._done(table, series, number)
+            made = next(iter(steps(entries, done)), made)
+            is_last = made.through == len(entries)
+            key = commit_key(series) if is_last else step_key(series)
+            record = CommitRecord(number, self.chains.root, 0 if is_last else made.through)
+            text = msgspec.json.encode(record).decode()
+            summary = {key: text}
+            if is_last:
+                summary |= completeness_record(application_of(series), complete)
             check_version(table, self.table.name)
             target = target_of(table, self.table.name)
-            added = []
-            for entry in entries:
+            for entry in made.entries:
                 if entry.rules is not None and entry.files:
                     self._refuse_another(table, entry.rules.table)
                     target.check_rules(entry.rules)
-                    added += files_of_entry(table, entry)
-            record = msgspec.json.encode(CommitRecord(number, self.chains.root)).decode()
-            key = commit_key(series)
-            summary = {key: record} | completeness_record(application_of(series), complete)
-            return Addition(added, {key: record}, summary, maintains=True)
+            added, removed = self._files(table, (series, number, done, made.through), made)
+            addition = Addition(added, {key: text}, summary, maintains=True, removed=removed)
+            prepared = table, addition
+            return addition
 
-        with self.table.errors():
-            if not self.table.append(self.runtime, missing):
-                raise SinkError(
-                    f"{self.table.name} was removed. Put it back; or stop the workers, remove _chains and _commits "
-                    f"below {self.chains.root}, and reset the leases"
-                )
+        if not self.table.append(self.runtime, missing):
+            raise SinkError(
+                f"{self.table.name} was removed. Put it back; or stop the workers, remove _chains and _commits "
+                f"below {self.chains.root}, and reset the leases"
+            )
+        # Other files were written for a former snapshot, so that no request can add them any more.
+        if prepared is not None:
+            table, addition = prepared
+            for merge in self._merges.values():
+                merge.remove_unused(table, addition.files)
+        self._merges.clear()
+        return made
+
+    def _files(
+        self, table: "Table", which: tuple[str, int, int, int], step: MergeStep
+    ) -> "tuple[list[DataFile], Sequence[DataFile]]":
+        """Those that the table gets with the step, and those that it loses."""
+        if step.changes is None:
+            return [file for entry in step.entries if entry.rules for file in files_of_entry(table, entry)], ()
+        refuse_changes(table, self.table.name, step.changes)
+        merge = self._merges.get(which)
+        if merge is None:
+            self._merges.clear()
+            rows = last_changes(step.contents(self.chains, self.table.name), step.changes)
+            merge = self._merges[which] = IcebergMerge(self.table, step.changes, rows, self.runtime.new_id())
+        return merge.applied_to(table)
 
     def discard(self, paths: Sequence[str]) -> None:
         with self.table.errors():
+            staged = [path for path in paths if path.startswith(f"{FOLDER}/")]  # of change rows
+            if staged:
+                self.chains.delete(staged)
             table = self.table.load()
             if table is None:
                 return
             for path in paths:
+                if path in staged:
+                    continue
                 try:
                     table.io.delete(path)
                 except FileNotFoundError:
                     continue
 
     def _number(self, table: "Table", series: str) -> int:
-        key = commit_key(series)
+        return self._last(table, series, commit_key(series)).number
+
+    def _done(self, table: "Table", series: str, number: int) -> int:
+        """How many entries of a commit the table contains that is not finished."""
+        last = self._last(table, series, step_key(series))
+        return last.entries if last.number == number else 0
+
+    def _last(self, table: "Table", series: str, key: str) -> CommitRecord:
         texts = [table.properties.get(key), *recent_summaries(table, key)]
         records = [msgspec.json.decode(text, type=CommitRecord) for text in texts if text is not None]
-        last = max(records, key=lambda record: record.number, default=CommitRecord(0, self.chains.root))
+        first = CommitRecord(0, self.chains.root)
+        last = max(records, key=lambda record: (record.number, record.entries), default=first)
         if last.chains != self.chains.root:
             raise Unsafe(
                 f"{self.table.name} contains commit {last.number} of {series}, whose chains are at "
                 f'{last.chains}, and not at {self.chains.root}. Start the workers with chains_path="{last.chains}"'
             )
-        return last.number
+        return last
 
     def _refuse_another(self, table: "Table", decided_for: str | None) -> None:
         if decided_for != str(table.metadata.table_uuid):
@@ -106,3 +174,8 @@ class IcebergCommits:
 def commit_key(series: str) -> str:
     """The name of a table's property, and of an entry in the summaries of its snapshots."""
     return f"{application_key(series)}/commit"
+
+
+def step_key(series: str) -> str:
+    """As `commit_key`, for commits of change rows that are made in several steps."""
+    return f"{commit_key(series)}/step"

@@ -123,9 +123,10 @@ def staged_file(table: "Table", file: BatchFile, of: IcebergPartitions, order: i
 def files_of_entry(table: "Table", entry: PublishingEntry) -> "list[DataFile]":
     """As manifests have them. A file stays in the partition of the spec by which it was written, also if the table
     has another spec since."""
-    found = []
-    for file in entry.files:
-        about = msgspec.json.decode(file.statistics or "", type=FileOfTable)
-        partitions = IcebergPartitions.of(table.name()[-1], table.specs()[about.spec], table.schema())
-        found.append(data_file(file.path, file.bytes, file.partition or {}, about, partitions))
-    return found
+    return [data_file_of(table, file) for file in entry.files]
+
+
+def data_file_of(table: "Table", file: StagedFile) -> "DataFile":
+    about = msgspec.json.decode(file.statistics or "", type=FileOfTable)
+    partitions = IcebergPartitions.of(table.name()[-1], table.specs()[about.spec], table.schema())
+    return data_file(file.path, file.bytes, file.partition or {}, about, partitions)

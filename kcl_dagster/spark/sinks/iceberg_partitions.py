@@ -113,6 +113,8 @@ class IcebergPartitions:
 
     def _transformed(self, field: "PartitionField", rows: pa.RecordBatch) -> pa.Array:
         first, *inside = self._source(field).split(".")
+        if first not in rows.schema.names:  # change rows need not have it
+            return pa.nulls(rows.num_rows)
         column = rows.column(first)
         for name in inside:
             column = pc.struct_field(column, name)
@@ -130,6 +132,31 @@ class IcebergPartitions:
             ) from error
         kind = column.type if _keeps_type(field) else pa.int32()
         return pc.take(pa.array(values, kind), places)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsOfChanges:
+    """The layout of change rows of a partitioned table: one file, whatever partitions its rows go to. That they
+    have one is seen before the batch is decided."""
+
+    partitions: IcebergPartitions
+    is_flat: bool = False
+
+    def check(self, output: StructType) -> None:
+        """A column that the output lacks keeps its value, or is null."""
+
+    def keys(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        self.partitions.keys(rows)
+        return []
+
+    def folder(self, key: Sequence[Any]) -> str:  # noqa: ARG002 - there is one
+        return ""
+
+    def values(self, key: Sequence[Any]) -> dict[str, Any]:  # noqa: ARG002 - see above
+        return {}
+
+    def body(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows
 
 
 def _is_of_time(field: "PartitionField") -> bool:

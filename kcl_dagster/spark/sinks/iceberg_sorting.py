@@ -7,6 +7,8 @@ only if its rows follow it exactly.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -82,6 +84,24 @@ class RowOrder:
             return output.sortWithinPartitions(*keys) if keys else output
 
         return sorted_rows
+
+    def sorted(self, rows: pa.Table) -> pa.Table:
+        """The rows in this order, those that are equal in the order that they have."""
+        columns: list[pa.ChunkedArray] = []
+        directions = []
+        for number, key in enumerate(self.keys):
+            values = rows.column(key.path[0])
+            for name in key.path[1:]:
+                values = pc.struct_field(values, name)
+            if pa.types.is_boolean(values.type):
+                values = values.cast(pa.int8())
+            columns += [pc.is_null(values).cast(pa.int8()), values]
+            directions += [
+                (str(2 * number), "descending" if key.has_nulls_first else "ascending"),
+                (str(2 * number + 1), "descending" if key.is_descending else "ascending"),
+            ]
+        named = pa.table(columns, names=[str(number) for number in range(len(columns))])
+        return rows.take(pc.sort_indices(named, sort_keys=directions))
 
 
 def _key(table: "Table", field: "SortField") -> SortKey:

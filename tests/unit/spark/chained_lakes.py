@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
-from deltalake import DeltaTable, Field
+from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 from pyiceberg.types import StringType
 
@@ -120,12 +120,20 @@ class Lake(ABC):
         return [row["n"] for row in self.rows()]
 
     @abstractmethod
-    def rows(self) -> list[dict[str, Any]]:
-        """What readers see, by `n`."""
+    def read(self) -> pa.Table:
+        """What readers see."""
 
     @abstractmethod
-    def version(self) -> object:
-        """Another one after each commit of any writer."""
+    def append(self, rows: pa.Table) -> None:
+        """As another writer does."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What readers see, by `n`."""
+        return self.read().sort_by("n").to_pylist()  # type: ignore[no-any-return]  # untyped
+
+    @abstractmethod
+    def version(self) -> int:
+        """Higher after each commit of rows."""
 
     @abstractmethod
     def last_number(self) -> int:
@@ -157,10 +165,13 @@ class DeltaLake(Lake):
     def table(self) -> DeltaTable:
         return DeltaTable(url_of(self.store.root))
 
-    def rows(self) -> list[dict[str, Any]]:
-        return self.table().to_pyarrow_table().sort_by("n").to_pylist()  # type: ignore[no-any-return]  # untyped
+    def read(self) -> pa.Table:
+        return self.table().to_pyarrow_table()
 
-    def version(self) -> object:
+    def append(self, rows: pa.Table) -> None:
+        write_deltalake(self.store.root, rows, mode="append")
+
+    def version(self) -> int:
         return self.table().version()
 
     def last_number(self) -> int:
@@ -177,7 +188,12 @@ class DeltaLake(Lake):
         DeltaTable.create(self.store.root, schema)
 
 
+@dataclass
 class IcebergLake(Lake):
+    """`changes`: its batches are change rows."""
+
+    changes: ChangeRules | None = None
+
     @property
     def chains_path(self) -> str | None:
         """None: the chains are below the table."""
@@ -189,15 +205,18 @@ class IcebergLake(Lake):
 
     def process(self) -> TableFormat:
         table = self.catalog_table()
-        return IcebergFormat(table, ChainFolder(table, self.chains_path), self.runtime)
+        return IcebergFormat(table, ChainFolder(table, self.chains_path), self.runtime, self.changes)
 
     def table(self) -> Any:
         return self.catalog_table().catalog.load_table(IDENTIFIER)
 
-    def rows(self) -> list[dict[str, Any]]:
-        return self.table().scan().to_arrow().sort_by("n").to_pylist()  # type: ignore[no-any-return]  # untyped
+    def read(self) -> pa.Table:
+        return self.table().scan().to_arrow()
 
-    def version(self) -> object:
+    def append(self, rows: pa.Table) -> None:
+        self.table().append(rows)
+
+    def version(self) -> int:
         return len(self.table().snapshots())
 
     def last_number(self) -> int:

@@ -1,0 +1,329 @@
+"""Change rows of an Iceberg table: data files that hold a key of a change are written anew, one after the other.
+
+A file is read if its partition and the bounds of its columns allow one of the keys. First its key columns are read,
+and the file is written anew if a change has an effect on one of its rows. Rows keep their places: a file gets its
+rows back, with the changes in them, or without those that were deleted. Keys that no row has are inserted in files
+of their own. Rows that position deletes remove are not read, so that they stay deleted.
+
+What was written for a commit that another writer's commit has refused is used again for files that are still there.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kcl_dagster.errors import KclError, SinkError
+from kcl_dagster.model.change_rules import DELETES, ChangeRules
+from kcl_dagster.model.claim import ChainId
+from kcl_dagster.spark.sinks.batch_files import ForTable, StageFiles, batch_files
+from kcl_dagster.spark.sinks.catalog_table import CatalogTable
+from kcl_dagster.spark.sinks.change_keys import NONE, ChangeKeys, comparable
+from kcl_dagster.spark.sinks.iceberg_files import (
+    data_file_of,
+    data_root,
+    encoded_footer,
+    staged_file,
+    target_of,
+)
+from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
+from kcl_dagster.spark.sinks.iceberg_sorting import RowOrder
+from kcl_dagster.spark.sinks.layout import UNPARTITIONED
+from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import FileScanTask, Table
+
+SORTED_BYTES: Final = 256 << 20  # in memory, of rows that are sorted at once: each such run becomes a file
+_MOST_LISTED: Final = 200  # values by which pyiceberg looks for partitions; it passes over longer lists
+
+
+def refuse_changes(table: "Table", name: str, changes: ChangeRules) -> None:
+    """Raise SinkError for a table whose rows cannot be changed. Called before a batch is decided, too."""
+    known = {field.name for field in table.schema().fields}
+    missing = [column for column in changes.needed if column not in known]
+    if missing:
+        raise SinkError(f"{name} lacks {missing}, which merge_on or order_by names: add it to the table first")
+    if _has_equality_deletes(table):
+        raise SinkError(
+            f"{name} has equality deletes of another writer, which pyiceberg cannot read: rewrite its data files "
+            "with the engine that made them, or leave merge_on out"
+        )
+
+
+def _has_equality_deletes(table: "Table") -> bool:
+    from pyiceberg.manifest import DataFileContent, ManifestContent
+
+    snapshot = table.current_snapshot()
+    if snapshot is None:
+        return False
+    for name in ("total-equality-deletes", "total-delete-files"):
+        if snapshot.summary is not None and snapshot.summary.get(name) == "0":
+            return False
+    return any(
+        entry.data_file.content == DataFileContent.EQUALITY_DELETES
+        for manifest in snapshot.manifests(table.io)
+        if manifest.content == ManifestContent.DELETES
+        for entry in manifest.fetch_manifest_entry(table.io)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What became of a data file. `seen`: the places of the changes whose keys it has. `by`: the files that take
+    its place; None: it stays as it is."""
+
+    seen: np.ndarray
+    by: "tuple[DataFile, ...] | None"
+
+
+@dataclass(slots=True)
+class IcebergMerge:
+    """The changes of one step of a commit. `rows`: one of each key. `unique`: never the same again, for the names
+    of files."""
+
+    table: CatalogTable
+    changes: ChangeRules
+    rows: pa.Table
+    unique: str
+    _keys: ChangeKeys | None = None
+    _rules: tuple[Any, ...] = ()
+    """Of the table, by which files were written."""
+
+    _replaced: "dict[tuple[str, frozenset[str]], Replaced]" = field(default_factory=dict)
+    """By the path of the data file, and those of the files of deletes that apply to it."""
+
+    _inserted: "tuple[bytes, tuple[DataFile, ...]] | None" = None
+    _written: list[str] = field(default_factory=list)
+    _number: int = 0
+
+    def applied_to(self, loaded: "Table") -> "tuple[list[DataFile], list[DataFile]]":
+        """The files that the table gets, and those that it loses. May be called again for a later state of it."""
+        self._follow(loaded)
+        added: list[DataFile] = []
+        removed: list[DataFile] = []
+        seen = np.zeros(self.rows.num_rows, dtype=bool)
+        for task in loaded.scan(row_filter=self._filter()).plan_files():
+            key = task.file.file_path, frozenset(file.file_path for file in task.delete_files)
+            found = self._replaced.get(key)
+            if found is None:
+                found = self._replaced[key] = self._of_file(loaded, task)
+            seen[found.seen] = True
+            if found.by is not None:
+                removed.append(task.file)
+                added += found.by
+        return [*added, *self._inserts(loaded, seen)], removed
+
+    def remove_unused(self, loaded: "Table", used: "Iterable[DataFile]") -> None:
+        """Remove what was written and is not among these files. What cannot be removed is left to the removal of
+        orphan files."""
+        kept = {file.file_path for file in used}
+        for path in self._written:
+            if path not in kept:
+                with suppress(KclError, OSError):
+                    loaded.io.delete(path)
+        self._written = [path for path in self._written if path in kept]
+
+    def _follow(self, loaded: "Table") -> None:
+        """Forget what was written by other rules of the table than those that it has now."""
+        rules = (
+            loaded.schema().schema_id,
+            loaded.spec().spec_id,
+            loaded.sort_order().order_id,
+            data_root(loaded),
+            str(loaded.metadata.table_uuid),
+        )
+        if rules == self._rules:
+            return
+        self._rules, self._inserted = rules, None
+        self._replaced.clear()
+        known = target_of(loaded, self.table.name).schema
+        marked = pa.schema([known.field(one.name) if one.name != DELETES else one for one in self.rows.schema])
+        self.rows = self.rows.cast(_nullable(marked)).combine_chunks()
+        self._keys = ChangeKeys(self.rows.select(list(self.changes.merge_on)))
+
+    @property
+    def keys(self) -> ChangeKeys:
+        assert self._keys is not None
+        return self._keys
+
+    def _filter(self) -> "BooleanExpression":
+        """What rows with the keys of the changes fulfil, by which pyiceberg finds manifests and files."""
+        from pyiceberg import expressions
+
+        terms: Any = expressions  # whose models say less of their arguments than they take
+        found: BooleanExpression = terms.AlwaysTrue()
+        for name in self.changes.merge_on:
+            values = comparable(self.rows.column(name))
+            if pa.types.is_boolean(values.type):
+                continue
+            some = pc.unique(values)
+            if len(some) <= _MOST_LISTED:
+                found = terms.And(found, terms.In(name, some.to_pylist()))
+            else:
+                ends = pc.min_max(some).as_py()
+                found = terms.And(
+                    found, terms.GreaterThanOrEqual(name, ends["min"]), terms.LessThanOrEqual(name, ends["max"])
+                )
+        return found
+
+    # One file of the table
+
+    def _of_file(self, loaded: "Table", task: "FileScanTask") -> Replaced:
+        among = self.keys.within(self._bounds(loaded, task.file))
+        if not len(among):
+            return Replaced(among, None)
+        names = [*dict.fromkeys(self.changes.needed)]
+        rows = pa.Table.from_batches(
+            self._read(loaded, task, names), _nullable(_fields(loaded, self.table.name, names))
+        )
+        places = self.keys.places(rows.select(list(self.changes.merge_on)), among)
+        seen = np.unique(places[places != NONE])
+        if self.changes.order_by is not None:
+            places = self._newer(places, rows.column(self.changes.order_by))
+        if not (places != NONE).any():
+            return Replaced(seen, None)
+        return Replaced(seen, self._write(loaded, self._changed(self._read(loaded, task), places)))
+
+    def _bounds(self, loaded: "Table", file: "DataFile") -> dict[str, tuple[Any, Any]]:
+        """Of the columns of the key, as far as they are known."""
+        from pyiceberg.conversions import from_bytes
+        from pyiceberg.types import PrimitiveType
+
+        found = {}
+        for name in self.changes.merge_on:
+            column = loaded.schema().find_field(name)
+            lower = (file.lower_bounds or {}).get(column.field_id)
+            upper = (file.upper_bounds or {}).get(column.field_id)
+            if lower is not None and upper is not None and isinstance(column.field_type, PrimitiveType):
+                found[name] = from_bytes(column.field_type, lower), from_bytes(column.field_type, upper)
+        return found
+
+    def _newer(self, places: np.ndarray, known: pa.ChunkedArray) -> np.ndarray:
+        """Without changes that are older than the row that they would change. Null is the least value, and NaN is
+        the greatest one."""
+        hits = np.flatnonzero(places != NONE)
+        known = known.take(pa.array(hits))
+        change = self.rows.column(self.changes.order_by).take(pa.array(places[hits]))
+        newer = pc.fill_null(pc.greater_equal(change, known), fill_value=False)
+        if pa.types.is_floating(change.type):
+            newer = pc.or_(newer, pc.fill_null(pc.is_nan(change), fill_value=False))
+        newer = pc.or_(newer, pc.is_null(known)).to_numpy()
+        found = np.full_like(places, NONE)
+        found[hits[newer]] = places[hits[newer]]
+        return found
+
+    def _read(
+        self, loaded: "Table", task: "FileScanTask", names: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a file that are not deleted, in the columns and types of the table. Some batches at a time:
+        pyiceberg's own scan holds all of a file."""
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io.pyarrow import ArrowScan, _read_all_delete_files
+
+        schema = loaded.schema() if names is None else loaded.schema().select(*names)
+        deletes = _read_all_delete_files(loaded.io, [task])
+        scan = ArrowScan(loaded.metadata, loaded.io, schema, AlwaysTrue())
+        wanted = _nullable(_fields(loaded, self.table.name, names))
+        for batch in scan._record_batches_from_scan_tasks_and_deletes([task], deletes):  # noqa: SLF001 - see above
+            rows = batch.select(wanted.names)
+            yield rows if rows.schema == wanted else rows.cast(wanted)
+
+    def _changed(self, batches: Iterable[pa.RecordBatch], places: np.ndarray) -> Iterator[pa.RecordBatch]:
+        """The rows of a file with the changes at these places in them."""
+        deletes = self.rows.column(DELETES).to_numpy()
+        first = 0
+        for batch in batches:
+            mine = places[first : first + batch.num_rows]
+            first += batch.num_rows
+            hits = np.flatnonzero(mine != NONE)
+            if not len(hits):
+                yield batch
+                continue
+            is_deleted = deletes[mine[hits]]
+            updated = hits[~is_deleted]
+            order = np.arange(batch.num_rows)
+            order[updated] = batch.num_rows + np.arange(len(updated))
+            kept = np.delete(np.arange(batch.num_rows), hits[is_deleted])
+            changed = self.rows.take(pa.array(mine[updated]))
+            columns = [
+                pa.concat_arrays([values, *changed.column(name).chunks]).take(pa.array(order[kept]))
+                if name in changed.column_names
+                else values.take(pa.array(kept))
+                for name, values in zip(batch.schema.names, batch.columns, strict=True)
+            ]
+            if len(kept):
+                yield pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+        if first != len(places):
+            raise SinkError(f"{self.table.name}: a data file was changed while it was read")
+
+    # New files
+
+    def _inserts(self, loaded: "Table", seen: np.ndarray) -> "tuple[DataFile, ...]":
+        """Files with the changes whose keys no row has, as far as they do not delete."""
+        are_new = ~seen & ~self.rows.column(DELETES).to_numpy()
+        which = are_new.tobytes()
+        if self._inserted is None or self._inserted[0] != which:
+            self._inserted = which, self._write(loaded, self._new_rows(loaded, np.flatnonzero(are_new)))
+        return self._inserted[1]
+
+    def _new_rows(self, loaded: "Table", places: np.ndarray) -> Iterator[pa.RecordBatch]:
+        if not len(places):
+            return
+        rows = self.rows.take(pa.array(places))
+        schema = _nullable(_fields(loaded, self.table.name))
+        columns = [
+            rows.column(one.name) if one.name in rows.column_names else pa.nulls(len(places), one.type)
+            for one in schema
+        ]
+        yield from pa.Table.from_arrays(columns, schema=schema).to_batches()
+
+    def _write(self, loaded: "Table", batches: Iterator[pa.RecordBatch]) -> "tuple[DataFile, ...]":
+        order = RowOrder.of(loaded)
+        runs = _sorted_runs(batches, order) if order.keys else [batches]
+        return tuple(file for run in runs for file in self._write_run(loaded, run, order.exact_id))
+
+    def _write_run(self, loaded: "Table", run: Iterator[pa.RecordBatch], order: int | None) -> "Iterator[DataFile]":
+        partitions = IcebergPartitions.of(self.table.name, loaded.spec(), loaded.schema())
+        self._number += 1
+        task = StageFiles(
+            self.table.store(loaded, data_root(loaded)),
+            UNPARTITIONED if partitions.is_flat else partitions,
+            ChainId(f"merge-{self.unique}"),
+            self._number,
+            TARGET_BYTES,
+            table=ForTable(target_of(loaded, self.table.name), encoded_footer),
+        )
+        for file in batch_files(task.write(run, 0, 0, None)):
+            staged = staged_file(loaded, file, partitions, order)
+            self._written.append(staged.path)
+            yield data_file_of(loaded, staged)
+
+
+def _fields(loaded: "Table", name: str, columns: Sequence[str] | None = None) -> pa.Schema:
+    schema = target_of(loaded, name).schema
+    return schema if columns is None else pa.schema([schema.field(one) for one in columns])
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    """Rows that delete have nulls in other columns, and `Target.check_nulls` looks at what is written."""
+    return pa.schema([one.with_nullable(nullable=True) for one in schema])
+
+
+def _sorted_runs(batches: Iterator[pa.RecordBatch], order: RowOrder) -> Iterator[Iterator[pa.RecordBatch]]:
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        waiting.append(batch)
+        size += batch.nbytes
+        if size >= SORTED_BYTES:
+            yield iter(order.sorted(pa.Table.from_batches(waiting)).to_batches())
+            waiting, size = [], 0
+    if waiting:
+        yield iter(order.sorted(pa.Table.from_batches(waiting)).to_batches())
