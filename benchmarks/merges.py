@@ -1,9 +1,9 @@
 """What a commit of changes costs: `make bench-merges`, with `ARGS=--large` also at 100 million rows.
 
-Delta tables of some sizes get changes of 10,000 keys, of which a tenth is new and a tenth is deleted: of keys at
-random in the whole table, and of keys at random among its newest tenth. Each case begins with a new table, whose
-files hold a million keys each, in their order. The production classes, without Spark. A minute; with `--large` half
-an hour, and ten gigabytes below TMPDIR.
+Delta and Iceberg tables of some sizes get changes of 10,000 keys, of which a tenth is new and a tenth is deleted:
+of keys at random in the whole table, and of keys at random among its newest tenth. Each case begins with a new
+table, whose files hold a million keys each, in their order. The production classes, without Spark. A few minutes;
+with `--large` an hour, and ten gigabytes below TMPDIR.
 """
 
 import argparse
@@ -11,10 +11,12 @@ import random
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -24,15 +26,19 @@ from benchmarks.cost_tables import CostFigure
 from kcl_dagster.chains.chain import Chain
 from kcl_dagster.chains.entry import FIRST, StoredRange
 from kcl_dagster.chains.publication import chain_id
-from kcl_dagster.chains.store import Entries
+from kcl_dagster.chains.store import Entries, FileStore
 from kcl_dagster.model.change_rules import DELETES, ChangeRules
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.claim import ClaimId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.sinks.batch_files import StageFiles, batch_files
+from kcl_dagster.spark.sinks.catalog_table import CatalogTable
+from kcl_dagster.spark.sinks.chain_folder import ChainFolder
 from kcl_dagster.spark.sinks.delta import DeltaFormat
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
+from kcl_dagster.spark.sinks.iceberg import PROPERTIES, IcebergFormat
+from kcl_dagster.spark.sinks.table_sink import TableFormat
 from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.worker.table_committer import TableCommitter
 from tests.doubles.clock import FakeClock
@@ -46,22 +52,33 @@ ROWS_OF_A_FILE: Final = MILLION
 MEGABYTE: Final = 1e6
 
 
-class Customers:
-    """A Delta table with `rows` rows, whose keys are 0, 1, 2, and its one worker."""
+class Customers(ABC):
+    """A table with `rows` rows, whose keys are 0, 1, 2, and its one worker."""
+
+    store: FileStore
+    format: TableFormat
 
     def __init__(self, folder: Path, rows: int) -> None:
         self.rows = rows
         self.random = np.random.default_rng(1)
         self.clock = FakeClock()
-        runtime = Runtime(clock=self.clock, random=random.Random(1))
-        self.store = LocalStore(str(folder / "table"))
-        self.format = DeltaFormat(DeltaLog(self.store, {}), runtime, ChangeRules(("id",)))
+        self.open(folder, Runtime(clock=self.clock, random=random.Random(1)))
         self._ids = iter(range(sys.maxsize))
         self.chain = Chain(Entries(self.store), chain_id("customers", "w1", "1"), self._new_id)
         for first in range(0, rows, ROWS_OF_A_FILE):
-            some = self._values(np.arange(first, min(first + ROWS_OF_A_FILE, rows)))
-            zstd = WriterProperties(compression="ZSTD")
-            write_deltalake(self.store.root, pa.table(some), mode="append", writer_properties=zstd)
+            self.append(pa.table(self._values(np.arange(first, min(first + ROWS_OF_A_FILE, rows)))))
+
+    @abstractmethod
+    def open(self, folder: Path, runtime: Runtime) -> None:
+        """Sets `store` and `format`. Makes the table, if the first append does not."""
+
+    @abstractmethod
+    def append(self, rows: pa.Table) -> None:
+        """As another writer does: one file."""
+
+    @abstractmethod
+    def written(self) -> float:
+        """Megabytes that the last commit has added to the table."""
 
     def _new_id(self) -> str:
         return str(next(self._ids))
@@ -101,13 +118,43 @@ class Customers:
         )
         committer.finish({self.chain.id: self.chain.last})
 
+
+class DeltaCustomers(Customers):
+    def open(self, folder: Path, runtime: Runtime) -> None:
+        store = LocalStore(str(folder / "table"))
+        self.store, self.format = store, DeltaFormat(DeltaLog(store, {}), runtime, ChangeRules(("id",)))
+
+    def append(self, rows: pa.Table) -> None:
+        zstd = WriterProperties(compression="ZSTD")
+        write_deltalake(self.store.root, rows, mode="append", writer_properties=zstd)
+
     def written(self) -> float:
-        """Megabytes that the last commit has added to the table."""
         metrics = DeltaTable(self.store.root)
         added = metrics.get_add_actions(flatten=True)
         newest = pa.table(added).sort_by([("modification_time", "descending")])
         count = int(metrics.history(1)[0]["operationMetrics"]["num_target_files_added"])
         return float(sum(newest["size_bytes"].slice(0, count).to_pylist())) / MEGABYTE
+
+
+class IcebergCustomers(Customers):
+    def open(self, folder: Path, runtime: Runtime) -> None:
+        where = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": str(folder)}
+        self.table = CatalogTable("lake.customers", where)
+        self.table.create(pa.table(self._values(np.arange(1))).schema, None, PROPERTIES)
+        chains = ChainFolder(self.table)
+        self.store, self.format = chains, IcebergFormat(self.table, chains, runtime, ChangeRules(("id",)))
+
+    def append(self, rows: pa.Table) -> None:
+        self._loaded().append(rows)
+
+    def written(self) -> float:
+        return int(self._loaded().current_snapshot().summary["added-files-size"]) / MEGABYTE
+
+    def _loaded(self) -> Any:
+        return self.table.load()
+
+
+TABLES: Final[dict[str, type[Customers]]] = {"delta": DeltaCustomers, "iceberg": IcebergCustomers}
 
 
 def peak_of(action: Callable[[], None]) -> tuple[float, float]:
@@ -123,12 +170,12 @@ def _memory(name: str) -> float:
     return int(line.split()[1]) * 1024 / MEGABYTE
 
 
-def measured(millions: int) -> Iterator[CostFigure]:
+def measured(kind: str, millions: int) -> Iterator[CostFigure]:
     rows, commits = millions * MILLION, COMMITS if millions < LARGE else 1
     for keys, lowest in (("all keys", 0), ("the newest tenth of keys", rows * 9 // 10)):
         seconds, grown, written = [], [], []
         with tempfile.TemporaryDirectory() as folder:
-            customers = Customers(Path(folder), rows)
+            customers = TABLES[kind](Path(folder), rows)
             for _ in range(commits):
                 customers.decide(lowest)
                 took, more = peak_of(customers.commit)
@@ -136,19 +183,21 @@ def measured(millions: int) -> Iterator[CostFigure]:
                 grown.append(more)
                 written.append(customers.written())
         where = f"{CHANGED:,} changes of {keys}, {millions} million rows"
-        yield CostFigure(f"merge: a commit, {where}", median(seconds), "s")
-        yield CostFigure(f"merge: written by a commit, {where}", median(written), "MB")
-        yield CostFigure(f"merge: memory of a commit, {where}", max(grown), "MB")
+        yield CostFigure(f"merge: {kind}: a commit, {where}", median(seconds), "s")
+        yield CostFigure(f"merge: {kind}: written by a commit, {where}", median(written), "MB")
+        yield CostFigure(f"merge: {kind}: memory of a commit, {where}", max(grown), "MB")
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.merges", description=__doc__)
     parser.add_argument("--large", action="store_true", help=f"also with {LARGE} million rows")
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=[*TABLES])
     parser.add_argument("--millions", type=int, nargs="+", default=SIZES, help="of rows of the tables")
     given = parser.parse_args(arguments)
     figures = []
-    for millions in (*given.millions, *([LARGE] if given.large else [])):
-        for figure in measured(millions):
+    sizes = (*given.millions, *([LARGE] if given.large else []))
+    for kind, millions in product(given.tables, sizes):
+        for figure in measured(kind, millions):
             print(figure.as_row(), flush=True)
             figures.append(figure)
     for figure in figures:

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
 import kcl_dagster as kcl
@@ -81,12 +83,23 @@ OF_DMS = [
 ]
 
 
+def catalog(lake: Path) -> dict[str, str]:
+    return {"type": "sql", "uri": f"sqlite:///{lake}/catalog.db", "warehouse": str(lake)}
+
+
+def rows_of(lake: Path, table: str) -> pa.Table:
+    """In which format the table is kept, the page says."""
+    if DeltaTable.is_deltatable(str(lake / table)):
+        return DeltaTable(str(lake / table)).to_pyarrow_table()
+    return load_catalog("default", **catalog(lake)).load_table(f"lake.{table}").scan().to_arrow()
+
+
 def consumers(lake: Path) -> dict[str, kcl.Consumer]:
     """Those of the page, with another lake."""
     known: dict[str, Any] = {"kcl": kcl, "__name__": "page_sinks"}
     for block in blocks(PAGE):
         if block.language == "python" and "CUSTOMER" in block.text:
-            exec(block.text.replace("s3://lake", str(lake)), known)
+            exec(block.text.replace("s3://lake", str(lake)).replace('{"type": "glue"}', str(catalog(lake))), known)
     return {one.application.name: one for one in known.values() if isinstance(one, kcl.Consumer)}
 
 
@@ -110,6 +123,6 @@ def test_the_table_is_as_the_database(
         for some in records:
             aws.put(stream, [json.dumps(one).encode() for one in some])
             assert consume(consumer, aws.resource(), spark) == len(some)
-    found = DeltaTable(str(tmp_path / table)).to_pyarrow_table().drop_columns(["op"]).sort_by("id").to_pylist()
+    found = rows_of(tmp_path, table).drop_columns(["op"]).sort_by("id").to_pylist()
     assert found == [ANN, BOB]
-    assert list((tmp_path / table).glob("_staged/**/*.parquet")) == []
+    assert list(tmp_path.rglob("_staged/**/*.parquet")) == []

@@ -254,9 +254,60 @@ def sort_order(b: Bench) -> None:
         assert keys == ordered, keys
 
 
+def merges(b: Bench) -> None:
+    """Into files that Spark has written by another spec, with rows that it has deleted by position."""
+    b.make(
+        "PARTITIONED BY (bucket(3, n)) TBLPROPERTIES ('format-version'='2', 'write.delete.mode'='merge-on-read')"
+    )
+    columns = "n, 'user-0' user, timestamp'2000-01-01' at, 1 grade, cast(1 as decimal(12,2)) amount"
+    b.engine.sql(f"INSERT INTO {b.name} SELECT {columns} FROM (SELECT explode(sequence(0, {RECORDS - 1}, 2)) n)")
+    b.engine.sql(f"DELETE FROM {b.name} WHERE n % 8 = 0")
+    b.engine.sql(f"ALTER TABLE {b.name} ADD PARTITION FIELD days(at)")
+    changes = {"merge_on": ["n"], "delete_when": "n % 3 = 1"}
+    b.store(0, **changes)
+    expected = [n for n in range(RECORDS) if n % 3 != 1]
+    b.expect(expected)
+    for n in range(0, RECORDS, 9):
+        b.expect([n] if n in expected else [], f"n = {n}")
+    day = [n for n in expected if n * timedelta(minutes=MINUTES_APART) < timedelta(1)]
+    b.expect(day, "at < timestamp'2026-02-02'")
+    b.store(0, merge_on=["n"], delete_when="n % 2 = 0")
+    b.expect(range(1, RECORDS, 2))
+    b.store(RECORDS // 2, **changes)
+    kept = [n for n in range(RECORDS // 2, RECORDS * 3 // 2) if n % 3 != 1]
+    b.expect([*range(1, RECORDS // 2, 2), *kept])
+
+
+def merges_beside(b: Bench) -> None:
+    b.store(0, partition_by=["bucket(4, user)"], merge_on=["n"])
+    values = "concat('user-', pmod({n}, 8)), timestamp'2026-02-01' + make_interval(0,0,0,0,0,{n} * 45)"
+    procedure = f"CALL {b.place.name}.system"
+    statements = [
+        *(
+            f"INSERT INTO {b.name} SELECT {n}, {values.format(n=n)}, "
+            f"if({n} % 5 = 0, null, {n} % 7), cast({n} * 1.25 as decimal(12,2))"
+            for n in range(10_000, 10_000 + BESIDE)
+        ),
+        f"{procedure}.rewrite_data_files(table => '{b.table}', options => map('rewrite-all', 'true'))",
+        f"{procedure}.expire_snapshots(table => '{b.table}', older_than => now(), retain_last => 1)",
+    ]
+    thread, wrong = others(b, statements)
+    stored = 1
+    while thread.is_alive() or stored < 4:
+        b.store(stored * RECORDS // 2, merge_on=["n"])  # half of the keys are there
+        stored += 1
+    thread.join()
+    lost = [said for said in wrong if "conflict" not in said.lower() and "cannot commit" not in said.lower()]
+    assert not lost, lost
+    inserted = [n for n in range(10_000, 10_000 + BESIDE) if not any(f"SELECT {n}," in said for said in wrong)]
+    b.expect([*range((stored + 1) * RECORDS // 2), *inserted])
+
+
 def version_3(b: Bench) -> None:
     b.make("TBLPROPERTIES ('format-version'='3')")
-    refusal(lambda: b.store(0), "version 3", "pyiceberg writes version 2")
+    said = "version 3", "pyiceberg writes version 2"
+    refusal(lambda: b.store(0), *said)
+    refusal(lambda: b.store(0, merge_on=["n"]), *said)
     assert b.files() == 0
 
 
@@ -272,5 +323,9 @@ OPERATIONS: Final = (
     Operation("deleted", "rows that Spark deletes stay deleted", deleted_rows),
     Operation("writer", "Spark inserts beside the sink", beside_writer),
     Operation("maintain", "Spark rewrites files and manifests and expires snapshots beside the sink", maintenance),
+    Operation("merge", "`merge_on` with deletes, into files and position deletes of Spark, of two specs", merges),
+    Operation(
+        "beside", "`merge_on` beside Spark that inserts, rewrites files and expires snapshots", merges_beside
+    ),
     Operation("v3", "a table of format version 3 is refused before anything is decided", version_3),
 )

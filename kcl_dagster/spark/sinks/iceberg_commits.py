@@ -123,7 +123,8 @@ class IcebergCommits:
         if merge is None:
             self._merges.clear()
             rows = last_changes(step.contents(self.chains, self.table.name), step.changes)
-            merge = self._merges[which] = IcebergMerge(self.table, step.changes, rows, self.runtime.new_id())
+            unique = f"{which[1]}-{self.runtime.new_id()}"
+            merge = self._merges[which] = IcebergMerge(self.table, step.changes, rows, unique)
         return merge.applied_to(table)
 
     def discard(self, paths: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kcl_dagster.errors import KclError, SinkError
+from kcl_dagster.errors import SinkError
 from kcl_dagster.model.change_rules import DELETES, ChangeRules
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.spark.sinks.batch_files import ForTable, StageFiles, batch_files
@@ -126,7 +126,7 @@ class IcebergMerge:
         kept = {file.file_path for file in used}
         for path in self._written:
             if path not in kept:
-                with suppress(KclError, OSError):
+                with suppress(Exception):  # of whichever library the FileIO uses
                     loaded.io.delete(path)
         self._written = [path for path in self._written if path in kept]
 

@@ -273,27 +273,29 @@ def changes(records: DataFrame) -> DataFrame:
     return numbers.select(key, "n", name, F.when(deletes, "D").alias("op"), F.lit("x").alias("kind"))
 
 
-def merging(path: Path, **more: Any) -> DeltaSink:
+def merging(path: Path, kind: str = "delta", **more: Any) -> TableSink:
     settings = {"transform": changes, "merge_on": ["key"], "delete_when": "op = 'D'", "order_by": "n", **more}
-    return DeltaSink(str(path), **settings)
+    return sink_of(kind, path, **settings)
 
 
-def current(path: Path) -> dict[int, tuple[int, str]]:
-    return {row["key"]: (row["n"], row["name"]) for row in rows(path).to_pylist()}
+def current(path: Path, kind: str = "delta") -> dict[int, tuple[int, str]]:
+    return {row["key"]: (row["n"], row["name"]) for row in rows(path, kind).to_pylist()}
 
 
 LAST = {n % 16: (n, f"name {n}") for n in range(RECORDS - 16, RECORDS) if n % 16 % 3}
 
 
-def test_change_rows_update_insert_and_delete(fetched: tuple[Batch, Any], tmp_path: Path) -> None:
-    sink = merging(tmp_path, partition_by=["kind"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_change_rows_update_insert_and_delete(fetched: tuple[Batch, Any], tmp_path: Path, kind: str) -> None:
+    sink = merging(tmp_path, kind, partition_by=["kind"])
     first, second = stage(sink, fetched), stage(sink, fetched, 2)
     assert all(file.path.startswith("_staged/") for file in first.files)
-    assert DeltaTable(str(tmp_path)).metadata().partition_columns == ["kind"]
     for number, batch in ((1, first), (1, first), (2, second)):
         commit(sink, number, batch)
-        assert current(tmp_path) == LAST
-    assert rows(tmp_path).num_rows == len(LAST)
+        assert current(tmp_path, kind) == LAST
+    assert rows(tmp_path, kind).num_rows == len(LAST)
+    [folder] = {path.parent.name for path in files_below(tmp_path)} - {"_staged"}
+    assert folder == "kind=x"
 
 
 def test_change_rows_are_applied_on_s3(fetched: tuple[Batch, Any], sidecar: Endpoint) -> None:
@@ -324,22 +326,43 @@ def test_change_rows_fulfil_the_rules_of_a_table_unless_they_delete(
     assert class_of(caught.value) is ErrorClass.CODE
 
 
-def test_columns_of_change_rows_are_added_to_the_table(fetched: tuple[Batch, Any], tmp_path: Path) -> None:
-    sink = merging(tmp_path)
+def test_change_rows_fulfil_the_rules_of_an_iceberg_table(fetched: tuple[Batch, Any], tmp_path: Path) -> None:
+    lake = CatalogTable("lake.clicks", catalog(tmp_path)).catalog
+    lake.create_namespace("lake")
+    fields = [("key", pa.int64()), ("n", pa.int32()), pa.field("name", pa.string(), nullable=False)]
+    lake.create_table("lake.clicks", pa.schema(fields))
+    sink = merging(tmp_path, "iceberg", evolve="ignore")
     commit(sink, 1, stage(sink, fetched))
-    wider = merging(tmp_path, evolve="add", transform=lambda records: changes(records).withColumn("more", F.lit(1)))
+    assert current(tmp_path, "iceberg") == LAST
+    nameless = merging(tmp_path, "iceberg", evolve="ignore", delete_when=None)
+    with pytest.raises(Exception, match="violates the constraint name NOT NULL") as caught:
+        stage(nameless, fetched, 2)
+    assert class_of(caught.value) is ErrorClass.CODE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_of_change_rows_are_added_to_the_table(
+    fetched: tuple[Batch, Any], tmp_path: Path, kind: str
+) -> None:
+    sink = merging(tmp_path, kind)
+    commit(sink, 1, stage(sink, fetched))
+    more = {"evolve": "add", "transform": lambda records: changes(records).withColumn("more", F.lit(1))}
+    wider = merging(tmp_path, kind, **more)
     commit(wider, 2, stage(wider, fetched, 2))
-    assert rows(tmp_path)["more"].to_pylist() == [1] * len(LAST)
+    assert rows(tmp_path, kind)["more"].to_pylist() == [1] * len(LAST)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_change_rows_without_a_key_are_refused_before_the_decision(
-    fetched: tuple[Batch, Any], tmp_path: Path
+    fetched: tuple[Batch, Any], tmp_path: Path, kind: str
 ) -> None:
     with pytest.raises(Exception, match=r"null in \['key'\], which merge_on does not allow") as caught:
         stage(
-            merging(tmp_path, transform=lambda records: changes(records).withColumn("key", F.expr("nullif(n, 7)"))),
+            merging(
+                tmp_path, kind, transform=lambda records: changes(records).withColumn("key", F.expr("nullif(n, 7)"))
+            ),
             fetched,
         )
     assert class_of(caught.value) is ErrorClass.RECORD
-    with pytest.raises(Exception, match=r"merge_on or order_by names \['id'\]"):
-        stage(merging(tmp_path, merge_on=["id"]), fetched)
+    with pytest.raises(Exception, match="merge_on or order_by names"):
+        stage(merging(tmp_path, kind, merge_on=["id"]), fetched)
