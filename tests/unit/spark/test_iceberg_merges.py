@@ -22,9 +22,10 @@ from pyiceberg.types import DoubleType, IntegerType, LongType, NestedField, Stri
 
 from kcl_dagster.errors import RecordRefused, SinkError
 from kcl_dagster.model.change_rules import DELETES, ChangeRules
-from kcl_dagster.spark.sinks import catalog_table, iceberg_commits
+from kcl_dagster.spark.sinks import catalog_table, iceberg_commits, iceberg_merges
 from kcl_dagster.spark.sinks.change_steps import steps
 from kcl_dagster.spark.sinks.iceberg_commits import commit_key
+from kcl_dagster.spark.sinks.iceberg_merges import IcebergMerge
 from kcl_dagster.worker.table_committer import RETRY_SECONDS
 from tests.unit.spark.chained_lakes import APPLICATION, IDENTIFIER, IcebergLake
 from tests.unit.spark.changed_lakes import BY_ID, changes_of, commit, found, gone
@@ -130,8 +131,13 @@ KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 
 @pytest.mark.parametrize("partitioning", ["", "bucket(3, id)", "id", "truncate(2, id)"])
+@pytest.mark.parametrize("listed", [200, 0], ids=["listed", "bounds"])
 @pytest.mark.parametrize("of", KEYS)
-def test_keys_of_each_type_are_found_again(tmp_path: Path, of: str, partitioning: str) -> None:
+def test_keys_of_each_type_are_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str, partitioning: str, listed: int
+) -> None:
+    """Partitions and files are found by a list of the keys, or by their bounds if there are many."""
+    monkeypatch.setattr(iceberg_merges, "_MOST_LISTED", listed)
     if (partitioning.startswith("bucket") and of == "bool") or (
         partitioning.startswith("truncate") and of not in ("int", "long", "string", "binary", "decimal")
     ):
@@ -500,7 +506,7 @@ def test_rows_are_read_some_at_a_time(lake: IcebergLake, monkeypatch: pytest.Mon
     lake.make(pa.schema([("id", pa.int64()), ("value", pa.string())]))
     lake.append(pa.table({"id": keys, "value": pa.array(["a"] * size)}))
     seen: list[int] = []
-    changed = iceberg_merges_changed()
+    changed = IcebergMerge._changed
 
     def counted(self: Any, batches: Any, places: Any) -> Any:
         def each() -> Any:
@@ -510,16 +516,10 @@ def test_rows_are_read_some_at_a_time(lake: IcebergLake, monkeypatch: pytest.Mon
 
         return changed(self, each(), places)
 
-    monkeypatch.setattr("kcl_dagster.spark.sinks.iceberg_merges.IcebergMerge._changed", counted)
+    monkeypatch.setattr(IcebergMerge, "_changed", counted)
     lake.decide(changes_of((0, "b"), (size - 1, "c"), gone(size // 2)))
     commit(lake)
     assert sum(seen) == size
     assert max(seen) < size // 2
     values = lake.read().sort_by("id")
     assert (values["value"][0].as_py(), values["value"][-1].as_py(), len(values)) == ("b", "c", size - 1)
-
-
-def iceberg_merges_changed() -> Any:
-    from kcl_dagster.spark.sinks.iceberg_merges import IcebergMerge
-
-    return IcebergMerge._changed
