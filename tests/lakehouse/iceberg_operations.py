@@ -323,9 +323,17 @@ OPERATIONS: Final = (
     Operation("deleted", "rows that Spark deletes stay deleted", deleted_rows),
     Operation("writer", "Spark inserts beside the sink", beside_writer),
     Operation("maintain", "Spark rewrites files and manifests and expires snapshots beside the sink", maintenance),
-    Operation("merge", "`merge_on` with deletes, into files and position deletes of Spark, of two specs", merges),
     Operation(
-        "beside", "`merge_on` beside Spark that inserts, rewrites files and expires snapshots", merges_beside
+        "merge",
+        "`merge_on` with deletes, into files and position deletes of Spark, of two specs",
+        merges,
+        ("rest", "vended", "sql"),
+    ),
+    Operation(
+        "beside",
+        "`merge_on` beside Spark that inserts, rewrites files and expires snapshots",
+        merges_beside,
+        ("rest", "sql"),
     ),
     Operation("v3", "a table of format version 3 is refused before anything is decided", version_3),
 )
