@@ -162,6 +162,10 @@ class Ledger:
     """Leases that an operator has deleted. The next sync makes them again; until then nobody may know that the hash
     keys are missing, such as a worker that finishes the parent."""
 
+    _counters_before: dict[str, int] = field(default_factory=dict)
+    """Of leases that an operator has deleted, at that time. A lease that was made again counts from 0. Until it has
+    passed this counter, it may have the same one as at the last look of a leader, and seem to stand."""
+
     _writers: dict[str, Process] = field(default_factory=dict)
     """The process behind a worker's name, from its first write on."""
 
@@ -293,6 +297,8 @@ class Ledger:
         owner, now = before.actual, self.now()
         if owner is None or owner == worker or before.is_finished or self.run_is_over(actor, owner):
             return
+        if before.counter <= self._counters_before.get(before.key, -1):
+            return
         self.takings.append((now, before.key, owner))
         stood = now - self._changed.get(before.key, 0.0)
         waited = now - self._handed[before.key] if before.key in self._handed else 0.0
@@ -313,6 +319,7 @@ class Ledger:
                 self._handed.pop(before.key, None)
                 if self.by_hand and not before.is_finished:
                     self._removed[before.key] = before
+                    self._counters_before[before.key] = before.counter
         else:
             key = after.key
             self._removed.pop(key, None)
