@@ -18,8 +18,10 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent
 from kcl_dagster.worker.latest import Start, on_a_thread
 
 WRITE_SECONDS: Final = 60.0  # a moment that goes on within its window is stored once a minute
-# Of a window in which this worker stores nothing. Only with the second one do tables get a commit without data.
-IDLE_WRITES: Final = 2
+# The same for a worker that has stored nothing since the last one: an idle stream costs next to no requests.
+IDLE_SECONDS: Final = 600.0
+# Writes of a window that do not wait for so long. Only with the second one do tables get a commit without data.
+FIRST_WRITES: Final = 2
 
 
 Keep = Callable[[str, WrittenThrough, int], None]
@@ -64,16 +66,18 @@ class CompletenessWriter:
         self._due = float("-inf")
         self._is_writing = False
         self._writes = 0  # in the window of the former moment
-        self._has_stored_records = False
+        self._kept: WrittenThrough | None = None
+        self._stored_at = 0  # epoch seconds of the last records
+        self._idle_due = float("-inf")
         self.dropped = 0
 
     def records_were_stored(self) -> None:
         """Called by the worker's main thread."""
-        self._has_stored_records = True
+        self._stored_at = int(self._clock.now())
 
     def step(self) -> None:
-        """Begin to store the moment if it has passed the end of a window, or if it was not stored for a minute. A
-        worker that has nothing to store sends no requests to the store within a window."""
+        """Begin to store the moment if it has passed the end of a window, or if it was not stored for a minute, ten
+        where the last one that was stored is later than the last records of this worker."""
         known, now = self._last(), self._clock.monotonic()
         if known is None or known.through is None:
             return
@@ -83,7 +87,6 @@ class CompletenessWriter:
         former, self._former = self._former, place
         if former != place:
             self._writes = 0
-        self._has_stored_records = False
         self._due = now + WRITE_SECONDS
         if self._is_writing:
             self.dropped += 1
@@ -99,12 +102,16 @@ class CompletenessWriter:
             self._report(str(error))
 
     def _is_due(self, now: float) -> bool:
-        return now >= self._due and (self._has_stored_records or self._writes < IDLE_WRITES)
+        if now < self._due:
+            return False
+        is_idle = self._kept is not None and (self._kept.through or 0) > self._stored_at
+        return not is_idle or self._writes < FIRST_WRITES or now >= self._idle_due
 
     def _write(self, known: WrittenThrough, wanted: int) -> None:
         try:
             self._keep(self._application, known, wanted)
             self._writes += 1
+            self._kept, self._idle_due = known, self._clock.monotonic() + IDLE_SECONDS
         except Exception as error:  # of the store or of a table's library; tried again in a minute
             self._report(brief(error))
         finally:

@@ -71,8 +71,8 @@ def write_file(store: Store, application: str, known: WrittenThrough) -> bool:
     """Write the application's file unless it has a moment as late. Returns whether it was written.
 
     Two workers may write at once, and one of them may have been paused before it wrote: then the file goes back to
-    an older moment, which is a true lower bound, until the next worker writes, a minute later. Raises OSError and
-    errors of AWS.
+    an older moment, which is a true lower bound, until the next write, ten minutes later at most. Raises OSError
+    and errors of AWS.
     """
     if known.through is None:
         return False

@@ -81,7 +81,8 @@ def stage(staging: Staging[T]) -> T:
 
 
 def together(stagings: Mapping[str, Staging[T]], discard: Callable[[str, T], None]) -> Staging[dict[str, T]]:
-    """One job for all. If one of them fails, none is staged: `discard` is called for those that did not fail."""
+    """One job for all. If one of them fails, none is staged: `discard` is called for those that had been staged. If
+    the job itself fails, it is not known which files its tasks have written for tables."""
     jobs: dict[str, DataFrame] = {}
     staged: dict[str, T] = {}
     try:
@@ -98,11 +99,12 @@ def together(stagings: Mapping[str, Staging[T]], discard: Callable[[str, T], Non
             except BaseException as error:  # the other sinks are told of their files all the same, to remove them
                 problems.append(error)
         if problems:
-            raise problems[0]
+            raise next((one for one in problems if not isinstance(one, Exception)), problems[0])
     except BaseException:
         with uninterrupted():
             for staging in stagings.values():
-                staging.close()
+                with suppress(Exception):  # of its clean-up: that of the others counts, and the error that led here
+                    staging.close()
             for name, one in staged.items():
                 discard(name, one)
         raise
@@ -114,9 +116,10 @@ def _manifests(jobs: Mapping[str, DataFrame], stagings: Mapping[str, Staging[T]]
     found: dict[str, Manifest] = {name: [] for name in jobs}
     if not jobs:
         return found
-    parts = [frame.withColumn(_SINK, functions.lit(name)) for name, frame in jobs.items()]
     try:
-        rows = yield reduce(DataFrame.unionAll, parts)
+        # The method of the frame itself: those of Spark Connect are of another class.
+        parts = [frame.withColumn(_SINK, functions.lit(name)) for name, frame in jobs.items()]
+        rows = yield reduce(lambda one, other: one.unionAll(other), parts)
     except BaseException as error:
         stagings[next(iter(jobs))].throw(error)
         raise

@@ -76,20 +76,31 @@ def test_a_moment_is_stored_once_a_minute_and_when_it_passes_the_end_of_a_window
     assert [wanted for _, wanted in setting.kept[-2:]] == [0, 7200]
 
 
-def test_a_worker_that_stores_nothing_writes_twice_in_a_window() -> None:
-    setting = Setting(WrittenThrough(3700))
+def test_a_worker_that_stores_nothing_writes_every_ten_minutes() -> None:
+    setting = Setting(WrittenThrough(7300), clock=FakeClock(7400))
     written = []
-    for minute in range(5):
-        setting.known = WrittenThrough(3700 + 60 * minute)
+    for minute in range(25):
+        setting.known = WrittenThrough(7300 + 60 * minute)
         written.append(setting.step())
         setting.clock.advance(WRITE_SECONDS)
-    assert written == [1, 1, 0, 0, 0]
-    setting.writer.records_were_stored()
+    assert [minute for minute, one in enumerate(written) if one] == [0, 1, 11, 21]
+    setting.known = WrittenThrough(10_800)
+    assert setting.step() == 1, "the end of a window is stored at once"
+
+
+def test_after_the_last_records_moments_are_stored_until_one_is_later() -> None:
+    setting = Setting(WrittenThrough(7300), clock=FakeClock(7400))
+    for _ in range(5):
+        setting.step()
+        setting.clock.advance(WRITE_SECONDS)
+    setting.writer.records_were_stored()  # at 7700
+    setting.known = WrittenThrough(7670)
     assert setting.step() == 1
     setting.clock.advance(WRITE_SECONDS)
+    setting.known = WrittenThrough(7730)
+    assert setting.step() == 1, "the former one does not say that these records are stored"
+    setting.clock.advance(WRITE_SECONDS)
     assert setting.step() == 0
-    setting.known = WrittenThrough(7200)
-    assert setting.step() == 1, "the end of a window is stored at once"
 
 
 def test_a_write_that_failed_counts_for_none() -> None:
@@ -98,6 +109,19 @@ def test_a_write_that_failed_counts_for_none() -> None:
         setting.step()
         setting.clock.advance(WRITE_SECONDS)
     assert len(setting.events) == 3
+    setting.error = None
+    assert setting.step() == 1
+
+
+def test_a_write_that_failed_after_records_is_repeated_in_a_minute() -> None:
+    setting = Setting(WrittenThrough(7300), clock=FakeClock(7400))
+    for _ in range(3):
+        setting.step()
+        setting.clock.advance(WRITE_SECONDS)
+    setting.writer.records_were_stored()
+    setting.known, setting.error = WrittenThrough(7700), OSError("full")
+    assert setting.step() == 0
+    setting.clock.advance(WRITE_SECONDS)
     setting.error = None
     assert setting.step() == 1
 
