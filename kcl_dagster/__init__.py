@@ -100,14 +100,14 @@ __all__ = [  # noqa: RUF022 - grouped by topic
     "KclSparkResource",
     "KclTranslator",
     "KclAsset",
-    # Where records go
+    # The stores of records
     "parquet",
     "delta",
     "iceberg",
     "foreach_batch",
     "SinkChoice",
     "Batch",
-    # What an application is
+    # The settings of an application
     "Application",
     "StreamSettings",
     "StartAt",
@@ -119,7 +119,7 @@ __all__ = [  # noqa: RUF022 - grouped by topic
     "PolicySettings",
     "TableSettings",
     "TelemetrySettings",
-    # What can go wrong
+    # Errors and dead letters
     "KclError",
     "Unavailable",
     "DeadLetter",

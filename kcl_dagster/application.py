@@ -1,6 +1,7 @@
-"""What an application is: a name, its streams, its tables, and how it behaves.
+"""The settings of an application: its name, its streams, its tables, and its behaviour.
 
-Frozen pydantic values. Everything has a default that works; what cannot work is refused here, by name.
+The settings are frozen pydantic values. Everything has a default that works. Values that cannot work are refused
+here, with the name of the field.
 """
 
 import re
@@ -15,13 +16,13 @@ from kcl_dagster.folder import misspelt
 
 Seconds = Annotated[float, Field(gt=0)]
 
-# Dagster's sensor loop wakes every five seconds and compares with the start of the last tick, so an interval
-# of 5k alternates between 5k and 5k+5. One second less gives exactly 5k.
+# Dagster's sensor loop runs every five seconds and compares with the start of the last tick, so an interval of 5k
+# seconds alternates between 5k and 5k+5. One second less gives exactly 5k.
 _SENSOR_LOOP_SECONDS = 5
 
 
 def refusal(error: ValidationError) -> str:
-    """What pydantic refused, as a line for an operator: the field, the rule and the value of each."""
+    """What pydantic refused, as one line for an operator: the field, the rule and the value of each error."""
     return "; ".join(
         f"{'.'.join(map(str, one['loc']))}: {one['msg']}, and is {one['input']!r}"
         if one["loc"]
@@ -43,8 +44,8 @@ class Position(StrEnum):
 
 
 class StartAt(_Settings):
-    """An initial position, for shards that have no checkpoint. Resolved once, when the application first sees the
-    stream, and then written down.
+    """The initial position of shards without a checkpoint. It is resolved once, when the application first reads
+    the stream, and then stored.
 
     Example:
         .. code-block:: python
@@ -53,10 +54,11 @@ class StartAt(_Settings):
     """
 
     position: Position = Position.TRIM_HORIZON
-    """The oldest record that the stream still has; or what arrives from the first tick on; or a moment."""
+    """TRIM_HORIZON: the oldest record that the stream still has. LATEST: records that arrive from the first tick
+    on. AT_TIMESTAMP: records that arrive from `timestamp` on."""
 
     timestamp: datetime | None = None
-    """Belongs to AT_TIMESTAMP and only to it; must carry a zone."""
+    """The time for AT_TIMESTAMP, and only for it; must have a time zone."""
 
     @model_validator(mode="after")
     def _timestamp_fits(self) -> Self:
@@ -85,30 +87,30 @@ class StreamSettings(_Settings):
     """
 
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.-]+$")]
-    """As Kinesis knows it, or its ARN, which then is `arn`."""
+    """The name of the stream in Kinesis. The ARN may be given instead; it is then also the value of `arn`."""
 
     arn: str | None = None
-    """Of a stream in another account or region. Every request names the stream by it, and goes to its region. Left
+    """The ARN of a stream in another account or region. Every request uses it, and is sent to its region. If left
     out, the stream is in the account and the region of the connection."""
 
     consumer_arn: str | None = None
-    """Of a fan-out consumer that the owner of the stream has registered for this application. Workers then neither
-    look for a consumer nor register one. Has no effect while the application polls."""
+    """The ARN of a fan-out consumer that the owner of the stream has registered for this application. Workers then
+    neither look for a consumer nor register one. Has no effect if the application polls."""
 
     account: Annotated[str, Field(pattern=r"^\d{12}$")] | None = None
-    """Part of the lease keys of an application of several streams; looked up when left out."""
+    """The account of the stream, a part of the lease keys of a multi-stream application; looked up if left out."""
 
     creation_epoch: Annotated[int, Field(gt=0)] | None = None
-    """As `account`: tells a stream from another one of its name that came before it. The second in which the stream
-    was created when left out; a Java application may have chosen another number."""
+    """A part of the lease keys, like `account`. It distinguishes a stream from an earlier one with the same name.
+    If left out: the second in which the stream was created. A Java application may have chosen another number."""
 
     start: StartAt = StartAt()
-    """Where a shard without a checkpoint begins."""
+    """The position at which a shard without a checkpoint begins."""
 
     @model_validator(mode="before")
     @classmethod
     def _arn_names_the_stream(cls, values: Any) -> Any:
-        """The ARN says the name, and may be given in its place."""
+        """Take the name from the ARN, which may be given in place of the name."""
         if not isinstance(values, Mapping):
             return values
         name, arn = values.get("name"), values.get("arn")
@@ -142,17 +144,18 @@ class StreamSettings(_Settings):
 
     @property
     def region(self) -> str | None:
-        """That of the ARN."""
+        """The region in the ARN; None without an ARN."""
         found = _STREAM_ARN.fullmatch(self.arn or "")
         return None if found is None else found["region"]
 
 
-# Of a renewal interval: how long before the end of the lease duration the last renewal but one is still in time.
+# A lease duration has `renewals_per_lease` renewal intervals, less this part of one: the renewal at its end would
+# come too late, so the others have more time.
 LAST_RENEWAL: Final = 0.15
 
 
 class Timings(_Settings):
-    """How often, and how long until. All in seconds.
+    """Intervals and time limits, all in seconds.
 
     Example:
         .. code-block:: python
@@ -161,40 +164,43 @@ class Timings(_Settings):
     """
 
     lease_duration: Seconds = 30.0
-    """A lease whose counter stood still this long is up for taking. Java's name: failoverTimeMillis; a fleet
-    that mixes both must use one value."""
+    """A lease may be taken if its counter was unchanged for this long. Java's name is failoverTimeMillis; a fleet
+    with both kinds of workers must use one value."""
 
     renewals_per_lease: Annotated[int, Field(ge=2, le=10)] = 3
-    """Renewals in a lease duration; all but one may fail before the lease is lost."""
+    """Renewals per lease duration; all but one may fail before the lease is lost."""
 
     tick_interval: Annotated[int, Field(ge=4)] = 4
     """The leader sensor's minimum interval. Must be one less than a multiple of five."""
 
     tick_budget: Annotated[float, Field(gt=0, le=45)] = 20.0
-    """A tick stops and resumes next time after this. Dagster abandons, but does not stop, a tick after 60 s."""
+    """After this time, a tick stops, and the next one continues. Dagster abandons, but does not stop, a tick after
+    60 s."""
 
     handoff_timeout: Seconds = 30.0
-    """How long the old owner of a lease may take to finish its batch before the leader forces the move."""
+    """How long the old owner of a lease may take to finish its batch before the leader forces the handoff."""
 
     arrival_margin: Annotated[float, Field(ge=0)] = 10.0
-    """Arrival times are approximate, and a shard's records are not strictly in their order. The application counts
-    as complete through a moment that is this much earlier than what its leases say."""
+    """Arrival times are approximate, and a shard's records are not strictly in their order. The application
+    therefore counts as complete only through a moment that is this much earlier than the one that its leases
+    record."""
 
     leader_lock: Seconds = 60.0
-    """A leader whose lock did not change for this long has lost it."""
+    """If the leader lock was unchanged for this long, another leader may take it."""
 
     shard_audit: Seconds = 60.0
-    """How often the leader compares leases with the stream although nothing asks for it."""
+    """How often the leader compares the leases with the stream without a special reason."""
 
     heartbeat: Seconds = 5.0
     """How often a worker writes its row; Java fleets need 30 or less."""
 
     leaderless: Seconds = 120.0
-    """Workers that have seen no leader for this long take leases by themselves."""
+    """If workers have observed no leader for this long, they take leases by themselves."""
 
     @property
     def renewal_interval(self) -> float:
-        """A renewal at the very end of the lease duration would come too late, so the others share the time."""
+        """The interval between renewals. A renewal at the very end of the lease duration would come too late, so
+        the others share the time."""
         return self.lease_duration / (self.renewals_per_lease - LAST_RENEWAL)
 
     @field_validator("tick_interval")
@@ -206,7 +212,7 @@ class Timings(_Settings):
         return value
 
 
-# Policies name a key by its ARN only: neither by its id nor by an alias.
+# IAM policies can name a key only by its ARN, not by its id or an alias.
 KMS_KEY: Final = r"^arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[a-zA-Z0-9-]+$"
 
 
@@ -216,7 +222,8 @@ class Billing(StrEnum):
 
 
 class TableSettings(_Settings):
-    """Names and creation options. Options are applied to tables we create, never to existing ones.
+    """The names of the tables and options for creating them. Options are applied to tables that kcl-dagster
+    creates, never to existing ones.
 
     Example:
         .. code-block:: python
@@ -225,16 +232,16 @@ class TableSettings(_Settings):
     """
 
     lease_table: str | None = None
-    """The application's name when left out, as in the KCL."""
+    """If left out, the application's name, as in the KCL."""
 
     billing: Billing = Billing.PAY_PER_REQUEST
-    """On demand, or with a capacity of its own."""
+    """Pay per request, or for provisioned capacity."""
 
     read_capacity: Annotated[int, Field(ge=1)] = 10
-    """Read units a second, with PROVISIONED."""
+    """Read units per second, with PROVISIONED."""
 
     write_capacity: Annotated[int, Field(ge=1)] = 10
-    """Write units a second, with PROVISIONED."""
+    """Write units per second, with PROVISIONED."""
 
     point_in_time_recovery: bool = False
     """Keep 35 days of backups."""
@@ -243,23 +250,23 @@ class TableSettings(_Settings):
     """Refuse to delete the table until this is switched off."""
 
     kms_key: Annotated[str, Field(pattern=KMS_KEY)] | None = None
-    """ARN of the key in KMS that encrypts the tables; left out, the key is DynamoDB's own."""
+    """The ARN of the KMS key that encrypts the tables; if left out, DynamoDB's own key does."""
 
     tags: dict[str, str] = {}
-    """Put on the tables."""
+    """Tags of the tables."""
 
     create: bool = True
-    """False where tables are made by others: a missing table is then an error, never created."""
+    """Set to False if the tables are created by other tools: a missing table is then an error."""
 
     owner_index: bool = True
     """Create the KCL's index on leaseOwner with the table. Java workers need it; ours do not depend on it."""
 
     scan_segments: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Parallel scan segments; 0 lets the table's size decide."""
+    """The number of parallel scan segments; 0: determined by the table's size."""
 
 
 class PolicySettings(_Settings):
-    """Which worker gets which lease.
+    """The rules by which leases are assigned to workers.
 
     Example:
         .. code-block:: python
@@ -268,26 +275,28 @@ class PolicySettings(_Settings):
     """
 
     name: Literal["balanced", "count", "throughput", "kcl", "taker"] = "balanced"
-    """What is made even: CPU where workers publish it, else throughput; the number of leases; throughput. Or as
-    KCL 3.5.1 does it, mistakes included; or by the rules of KCL 2.x."""
+    """What is distributed evenly. `balanced`: CPU if workers publish it, otherwise throughput. `count`: the number
+    of leases. `throughput`: throughput. `kcl`: as KCL 3.5.1 does it, including its defects. `taker`: by the rules
+    of KCL 2.x."""
 
     max_leases_per_worker: Annotated[int, Field(ge=1)] | None = None
-    """A worker is never given more."""
+    """The most leases that a worker is given."""
 
     max_throughput_kbps_per_worker: Annotated[float, Field(gt=0)] | None = None
-    """A worker is never given more than it reads with, in KB/s; the fleet grows when it would have to be."""
+    """The most throughput that a worker is given, in KB/s. If all workers have reached it, the fleet grows."""
     moves_per_tick: Annotated[int, Field(ge=1)] = 50
-    """Balancing handoffs started in one tick; unserved leases are never held back by it."""
+    """The most balancing handoffs that are started in one tick. It does not delay unserved leases."""
 
     imbalance: Annotated[float, Field(gt=0, lt=1)] = 0.10
-    """A worker within this fraction of the mean load is balanced."""
+    """A worker is balanced if its load differs from the mean by no more than this fraction."""
 
     graceful: bool = True
-    """Ask the old owner to finish its batch before a lease moves; otherwise it is fenced off at once."""
+    """Ask the old owner to finish its batch before a lease moves. Otherwise the lease moves at once, and later
+    writes of the old owner are refused."""
 
 
 class FleetSettings(_Settings):
-    """How many workers there are, and for how long each lives.
+    """The number of workers, and their lifetime.
 
     Example:
         .. code-block:: python
@@ -296,32 +305,33 @@ class FleetSettings(_Settings):
     """
 
     min_workers: Annotated[int, Field(ge=0)] = 1
-    """Never fewer, as long as there are shards for them. With 0, the fleet rests when everything is read: the last
-    worker goes as `scale_down_lag` and `cooldown` say, and the first one starts when a record has waited for longer
-    than `scale_up_lag`."""
+    """The smallest number of workers, as long as there are shards for them. With 0, the fleet rests when everything
+    is read: the last worker ends according to `scale_down_lag` and `cooldown`, and the first one starts when a
+    record has waited for longer than `scale_up_lag`."""
 
     max_workers: Annotated[int, Field(ge=1, le=1000)] = 4
-    """Never more. Dagster must allow as many runs at once, and some for other jobs."""
+    """The largest number of workers. Dagster must allow as many concurrent runs, and some for other jobs."""
 
     scale_up_lag: Seconds = 60.0
-    """A stream further behind than this asks for another worker."""
+    """If a stream is further behind than this, a worker is added."""
 
     scale_down_lag: Seconds = 5.0
-    """Only a stream that is at most this far behind lets a worker go."""
+    """A worker is removed only if the stream is at most this far behind."""
 
     shards_per_worker: Annotated[int, Field(ge=1)] = 16
-    """Open shards one worker is meant to read; the fleet grows with the stream."""
+    """The number of open shards per worker; the fleet grows with the stream."""
 
     cooldown: Seconds = 120.0
-    """From one change of the number of workers to the next."""
+    """The shortest time between two changes of the number of workers."""
 
     lifetime: Seconds = 12 * 3600.0
-    """A worker is replaced after this: new libraries, bounded logs, bounded events. The leader replaces one worker
-    at a time, once its successor runs if `max_workers` allows one. A worker that no leader replaces ends by itself,
-    after two to three lifetimes."""
+    """A worker is replaced after this time, to use new libraries and to limit its logs and events. The leader
+    replaces one worker at a time. If `max_workers` allows, it first waits until the successor runs. A worker that
+    no leader replaces ends by itself after two to three lifetimes."""
 
     zone: str | None = None
-    """Availability zone of the workers, in their rows. A lease stays in its zone where that is as good as any."""
+    """The availability zone of the workers, which their rows record. A lease stays in its zone if that is as good
+    as any other."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -346,7 +356,7 @@ class FailureAction(StrEnum):
 
 
 class FailurePolicy(_Settings):
-    """Retries come first, with backoff; then the action.
+    """The treatment of batches that fail: first retries with backoff, then the action.
 
     Example:
         .. code-block:: python
@@ -355,22 +365,24 @@ class FailurePolicy(_Settings):
     """
 
     action: FailureAction = FailureAction.STOP
-    """Stop the shard; or look for the failing record, and then stop, store it elsewhere, or leave it out."""
+    """`stop`: stop the shard. The other actions first look for the failing record. Then `bisect` stops the shard,
+    `dead_letter` stores the record elsewhere, and `skip` leaves it out."""
 
     attempts: Annotated[int, Field(ge=1)] = 5
-    """How often a shard's batch is tried before the action."""
+    """How many times a shard's batch is tried before the action."""
 
     outage_attempts: Annotated[int, Field(ge=1)] = 10
-    """How often a batch is tried that the sink, AWS or Spark fails, before its shard is shown as stopped. It is
-    tried once a minute from then on, and goes on by itself when the outage ends; no record is set aside for it."""
+    """How many times a batch that fails because of the sink, AWS or Spark is tried before its shard is shown as
+    stopped. From then on, it is tried once per minute, and the shard continues by itself when the outage ends. No
+    record is set aside for an outage."""
 
     max_age: Seconds | None = None
-    """The action comes, whatever `attempts` is, when the batch has failed for longer than this, counted from its
-    first failure without the time of outages, and anew for each piece that it is cut into. After an outage of this
-    length the shard is shown as stopped."""
+    """The action also applies, whatever `attempts` is, if the batch has been failing for longer than this. The time
+    is counted from its first failure, without outages, and anew for each piece into which it is split. After an
+    outage of this length, the shard is shown as stopped."""
 
     dead_letter_path: str | None = None
-    """A directory or `s3://bucket/prefix`, for dead_letter."""
+    """A directory or `s3://bucket/prefix`, for the action `dead_letter`."""
 
     @model_validator(mode="after")
     def _has_a_place(self) -> Self:
@@ -385,7 +397,8 @@ class FailurePolicy(_Settings):
 
 
 class BatchSettings(_Settings):
-    """What a batch is made of. It is closed by the first of its three limits that is reached.
+    """The limits of a batch, and how its records are read. A batch is closed by the first of its three limits that
+    is reached.
 
     Example:
         .. code-block:: python
@@ -394,53 +407,56 @@ class BatchSettings(_Settings):
     """
 
     max_seconds: Seconds = 5.0
-    """Time for reading. Fewer, larger batches cost less and make larger files. Left out: 5, and 6.5 for a folder in
-    S3."""
+    """The time for reading. Fewer, larger batches cost less and make larger files. If left out: 5, or 6.5 for a
+    folder in S3."""
 
     max_records: Annotated[int, Field(ge=1)] = 100_000
-    """Of all shards of the worker together. Records inside of aggregates count: a batch may end inside of one."""
+    """The most records of all shards of the worker together. Records inside aggregates are counted, so a batch may
+    end inside an aggregate."""
 
     max_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
-    """Payloads and keys of all shards of the worker together; exceeded only by a single record that is larger. The
-    driver's heap should be five times this."""
+    """The most bytes of payloads and keys of all shards of the worker together; exceeded only by a single larger
+    record. The driver's heap should be five times as large."""
 
     idle_seconds: Seconds = 1.0
-    """The shortest time from one batch to the next while every shard is at its tip."""
+    """The shortest time between two batches while every shard is at its tip."""
 
     linger_seconds: Seconds | None = None
-    """A batch is closed so long after its first records, although `max_seconds` are not over: records are seen
-    sooner, and there are more batches. While all shards of a worker are more than a second behind, batches are
-    large all the same. Left out: for record processors 0.05 s by fan-out and 1 s by polling, and no limit for other
-    batches, which cost a Spark job each."""
+    """A batch is closed this long after its first records, even before `max_seconds`. Records are stored sooner,
+    and there are more batches. While all shards of a worker are more than a second behind, batches are large
+    anyway. If left out: 0.05 s by fan-out and 1 s by polling for record processors. Other batches, which cost a
+    Spark job each, have no such limit then."""
 
     retrieval: Retrieval = Retrieval.POLLING
-    """GetRecords, with at most four calls a second and shard; or enhanced fan-out, where the stream pushes what
-    arrives. A subscription goes on from one batch to the next as long as the same process reads the shard. Another
-    process subscribes five seconds after the last subscription at the earliest."""
+    """`polling`: GetRecords, with at most four calls per second per shard. `fanout`: enhanced fan-out, where the
+    stream pushes the records. A subscription continues from one batch to the next as long as the same process reads
+    the shard. Another process can subscribe five seconds after the last subscription at the earliest."""
 
     consumer_name: str | None = None
-    """Fan-out consumer; the application's name when left out."""
+    """The name of the fan-out consumer; if left out, the application's name."""
 
     deaggregate: bool = True
-    """Open what the Kinesis Producer Library packed into one record. It may be changed at any time. Afterwards, an
-    aggregate of which a part was stored is opened to its end, and one that was stored unopened stays unopened."""
+    """Open the aggregates into which the Kinesis Producer Library packs records. It may be changed at any time.
+    Afterwards, an aggregate of which a part was stored is opened to its end, and one that was stored unopened
+    remains unopened."""
 
     prefetch: bool = True
     """Read the next batch while this one is written."""
 
     on_data_loss: Literal["stop", "continue"] = "stop"
-    """What a shard does when records left the stream before they were read."""
+    """What happens to a shard if records left the stream before they were read."""
 
     max_process_seconds: Seconds | None = None
     """How long your code may work on one batch. A batch that takes longer is cancelled, and the failure policy
-    applies as if your code had raised an error. Without a limit a batch may take for ever; an event tells of it."""
+    applies as if your code had raised an error. Without a limit a batch may take for ever, but an event reports it.
+    """
 
     failure: FailurePolicy = FailurePolicy()
     """What to do with records that your code cannot process."""
 
 
 class MetricsLevel(StrEnum):
-    """How much goes to CloudWatch: the KCL's levels."""
+    """How many metrics are sent to CloudWatch: the KCL's levels."""
 
     NONE = "NONE"
     SUMMARY = "SUMMARY"
@@ -448,7 +464,7 @@ class MetricsLevel(StrEnum):
 
 
 class TelemetrySettings(_Settings):
-    """What workers and leaders let others see, beside Dagster. All of it is off unless asked for.
+    """Logs, metrics and traces of workers and leaders, in addition to Dagster's. All of it is off by default.
 
     Example:
         .. code-block:: python
@@ -457,34 +473,36 @@ class TelemetrySettings(_Settings):
     """
 
     json_logs: bool = False
-    """Write what `kcl_dagster` logs in a worker to standard error, one JSON object a line."""
+    """Write the logs of `kcl_dagster` in a worker to standard error, one JSON object per line."""
 
     openmetrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
-    """Serve OpenMetrics there: worker-000 at this port, worker-001 at the next one, and so on. 0: any free one."""
+    """Serve OpenMetrics at this port: worker-000 at the port itself, worker-001 at the next one, and so on. 0: any
+    free port."""
 
     openmetrics_port_by_slot: bool = True
-    """False where each worker has an address of its own, such as a pod: all are at `openmetrics_port`."""
+    """Set to False if each worker has an address of its own, such as a pod: all then use `openmetrics_port`
+    itself."""
 
     openmetrics_host: str = "127.0.0.1"
-    """Where to listen; `0.0.0.0` for scrapers on other machines. Every client that reaches the port gets the
-    metrics."""
+    """The address to listen at; `0.0.0.0` for scrapers on other machines. Every client that reaches the port gets
+    the metrics."""
 
     cloudwatch: MetricsLevel = MetricsLevel.NONE
-    """Publish the KCL's metrics under its names. Needs cloudwatch:PutMetricData, and is not free."""
+    """Publish the KCL's metrics under its names, for which AWS charges. Needs cloudwatch:PutMetricData."""
 
     cloudwatch_namespace: str | None = None
-    """The application's name when left out, as in the KCL."""
+    """If left out, the application's name, as in the KCL."""
 
     opentelemetry_traces: bool = False
-    """Make each batch, and each tick of the leader, a trace of OpenTelemetry. Needs the extra `otel`, as
-    `opentelemetry_metrics` does."""
+    """Record each batch, and each tick of the leader, as a trace of OpenTelemetry. Like `opentelemetry_metrics`,
+    needs the extra `otel`."""
 
     opentelemetry_metrics: bool = False
-    """Send what `openmetrics_port` would serve by OpenTelemetry, too."""
+    """Also send the metrics of `openmetrics_port` by OpenTelemetry."""
 
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://[^\s]+$")] | None = None
-    """The collector, such as `http://127.0.0.1:4318`. When left out: the providers that the process has
-    set globally, or else what `OTEL_EXPORTER_OTLP_ENDPOINT` and its like say."""
+    """The address of the collector, such as `http://127.0.0.1:4318`. If left out: the providers that the process
+    has set globally, or else the environment variables `OTEL_EXPORTER_OTLP_ENDPOINT` and similar."""
 
 
 class Application(_Settings):
@@ -497,31 +515,31 @@ class Application(_Settings):
     """
 
     name: Annotated[str, Field(min_length=3, max_length=200, pattern=r"^[a-zA-Z0-9_.-]+$")]
-    """Also the name of the lease table and of the fan-out consumer, unless those are named."""
+    """Also the name of the lease table and of the fan-out consumer, unless they have names of their own."""
 
     streams: Annotated[tuple[StreamSettings, ...], Field(min_length=1)]
-    """Names, or their settings; several with `multi_stream`."""
+    """The names or settings of the streams; several require `multi_stream`."""
 
     multi_stream: bool = False
-    """Lease keys carry the stream. Must be set with several streams, may be set with one."""
+    """Include the stream in lease keys. Required for several streams, allowed for one."""
 
     timings: Timings = Timings()
-    """How often, and how long until."""
+    """Intervals and time limits."""
 
     tables: TableSettings = TableSettings()
     """Names and options of the tables."""
 
     policy: PolicySettings = PolicySettings()
-    """Which worker gets which lease."""
+    """The rules by which leases are assigned to workers."""
 
     fleet: FleetSettings = FleetSettings()
-    """How many workers."""
+    """The number of workers, and their lifetime."""
 
     batch: BatchSettings = BatchSettings()
     """How records are read and processed."""
 
     telemetry: TelemetrySettings = TelemetrySettings()
-    """Logs and metrics beside Dagster's."""
+    """Logs and metrics in addition to Dagster's."""
 
     @field_validator("streams", mode="before")
     @classmethod
@@ -549,7 +567,8 @@ class Application(_Settings):
 
     @property
     def kinesis_access(self) -> dict[str, str]:
-        """What the ARNs of the streams say of the connection to Kinesis, as fields of `kcl_dagster.aws.Access`."""
+        """The part of the connection to Kinesis that follows from the ARNs of the streams, as fields of
+        `kcl_dagster.aws.Access`."""
         arns = [stream.arn for stream in self.streams if stream.arn is not None]
         region = next((stream.region for stream in self.streams if stream.region is not None), None)
         return {} if region is None else {"region": region, "stream_arns": " ".join(arns)}

@@ -1,7 +1,7 @@
-"""The edge to AWS: how clients are made, and the one place where botocore's errors become ours.
+"""The edge to AWS: creates clients, and maps botocore's errors to ours in one place.
 
-Everything above talks to a *client*: an object with boto3's low-level method names. `call` sends one request
-and raises only `kcl_dagster.errors`; `retried` repeats what is safe to repeat inside a deadline.
+All other modules use a *client*: an object with boto3's low-level method names. `call` sends one request and raises
+only `kcl_dagster.errors`. `retried` repeats what is safe to repeat before a deadline.
 """
 
 import functools
@@ -41,11 +41,12 @@ from kcl_dagster.time_limit import TimeIsOver, within
 
 T = TypeVar("T")
 Client = Any
-"""A boto3 low-level client, or anything with its method names: the in-memory stand-ins have no common base."""
+"""A boto3 low-level client, or a fake with its method names. They have no common base class."""
 
-CONNECT_SECONDS: Final = 2.0  # a reachable endpoint accepts in milliseconds; more only delays the next attempt
+# A reachable endpoint accepts in milliseconds; a longer limit only delays the next attempt
+CONNECT_SECONDS: Final = 2.0
 READ_SECONDS: Final = 5.0  # well above DynamoDB's worst case, well below a lease duration
-TOTAL_SECONDS: Final = CONNECT_SECONDS + READ_SECONDS  # of one call, however its answer arrives
+TOTAL_SECONDS: Final = CONNECT_SECONDS + READ_SECONDS  # for one call, however its response arrives
 FIRST_PAUSE: Final = 0.05  # seconds; about one round trip, doubled with every attempt
 LONGEST_PAUSE: Final = 2.0  # seconds; a throttled table recovers within its one-second accounting
 LONGEST_SESSION_NAME: Final = 64  # characters; STS refuses longer names
@@ -86,9 +87,9 @@ _DENIED: Final = frozenset(
     {"AccessDenied", "AccessDeniedException", "KMSAccessDeniedException", "OptInRequired", "UnauthorizedOperation"}
 )
 
-_TIMED_OUT: Final = frozenset({"RequestTimeout", "RequestTimeoutException"})  # S3 calls it the caller's fault
+_TIMED_OUT: Final = frozenset({"RequestTimeout", "RequestTimeoutException"})  # S3 reports it as the caller's fault
 
-# Of a transaction's reasons, what counts most comes first: a condition that fails will fail again.
+# If a transaction has several reasons, the first of these counts: a failed condition will fail again.
 _CANCELLED: Final = "TransactionCanceledException"
 _CANCELLATIONS: Final = {
     "ConditionalCheckFailed": "ConditionalCheckFailedException",
@@ -100,7 +101,7 @@ _WORD: Final = re.compile(r"\w+")
 
 
 class RequestRefused(ServiceError):
-    """The service answered with an error that only the caller can judge, by its `code`."""
+    """The service answered with an error that only the caller can interpret, by its `code`."""
 
     def __init__(self, message: str, code: str, answer: Mapping[str, Any]) -> None:
         super().__init__(message)
@@ -109,11 +110,12 @@ class RequestRefused(ServiceError):
 
 
 class ConditionFailed(RequestRefused):
-    """A conditional write was not applied. `item` is what stood in its way, where the request asked for it."""
+    """A conditional write was not applied. `item` is the present row, if the request asked for it."""
 
     @property
     def item(self) -> dict[str, Any] | None:
-        """Of a transaction: what stood in the way of its first write."""
+        """The present row; for a transaction, that of its first write. None if there is none or it was not
+        returned."""
         reasons = self.answer.get("CancellationReasons")
         item: dict[str, Any] | None = (reasons[0] if reasons else self.answer).get("Item")
         return item or None
@@ -124,11 +126,11 @@ class ResourceMissing(RequestRefused):
 
 
 class ResourceBusy(RequestRefused):
-    """It exists already, or is just being created, changed or deleted."""
+    """The resource exists already, or is just being created, changed or deleted."""
 
 
 class Unanswered(OutcomeUnknown):
-    """The request may have been carried out: it was sent, and no usable answer came back."""
+    """The request may have been carried out: it was sent, but no usable response was received."""
 
 
 _BOTOCORES: Final = (botocore_errors.BotoCoreError, botocore_errors.ClientError, ResponseParserError)
@@ -142,19 +144,19 @@ _BY_CODE: Final[dict[str, type[RequestRefused]]] = {
 
 
 def call(client: Client, method: str, **parameters: Any) -> dict[str, Any]:
-    """One request, once: `call(client, "update_item", TableName=...)`. Raises only errors of ours.
+    """Send one request once: `call(client, "update_item", TableName=...)`. Raises only errors of ours.
 
-    With a client of `Access.client` it returns within `Access.client`'s `total_seconds`, whatever the service does.
-    An answer that is not whole is none: the error is Unanswered.
+    With a client of `Access.client`, it returns within that method's `total_seconds`, whatever the service does. An
+    incomplete response counts as none: the error is Unanswered.
     """
     limit = getattr(client, _LIMIT, None)
     try:
         answer: dict[str, Any] = (
             within(limit, lambda: getattr(client, method)(**parameters))
-            if isinstance(limit, float)  # of a stand-in, every attribute may be a method
+            if isinstance(limit, float)  # a fake may return a method for any attribute
             else getattr(client, method)(**parameters)
         )
-    except _BOTOCORES as error:  # not by `mapped_errors`: a generator costs as much as the rest of a cheap call
+    except _BOTOCORES as error:  # `mapped_errors` is not used: a generator would double the cost of a cheap call
         raise _translated(error, client, method, parameters) from error
     except TimeIsOver as error:
         raise Unanswered(f"no answer to {_where(client, method, parameters)}: {error}") from error
@@ -167,7 +169,8 @@ def call(client: Client, method: str, **parameters: Any) -> dict[str, Any]:
 
 @contextmanager
 def mapped_errors(client: Client, method: str, parameters: Mapping[str, Any]) -> Iterator[None]:
-    """Turns what botocore raises inside into an error of ours. For what `call` cannot wrap, like event streams."""
+    """Map botocore errors within the block to errors of ours. For what `call` cannot wrap, such as event
+    streams."""
     try:
         yield
     except _BOTOCORES as error:
@@ -177,7 +180,7 @@ def mapped_errors(client: Client, method: str, parameters: Mapping[str, Any]) ->
 def retried(action: Callable[[], T], runtime: Runtime, deadline: float) -> T:
     """Repeat `action` until it succeeds or `runtime.clock.monotonic()` would pass `deadline`; then raise its error.
 
-    For reads and for writes that may be applied twice: also repeats what was sent and not answered.
+    For reads, and for writes that may be applied twice: it also repeats requests without a response.
     """
     waits = pauses(runtime)
     while True:
@@ -193,7 +196,7 @@ def retried(action: Callable[[], T], runtime: Runtime, deadline: float) -> T:
 
 
 def pauses(runtime: Runtime) -> Iterator[float]:
-    """How long to wait before each further attempt: exponential with full jitter, for ever."""
+    """The seconds to wait before each further attempt: exponential with full jitter, without end."""
     longest = FIRST_PAUSE
     while True:
         yield runtime.random.uniform(0, longest)
@@ -274,7 +277,7 @@ def _refusal(error: botocore_errors.ClientError, service: str, where: str) -> Kc
 def _reason(answer: Mapping[str, Any], text: str) -> str:
     """Why a transaction was not carried out, as the code that the same refusal of a single write would have."""
     codes = {str(reason.get("Code")) for reason in answer.get("CancellationReasons", ())}
-    codes = codes or set(_WORD.findall(text))  # some endpoints tell it in words only
+    codes = codes or set(_WORD.findall(text))  # some endpoints give the reasons only in the message
     return next((_CANCELLATIONS[code] for code in _CANCELLATIONS if code in codes), _CANCELLED)
 
 
@@ -306,20 +309,18 @@ def _resource(parameters: Mapping[str, Any]) -> str:
 # --- clients ---------------------------------------------------------------------------------------------------
 
 _ARNS: Final = "kcl_stream_arns"
-_LIMIT: Final = (
-    "_kcl_total_seconds"  # begins with an underscore: stand-ins know at once that they have no such method
-)
+_LIMIT: Final = "_kcl_total_seconds"  # the underscore lets fakes recognise at once that they have no such method
 _NOT_IN_SESSION_NAMES: Final = re.compile(r"[^\w+=,.@-]", re.ASCII)
-_making = threading.Lock()  # botocore sessions are not safe to make clients from in two threads at once
+_making = threading.Lock()  # botocore sessions may not create clients in two threads at once
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach one service of AWS, and with whose rights.
+    """The address of an AWS service, and the credentials for it.
 
-    With a role, every client assumes it and renews its credentials before they expire: with the keys if there are
-    any, else with what the environment, profile, machine or pod provides. Without a role the same credentials sign
-    the requests themselves. A value that can be sent to an executor.
+    With a role, every client assumes the role and renews its credentials before they expire. It does so with the
+    keys if there are any, otherwise with the credentials of the environment, profile, machine or pod. Without a
+    role, the same credentials sign the requests themselves. This value can be sent to an executor.
     """
 
     region: str | None = None
@@ -328,14 +329,16 @@ class Access:
     role_arn: str | None = None
     external_id: str | None = None
     session_name: str | None = None
-    """Names the sessions of the role in CloudTrail; see `session_name`."""
+    """The name of the role's sessions in CloudTrail; see `session_name`."""
 
     sts_endpoint_url: str | None = None
     stream_arns: str | None = None
-    """Of streams that requests name by their ARN, with blanks between them. One text: it travels to executors."""
+    """The ARNs of streams that requests name by ARN, separated by blanks. One text, because it is sent to
+    executors."""
 
     kms_key: str | None = None
-    """ARN of the key in KMS with which S3 encrypts what a client writes; left out, the bucket decides."""
+    """The ARN of the KMS key with which S3 encrypts what a client writes; if left out, the bucket's settings
+    apply."""
 
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
@@ -358,13 +361,11 @@ class Access:
     ) -> Client:
         """A boto3 client with explicit timeouts and without botocore's own retries.
 
-        botocore would repeat a conditional write whose answer it lost, and report the repetition's failure as if
-        the write had failed. Who repeats what is decided above, request by request.
-
-        `total_seconds` limits `call` by the clock: `read_seconds` is for each read of the socket, and an answer may
-        arrive in as many reads as it has bytes. Answers that are not whole are lost answers.
-
-        Raises ConfigurationError when no client can be made of these settings. Sends nothing.
+        botocore would repeat a conditional write whose response was lost, and report the failure of the repetition
+        as if the write had failed. Callers decide which requests to repeat. `total_seconds` limits `call` as a
+        whole, whereas `read_seconds` applies to each read of the socket, and a response may arrive in as many reads
+        as it has bytes. Incomplete responses count as lost. Raises ConfigurationError if no client can be created
+        with these settings. Sends nothing.
         """
         config = Config(
             connect_timeout=connect_seconds,
@@ -376,14 +377,14 @@ class Access:
         try:
             with _making:
                 make: Callable[..., Client] = _session(self._identity).client
-                # With a role, the keys sign the AssumeRole request and nothing else.
+                # With a role, the keys sign only the AssumeRole request.
                 keys = {} if self.role_arn is not None else _keys(self)
                 made = make(service, region_name=self.region, endpoint_url=self.endpoint_url, config=config, **keys)
         except botocore_errors.NoRegionError as error:
             raise ConfigurationError(
                 f"no AWS region for {service}: set region_name, AWS_DEFAULT_REGION or the region of the profile"
             ) from error
-        except (botocore_errors.BotoCoreError, ValueError) as error:  # ValueError: not the URL of an endpoint
+        except (botocore_errors.BotoCoreError, ValueError) as error:  # ValueError: not a valid URL of an endpoint
             raise ConfigurationError(f"cannot talk to {service}: {error}") from error
         verify_answers(made)
         setattr(made, _LIMIT, float(total_seconds))
@@ -395,7 +396,7 @@ class Access:
 
     @property
     def _identity(self) -> "Access":
-        """What decides whose rights a client has: without a role, only the profile."""
+        """The fields that determine a client's credentials: without a role, only the profile."""
         if self.role_arn is None:
             return Access(region=self.region, profile=self.profile)
         return replace(self, endpoint_url=None, stream_arns=None, kms_key=None)
@@ -410,7 +411,8 @@ def client(
     connections: int = 32,
     **access: Any,
 ) -> Client:
-    """`Access.client` of an access that is described by its fields: `client("kinesis", region="eu-west-1")`."""
+    """Create a client with `Access.client`. The other arguments are the fields of the access: `client("kinesis",
+    region="eu-west-1")`."""
     return Access(**access).client(
         service,
         connect_seconds=connect_seconds,
@@ -421,7 +423,7 @@ def client(
 
 
 def _name_by_arn(client: Client, arns: Sequence[str]) -> None:
-    """Have a client name these streams by their ARNs, whose names its callers say."""
+    """Make a client replace the names of these streams by their ARNs in requests."""
     by_name = {arn.rpartition("/")[2]: arn for arn in arns}
 
     def rename(params: Mapping[str, Any], model: Any, **_: Any) -> Mapping[str, Any]:
@@ -435,7 +437,7 @@ def _name_by_arn(client: Client, arns: Sequence[str]) -> None:
 
 
 def _encrypt_with(client: Client, key: str) -> None:
-    """Have S3 encrypt what a client writes with this key. botocore has no configuration for it."""
+    """Make S3 encrypt what a client writes with this key. botocore has no setting for it."""
 
     def add(params: Mapping[str, Any], model: Any, **_: Any) -> Mapping[str, Any]:
         if "SSEKMSKeyId" not in model.input_shape.members:
@@ -446,13 +448,14 @@ def _encrypt_with(client: Client, key: str) -> None:
 
 
 def stream_arn(client: Client, stream: str) -> dict[str, str]:
-    """For requests that need no stream, such as GetRecords: its ARN, if this client names it by that."""
-    known = getattr(client, _ARNS, None)  # of a stand-in, every attribute may be a method
+    """The parameter with the stream's ARN, for requests that need no stream, such as GetRecords. Empty unless this
+    client names the stream by its ARN."""
+    known = getattr(client, _ARNS, None)  # a fake may return a method for any attribute
     return {"StreamARN": known[stream]} if isinstance(known, dict) and stream in known else {}
 
 
 def session_name(application: str) -> str:
-    """The name of an application's role sessions, as CloudTrail shows it. Two applications never share one."""
+    """The name of an application's role sessions, as CloudTrail shows it. It is different for each application."""
     name = _NOT_IN_SESSION_NAMES.sub("-", f"kcl-dagster-{application}")
     if len(name) <= LONGEST_SESSION_NAME and name == f"kcl-dagster-{application}":
         return name
@@ -470,7 +473,7 @@ def _keys(access: Access) -> dict[str, str | None]:
 
 @functools.lru_cache(maxsize=64)
 def _session(access: Access) -> boto3.Session:
-    """Sessions load service descriptions and credentials, so they are kept: one for each way to sign."""
+    """Keep one session per set of credentials, because sessions load service descriptions and credentials."""
     core = botocore.session.Session(profile=access.profile)
     if access.role_arn is not None:
         base = botocore.session.Session(profile=access.profile)

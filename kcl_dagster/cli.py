@@ -1,7 +1,7 @@
-"""`kcl-dagster`: what an operator does from a terminal.
+"""`kcl-dagster`: the commands for operators.
 
-Each verb answers on standard output, says what is wrong in one line on standard error, and ends with 0 when all is
-well, 1 when something is wrong with the application, 2 when the question could not be answered.
+Each verb writes its result to standard output, and an error as one line to standard error. The exit status is 0 if
+all is well, 1 if something is wrong with the application, and 2 if this could not be found out.
 """
 
 import argparse
@@ -70,7 +70,7 @@ UNANSWERED: Final = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
-    if given[:1] == ["emulator"]:  # has options of its own
+    if given[:1] == ["emulator"]:  # it has options of its own
         return _emulator(given[1:])
     if not given:
         parser().print_help()
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every verb with its options."""
+    """The parser of all verbs and their options."""
     made = argparse.ArgumentParser(prog="kcl-dagster", description="Look at and steer a KCL application.")
     made.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     verbs = made.add_subparsers(required=True, metavar="VERB")
@@ -124,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument(
         "--watch",
         nargs="?",
-        type=reader(StatusOperation.model_fields["complete_within"]),  # seconds, and as few
+        type=reader(StatusOperation.model_fields["complete_within"]),  # the same unit and limits
         const=LOOK_SECONDS,
         metavar="SECONDS",
         help=f"look again and again, every {LOOK_SECONDS:g} s when left out, until Ctrl-C; with --json, a "
@@ -170,11 +170,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _application(options: argparse.Namespace) -> Application:
-    """The application the options name. Raises ConfigurationError, saying how to name one."""
+    """The application that the options name. Raises ConfigurationError, which explains how to name one."""
     if options.target:
         found = _found(options).application
         reads = [stream.name for stream in found.streams]
-        given = [name.rpartition("/")[2] for name in options.stream or ()]  # of an ARN
+        given = [name.rpartition("/")[2] for name in options.stream or ()]  # the name in an ARN
         others = [name for name in given if name not in reads]
         if others:
             raise ConfigurationError(
@@ -198,7 +198,7 @@ def _named(name: str, streams: Sequence[str]) -> Application:
 
 
 def _streams_by_tables(options: argparse.Namespace) -> list[str]:
-    """The streams that the tables of an application name. Raises ConfigurationError where they name none."""
+    """The streams that the tables of an application name. Raises ConfigurationError if they name none."""
     any_stream = _named(options.application, ["unknown"])
     streams = known_streams(any_stream, _client(options, "dynamodb"), system())
     if not streams:
@@ -226,21 +226,22 @@ def _context(options: argparse.Namespace) -> OperationContext:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What `module:attribute` names: an application, its consumer if there is one, and the project's connection."""
+    """What `module:attribute` refers to: an application, its consumer if there is one, and the project's
+    connection."""
 
     application: Application
     consumer: "Consumer | None" = None
     resource: "KclResource | None" = None
     built: "Built | None" = None
     resources: Mapping[str, Any] = field(default_factory=dict)
-    """Those of the definitions that were named."""
+    """The resources of the definitions that were named."""
 
 
 def _found(options: argparse.Namespace) -> _Found:
-    """Loads the project. The connection is that of the definitions that are named, or of those that were built of
-    the consumer that is named, or else that of the only KclResource in its module.
+    """Load the project. The connection is that of the named definitions, or of the definitions that were built from
+    the named consumer, or else that of the only KclResource in its module.
 
-    Raises ConfigurationError if definitions with different connections were built of the consumer.
+    Raises ConfigurationError if definitions with different connections were built from the consumer.
     """
     found = _load(options.target)
     if isinstance(found, Application):
@@ -252,7 +253,7 @@ def _found(options: argparse.Namespace) -> _Found:
     from kcl_dagster.orchestration.resources import KclResource
 
     if not isinstance(found, (Consumer, Definitions)) and callable(found):
-        found = found()  # a function that makes the definitions, such as one decorated with dg.definitions
+        found = found()  # a function that returns definitions, for example one decorated with dg.definitions
     resources: dict[str, Any] = {}
     known: Built | None
     if isinstance(found, Definitions):
@@ -278,7 +279,7 @@ def _found(options: argparse.Namespace) -> _Found:
 
 
 def _only(options: argparse.Namespace, made: "Sequence[Built]") -> "Built | None":
-    """What was built of a consumer. If that is several definitions, they must have the same resources."""
+    """What was built from a consumer. If that is several definitions, they must have the same resources."""
     if not made:
         return None
     newest = made[-1]
@@ -303,19 +304,19 @@ def _module(target: str) -> Any:
     if not colon:
         raise ConfigurationError(f"{target} is not of the form module:attribute")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # as python -m does: the user's project is where the user is
-    install_stand_in()  # the user's project may import what it derives processors from
+        sys.path.insert(0, "")  # as python -m does: the user's project is in the current directory
+    install_stand_in()  # the user's project may import the base class of its processors
     try:
         return import_module(module)
     except KclError:
         raise
-    except Exception as error:  # whatever the project's code raises
+    except Exception as error:  # any error of the project's code
         raise ConfigurationError(f"{target} cannot be loaded: {_why(error)}") from error
 
 
 def _why(error: Exception) -> str:
-    """What the project's code raised, and where: for one line."""
-    paths = sysconfig.get_paths()  # in a virtual environment, packages are apart from the standard library
+    """The error of the project's code and its place, as one line."""
+    paths = sysconfig.get_paths()  # in a virtual environment, packages are not below the standard library
     libraries = (paths["stdlib"], paths["purelib"], paths["platlib"], str(Path(__file__).parent), "<frozen")
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(libraries)]
@@ -333,7 +334,7 @@ def _client(options: argparse.Namespace, service: str) -> aws.Client:
 
 
 def _access(options: argparse.Namespace, service: str) -> dict[str, Any]:
-    """The project's own connection, where the options do not say another."""
+    """The connection in the options, or else the project's own."""
     found = _found(options) if options.target else None
     settings: dict[str, str] = {}
     if found is not None and found.resource is not None:
@@ -345,13 +346,14 @@ def _access(options: argparse.Namespace, service: str) -> dict[str, Any]:
         "role_arn": options.role_arn,
     }
     settings |= {name: value for name, value in given.items() if value is not None}
-    if service == "kinesis":  # last, because the region of an ARN is that of the stream, and `--region` of the rest
+    # Last, because the region of the ARN applies to the stream, and `--region` to everything else
+    if service == "kinesis":
         settings |= _kinesis_access(options, found)
     return settings
 
 
 def _kinesis_access(options: argparse.Namespace, found: _Found | None) -> dict[str, str]:
-    """What the ARNs of the streams say, those of the options or of the project."""
+    """The part of the connection that follows from the ARNs of the streams, in the options or in the project."""
     if found is not None:
         return found.application.kinesis_access
     name, streams = getattr(options, "application", None), getattr(options, "stream", None)
@@ -359,7 +361,7 @@ def _kinesis_access(options: argparse.Namespace, found: _Found | None) -> dict[s
 
 
 def _stores(options: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], str]:
-    """What the application's workers write to, and why its sink is not among it."""
+    """The stores to which the application's workers write, and why its sink is not among them."""
     if not options.target:
         return {}, ""
     from kcl_dagster.orchestration.stores import written_stores
@@ -370,7 +372,7 @@ def _stores(options: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], 
 
 
 def _storing(options: argparse.Namespace) -> Storing | None:
-    """How the consumer's sink stores. None where an application is named without its consumer."""
+    """How the consumer's sink stores. None if an application is named without its consumer."""
     found = _found(options) if options.target else None
     if found is None or found.consumer is None:
         return None
@@ -400,7 +402,7 @@ def _exports(options: argparse.Namespace) -> str | None:
 def _init(options: argparse.Namespace) -> int:
     name: str = options.name
     python = PYTHONS.get(f"{sys.version_info[0]}.{sys.version_info[1]}", PYTHONS["3.12"])
-    # An hour of yesterday is over, whenever the project's tests run.
+    # An hour of yesterday has ended, whenever the project's tests run.
     day = datetime.now(UTC).date() - timedelta(days=1)
     try:
         project = Project(name, options.stream or name, options.lake or f"s3://{name}-lake/{name}", python, day)
@@ -419,7 +421,7 @@ def _init(options: argparse.Namespace) -> int:
 
 
 def _prepare(_options: argparse.Namespace) -> int:
-    from kcl_dagster.operations.preparation import prepare  # needs Spark
+    from kcl_dagster.operations.preparation import prepare  # imports Spark
 
     sys.stdout.write(f"{printable(prepare(os.environ))}\n")
     return WELL
@@ -488,8 +490,8 @@ def _lead(options: argparse.Namespace) -> int:
 
 
 def _catch_up(options: argparse.Namespace) -> int:
-    """The job, in this process. Its run is in the Dagster instance that DAGSTER_HOME names, if there is one; with
-    --pipes, it is in the one that has launched this process."""
+    """Run the job in this process. Its run is in the Dagster instance of DAGSTER_HOME, if that is set. With
+    --pipes, it is in the instance that has launched this process."""
     if options.pipes:
         return _catch_up_in_driver(options)
     from dagster import DagsterInstance
@@ -497,7 +499,7 @@ def _catch_up(options: argparse.Namespace) -> int:
     from kcl_dagster.orchestration.catch_up import moment_of, run_here
 
     built, resources = _to_catch_up(options)
-    moment_of(options.through)  # refused here, and not in the run
+    moment_of(options.through)  # an invalid value is refused here, and not in the run
     home = os.environ.get("DAGSTER_HOME")
     if home:
         refuse_missing_home(home)
@@ -509,7 +511,9 @@ def _catch_up(options: argparse.Namespace) -> int:
 
 def _catch_up_in_driver(options: argparse.Namespace) -> int:
     if options.through is not None:
-        raise ConfigurationError("--through goes without --pipes: the Dagster run says through when")
+        raise ConfigurationError(
+            "--through cannot be used with --pipes: the Dagster run sets the moment to read through"
+        )
     from kcl_dagster.orchestration.catch_up import refuse_missing, summary
     from kcl_dagster.orchestration.remote_driver import reporting, run_in_driver
 
@@ -522,7 +526,7 @@ def _catch_up_in_driver(options: argparse.Namespace) -> int:
 
 
 def _to_catch_up(options: argparse.Namespace) -> "tuple[Built, dict[str, Any]]":
-    """The consumer that the options name, with all resources of a bounded run of it."""
+    """The consumer that the options name, with all resources of its bounded run."""
     found = _found(options) if options.target else None
     if found is None or found.consumer is None:
         raise ConfigurationError("say which consumer, as module:attribute: catch-up needs its code and its sink")
@@ -539,7 +543,7 @@ def _to_catch_up(options: argparse.Namespace) -> "tuple[Built, dict[str, Any]]":
 
 
 def _connected(options: argparse.Namespace, built: "Built", resources: Mapping[str, Any]) -> Any:
-    """The project's own KclResource, where the options do not say another connection."""
+    """A KclResource with the connection in the options, or else the project's own."""
     from kcl_dagster.orchestration.resources import KclResource
 
     given = {
@@ -557,7 +561,7 @@ def _standing(report: TickReport) -> str:
 
 
 def _runs(application: Application) -> RunView:
-    """The runs of the Dagster instance that DAGSTER_HOME names; unknown without one."""
+    """The runs of the Dagster instance of DAGSTER_HOME; unknown if that is not set."""
     home = os.environ.get("DAGSTER_HOME")
     if not home:
         return RunView(unknown="DAGSTER_HOME is not set, so Dagster's runs are unknown")

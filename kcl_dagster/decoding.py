@@ -1,4 +1,4 @@
-"""Payloads as columns, for the functions of consumers: DataFrames and Arrow tables."""
+"""Functions that decode payloads into columns, for transforms of DataFrames and of Arrow tables."""
 
 from kcl_dagster.spark.arrow_decoding import decode_column, decode_json, decode_table
 from kcl_dagster.spark.confluent_registry import ConfluentRegistry

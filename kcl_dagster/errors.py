@@ -1,34 +1,34 @@
 """Every error that kcl_dagster raises.
 
     KclError
-    ├── ConfigurationError        what was asked for cannot work
+    ├── ConfigurationError        the requested settings or arguments cannot work
     │   ├── JavaMissing           Spark needs a Java runtime
     │   └── PackageMissing        an extra of kcl-dagster is not installed
-    ├── ServiceError              AWS did not do what was asked
+    ├── ServiceError              AWS did not do what was requested
     │   ├── CredentialsRefused    no credentials, or wrong or expired ones
-    │   ├── AccessDenied          the credentials lack a right
+    │   ├── AccessDenied          the credentials lack a permission
     │   ├── EndpointUnreachable   nothing answers at the endpoint
     │   ├── Throttled             still throttled when the deadline passed
     │   └── OutcomeUnknown        a write was sent, and it is not known whether it was applied
     ├── StreamError
     │   ├── StreamNotFound
-    │   ├── StreamRecreated       same name, another stream
+    │   ├── StreamRecreated       the stream was replaced by another one with the same name
     │   ├── OtherStream           the leases belong to a stream of another name
     │   ├── ConsumerNotFound      the fan-out consumer was deregistered
     │   └── DataLoss              records left the stream before they were read
     ├── TableError
     │   ├── TableNotFound
-    │   ├── UnreadableItem        an item no KCL wrote
-    │   └── LayoutRefused         a fleet or a migration that must not be interfered with
+    │   ├── UnreadableItem        an item that no KCL wrote
+    │   └── LayoutRefused         a fleet or a migration that must not be disturbed
     ├── LeaseLost                 another worker owns the lease now
     ├── Unsafe                    refused: it would disturb a running process, or lose something
     │   └── StoreLocked           another process does the same at this moment
     ├── BatchError                a batch could not be processed
     │   ├── BatchContentChanged   Spark would have evaluated other records than were pinned
-    │   ├── BrokenAggregate       a KPL record with a good checksum and a bad body
+    │   ├── BrokenAggregate       a KPL record with a valid checksum and an invalid body
     │   ├── CodeExited            the consumer's code called sys.exit
     │   ├── ProcessLost           Spark lost a process that worked on the batch
-    │   ├── ProcessingTimeout     the consumer's code ran for longer than it may
+    │   ├── ProcessingTimeout     the consumer's code exceeded its time limit
     │   ├── RecordRefused         a record holds a value that the sink cannot store
     │   ├── SinkError             the sink refused the batch
     │   └── TransformError        the consumer's code broke the rules of a transform
@@ -39,7 +39,7 @@ The message says what happened, to which application, shard or worker, and what 
 
 from typing import Final
 
-_LONGEST_PROBLEM: Final = 300  # characters of a row in a message; a row may have 400 KB
+_LONGEST_PROBLEM: Final = 300  # characters of a row that a message quotes; a row may have 400 KB
 
 
 class KclError(Exception):
@@ -47,7 +47,7 @@ class KclError(Exception):
 
 
 class ConfigurationError(KclError):
-    """What was asked for cannot work; nothing was changed."""
+    """The requested settings or arguments cannot work; nothing was changed."""
 
 
 class JavaMissing(ConfigurationError):
@@ -59,7 +59,7 @@ class PackageMissing(ConfigurationError):
 
 
 class ServiceError(KclError):
-    """AWS did not do what was asked."""
+    """AWS did not do what was requested."""
 
 
 class CredentialsRefused(ServiceError):
@@ -67,7 +67,7 @@ class CredentialsRefused(ServiceError):
 
 
 class AccessDenied(ServiceError):
-    """The credentials are valid but lack a right."""
+    """The credentials are valid, but lack a permission."""
 
 
 class EndpointUnreachable(ServiceError):
@@ -83,7 +83,7 @@ class OutcomeUnknown(ServiceError):
 
 
 class StreamError(KclError):
-    """Something about a Kinesis stream."""
+    """An error that concerns a Kinesis stream."""
 
 
 class StreamNotFound(StreamError):
@@ -91,7 +91,7 @@ class StreamNotFound(StreamError):
 
 
 class StreamRecreated(StreamError):
-    """The stream was deleted and created again under its old name."""
+    """The stream was deleted, and another one was created with the same name."""
 
 
 class OtherStream(StreamError):
@@ -99,7 +99,7 @@ class OtherStream(StreamError):
 
 
 class ConsumerNotFound(StreamError):
-    """The fan-out consumer under which a stream was read is not registered any more."""
+    """The fan-out consumer under which a stream was read is no longer registered."""
 
 
 class DataLoss(StreamError):
@@ -107,7 +107,7 @@ class DataLoss(StreamError):
 
 
 class TableError(KclError):
-    """Something about the application's tables."""
+    """An error that concerns the application's tables."""
 
 
 class TableNotFound(TableError):
@@ -127,7 +127,7 @@ class UnreadableItem(TableError):
 
 
 class LayoutRefused(TableError):
-    """The tables belong to a fleet or a migration that must not be interfered with."""
+    """The tables belong to a fleet or a migration that must not be disturbed."""
 
 
 class LeaseLost(KclError):
@@ -143,7 +143,7 @@ class Unsafe(KclError):
 
 
 class StoreLocked(Unsafe):
-    """Another process does the same at this moment, as of two compactions at once. Try again later."""
+    """Another process does the same at this moment, for example a compaction. Try again later."""
 
 
 class BatchError(KclError):
@@ -151,16 +151,16 @@ class BatchError(KclError):
 
 
 class BatchContentChanged(BatchError):
-    """Spark would have evaluated other records than those that were pinned; the batch was not written."""
+    """Spark would have evaluated other records than those that were pinned. The batch was not written."""
 
 
 class BrokenAggregate(BatchError):
-    """A KPL aggregate has a good checksum and a body that cannot be parsed."""
+    """A KPL aggregate has a valid checksum and a body that cannot be parsed."""
 
 
 class CodeExited(BatchError):
-    """The consumer's code raised `SystemExit`, as `sys.exit` does, while it worked on a batch. It fails the batch
-    and does not end the worker."""
+    """The consumer's code raised `SystemExit` during a batch, as `sys.exit` does. The batch fails, and the worker
+    continues."""
 
 
 class ProcessLost(BatchError):
@@ -180,8 +180,8 @@ class SinkError(BatchError):
 
 
 class Unavailable(BatchError):
-    """The consumer's code raises it while something that it needs is away, such as a database that it asks. The
-    batch is tried again until that is back, and no record is set aside for it.
+    """For the consumer's code to raise if something that it needs does not answer, such as a database. The batch is
+    retried until that answers again, and no record is set aside for it.
 
     Example:
         .. code-block:: python
@@ -198,7 +198,7 @@ class Unavailable(BatchError):
 
 
 class TransformError(BatchError):
-    """The consumer's code did what a transform may not do, whatever the records are."""
+    """The consumer's code broke a rule for transforms, independently of the records."""
 
 
 class EmulatorError(KclError):

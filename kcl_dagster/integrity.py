@@ -1,8 +1,9 @@
-"""Whether an answer of AWS arrived whole.
+"""Checks whether a response of AWS arrived completely.
 
-botocore takes a body that was cut off for an empty one: of a Scan, for a table without rows; of a GetItem, for a
-row that does not exist. A connection that ends early and a proxy that rewrites the length both cut bodies off. So
-each answer is compared with its length and its checksum before botocore parses it, and has to be complete JSON.
+botocore treats a body that was cut off like an empty one: for a Scan, like a table without rows; for a GetItem,
+like a row that does not exist. A connection that ends early and a proxy that rewrites the length both cut bodies
+off. So each response is compared with its length and its checksum before botocore parses it, and has to be complete
+JSON.
 """
 
 import zlib
@@ -13,15 +14,16 @@ import msgspec
 from botocore.parsers import ResponseParserError
 
 LENGTH: Final = "content-length"
-CHECKSUM: Final = "x-amz-crc32"  # DynamoDB sends it with each answer
-_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])  # looks at each byte and makes nothing of the values
-_REFUSED: Final = 300  # the first HTTP status of an answer that is no success
+CHECKSUM: Final = "x-amz-crc32"  # DynamoDB sends it with each response
+# Checks each byte, and creates no objects for the values
+_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_REFUSED: Final = 300  # the first HTTP status that is no success
 
-# One of these members is in each answer.
+# Each response has one of these members.
 _MEMBERS: Final[dict[str, tuple[str, ...]]] = {
     "scan": ("Items", "Count"),
     "query": ("Items", "Count"),
-    "update_item": ("Attributes",),  # if it was asked for
+    "update_item": ("Attributes",),  # if the request asked for it
     "describe_table": ("Table",),
     "get_records": ("Records",),
     "list_shards": ("Shards",),
@@ -29,10 +31,10 @@ _MEMBERS: Final[dict[str, tuple[str, ...]]] = {
 
 
 def lacks(method: str, request: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
-    """The member without which the answer to this request cannot be whole; None if nothing is missing.
+    """The member that is missing for a complete response to this request; None if nothing is missing.
 
-    A second check, for clients that `verify_answers` was not installed in. A GetItem may be answered by nothing at
-    all: the row does not exist.
+    A second check, for clients without `verify_answers`. A GetItem may have an empty response: the row does not
+    exist.
     """
     members = _MEMBERS.get(method)
     if members is None or any(member in answer for member in members):
@@ -43,8 +45,8 @@ def lacks(method: str, request: Mapping[str, Any], answer: Mapping[str, Any]) ->
 
 
 def verify_answers(client: Any) -> None:
-    """Make this client raise ResponseParserError instead of parsing an answer that is not whole. Only of services
-    that answer in JSON: the length of other answers may be that of a body which was not asked for."""
+    """Make this client raise ResponseParserError instead of parsing an incomplete response. Applies only to
+    services with JSON responses: in other services, the length may be that of a body that was not requested."""
     model = client.meta.service_model
     if model.metadata.get("protocol") == "json":
         client.meta.events.register_first(
@@ -58,7 +60,7 @@ def _verify(
     customized_response_dict: Mapping[str, Any],
     **_context: object,
 ) -> None:
-    """Called by botocore between the HTTP answer and its parser."""
+    """Called by botocore between the HTTP response and its parser."""
     body = response_dict["body"]
     if not isinstance(body, bytes):  # a stream of events, each with a length and a checksum of its own
         return
@@ -72,7 +74,7 @@ def _verify(
 
 
 def fault_of(body: bytes, headers: Mapping[str, str], status: int, *, may_be_empty: bool) -> str | None:
-    """Why a body cannot be the whole answer; None if it can."""
+    """Why a body cannot be a complete response; None if it can."""
     length = headers.get(LENGTH)
     if length is not None and length.isdigit() and int(length) != len(body):
         return f"{len(body)} of {length} bytes arrived"
@@ -83,7 +85,7 @@ def fault_of(body: bytes, headers: Mapping[str, str], status: int, *, may_be_emp
     if not body:
         return None if may_be_empty or is_refused else "its body is empty"
     if is_refused and not body.lstrip().startswith(b"{"):
-        return None  # the page of a proxy: its text tells more than that it is no JSON
+        return None  # a proxy's page: its text is more useful than an error about JSON
     try:
         _OBJECT.decode(body)
     except msgspec.MsgspecError:

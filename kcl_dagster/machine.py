@@ -1,4 +1,4 @@
-"""Which machine this is, and which of its processes live, for names that later processes can judge."""
+"""Identifies this machine and its processes, by names that later processes can check."""
 
 import hashlib
 import os
@@ -12,14 +12,16 @@ import psutil
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE: Final = Path("/proc/self/ns/pid")  # containers of one machine cannot see each other's processes
 
-_START_IN_STAT: Final = 19  # of the fields behind the name: the 22nd of all, in ticks
+_START_IN_STAT: Final = 19  # of the fields after the name: the 22nd of all, in ticks
 
-# The kernel gives the start in ticks since boot; processes that compute the boot time apart may differ by a second.
+# The kernel gives the start in ticks since boot. Processes that calculate the boot time separately may differ by a
+# second.
 START_TOLERANCE_SECONDS: Final = 2.0
 
 
 def this_machine() -> str:
-    """This machine since it was booted, this container of it, and this user, who may not see others' processes."""
+    """A digest of this machine since its boot, this container on it, and this user, who may not see other users'
+    processes."""
     parts = [socket.gethostname(), str(getattr(os, "getuid", int)())]
     with suppress(OSError):  # not on Linux
         parts += [_BOOT.read_text().strip(), str(_NAMESPACE.readlink())]
@@ -27,10 +29,10 @@ def this_machine() -> str:
 
 
 def started_after_boot(pid: int) -> float | None:
-    """How long after the machine was booted the process started, in seconds. None for a process that is gone, and
-    on a system that does not keep it. A clock that is set changes nothing here, unlike a start in epoch seconds."""
+    """How many seconds after the machine's boot the process started. None for a process that has ended, and on
+    systems that do not record it. Unlike a start in epoch seconds, this does not change if the clock is set."""
     try:
-        # The name of the program comes before it, in brackets, and may hold anything.
+        # The program's name comes before the fields, in brackets, and may contain any characters.
         facts = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return int(facts[_START_IN_STAT]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
@@ -38,10 +40,8 @@ def started_after_boot(pid: int) -> float | None:
 
 
 def is_alive(pid: int, started: float) -> bool:
-    """Whether the process `pid` of this machine that started then (epoch seconds) is there, and no zombie.
-
-    True where that cannot be found out.
-    """
+    """Whether the process `pid` of this machine that started at `started` (epoch seconds) exists and is no zombie.
+    True if that cannot be found out."""
     try:
         process = psutil.Process(pid)
         if process.status() in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:

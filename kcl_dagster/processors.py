@@ -1,4 +1,4 @@
-"""Record processors that are written for the KCL's own package for Python."""
+"""Support for record processors that are written for the KCL's own Python package."""
 
 from kcl_dagster.worker.kclpy import install_stand_in
 

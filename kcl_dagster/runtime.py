@@ -1,6 +1,6 @@
-"""Time, identity, chance and locks: everything a decision may not fetch for itself.
+"""Time, ids, random numbers and locks: everything that decisions get as parameters.
 
-Production code gets `system()`; tests and the simulator pass their own.
+Production code uses `system()`; tests and the simulator pass their own.
 """
 
 import threading
@@ -14,13 +14,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two clocks and a way to wait. `monotonic` is the only one durations may be measured with."""
+    """Two clocks and a way to wait. Durations may be measured only with `monotonic`."""
 
     def now(self) -> float:
         """Seconds since the epoch, UTC. May jump."""
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary moment. Never goes back; comparable within one process only."""
+        """Seconds since an arbitrary time. Never goes back; comparable only within one process."""
 
     def sleep(self, seconds: float) -> None:
         """Wait. May return late, never early."""
@@ -45,7 +45,7 @@ def _new_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What a component may know of the world apart from AWS, Spark and Dagster."""
+    """Everything that a component needs from its environment, apart from AWS, Spark and Dagster."""
 
     clock: Clock = field(default_factory=SystemClock)
     new_id: Callable[[], str] = _new_id
@@ -54,5 +54,5 @@ class Runtime:
 
 
 def system() -> Runtime:
-    """The real thing."""
+    """The runtime of production: this machine's clocks, and real random numbers."""
     return Runtime()

@@ -1,8 +1,8 @@
-"""Calls that end by the clock.
+"""Calls with a time limit that applies to the whole call.
 
-The timeouts of a socket limit each read of it. An answer that arrives byte by byte never exceeds them, and a name
-server or a metadata service may take minutes before there is a socket. So a call is made on a thread of its own.
-When its time is over, the caller goes on without it. The thread is used again when its call returns after all.
+The timeouts of a socket apply to each read. A response that arrives byte by byte never exceeds them, and a name
+server or a metadata service may take minutes before there is a socket. So each call runs on a thread of its own.
+When its time is over, the caller continues without it. If the call returns later, its thread is used again.
 """
 
 import os
@@ -13,16 +13,17 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-MOST_ABANDONED: Final = 256  # calls that do not return, each with a thread and a connection; a process bears them
-IDLE_SECONDS: Final = 30.0  # after which a thread without a call ends
+# Calls that do not return, each with a thread and a connection; a process can hold so many
+MOST_ABANDONED: Final = 256
+IDLE_SECONDS: Final = 30.0  # after which an unused thread ends
 
 
 class TimeIsOver(Exception):
-    """The call has not returned in time. It may still do what it was to do."""
+    """The call has not returned in time. It may still take effect."""
 
 
 class _Call:
-    """One call, and what came of it."""
+    """One call and its result."""
 
     def __init__(self, action: Callable[[], Any]) -> None:
         self._action = action
@@ -40,8 +41,8 @@ class _Call:
 
 
 class _Caller(threading.Thread):
-    """A thread that makes one call after another. A daemon: a call that never returns does not hold up the end of
-    the process."""
+    """A thread that makes one call after another. It is a daemon, so a call that never returns does not prevent the
+    process from ending."""
 
     def __init__(self) -> None:
         super().__init__(name="kcl-call", daemon=True)
@@ -63,7 +64,7 @@ class _Caller(threading.Thread):
             assert call is not None
             call.run()
             _release(self, call)
-            del call  # its answer is not kept until the next call
+            del call  # so that its response is not kept until the next call
 
 
 _idle: deque[_Caller] = deque()
@@ -79,7 +80,7 @@ def within(seconds: float, action: Callable[[], T]) -> T:
     call = _Call(action)
     try:
         _caller().make(call)
-    except RuntimeError:  # no more threads, or the interpreter is ending
+    except RuntimeError:  # the process cannot start more threads, or the interpreter is ending
         return action()
     if not call.is_done.wait(seconds) and _abandon(call):
         raise TimeIsOver(f"it has not returned after {seconds:g} s")
@@ -103,7 +104,7 @@ def _caller() -> _Caller:
 
 
 def _abandon(call: _Call) -> bool:
-    """False: the call has returned in this very moment."""
+    """Mark a call as abandoned. Returns False if it has just returned."""
     global _abandoned
     with _lock:
         if call.is_done.is_set():
@@ -121,7 +122,7 @@ def _release(caller: _Caller, call: _Call) -> None:
 
 
 def _retire(caller: _Caller) -> bool:
-    """False: the thread has just been given a call."""
+    """Remove an idle thread. Returns False if the thread has just been given a call."""
     with _lock:
         if caller not in _idle:
             return False
@@ -130,7 +131,7 @@ def _retire(caller: _Caller) -> bool:
 
 
 def _forget_threads() -> None:
-    """A forked process has none of them."""
+    """Reset the state in a forked process, which has none of the threads."""
     global _abandoned, _lock
     _lock = threading.Lock()
     _idle.clear()

@@ -1,14 +1,16 @@
-"""Chains: how a worker decides what is stored, beside the data itself.
+"""Chains: a worker's log of the batches that it has committed, kept in the sink beside the data.
 
-A chain is a sequence of numbered entries, each made with a conditional create: of several processes that try to
-make an entry of one number, one succeeds. A chain belongs to one worker from the moment at which it begins the
-chain. An entry publishes the staged files of one batch, or closes the chain.
+A chain is a sequence of numbered entries. Each entry is a file that is made with a conditional create: if several
+processes try to make an entry with the same number, exactly one succeeds. An entry publishes the staged files of
+one batch (the batch is then "decided"), or closes the chain. A chain belongs to the worker that began it. The row
+of a lease names the chain that may have entries for the lease; this is the "claim". When another worker gets the
+lease, it first "settles" the chain: it closes the chain and publishes what was decided in it.
 
-    entry         what an entry says, and its form in a file
-    store         entries in a store of files: create, read, list, delete
-    chain         the owner's side: decide a batch
-    settlement    the successor's side: close a chain, publish what was decided in it, learn how far it came
+    entry         the contents of an entry, and their form in a file
+    store         create, read, list and delete entries in a store of files
+    chain         used by the owner: decide a batch
+    settlement    used by the successor: close a chain, publish its decided batches, find each lease's progress
     publication   staged files, and how they get their final names
     table_commits which entries go into the next commit of a table
-    deletion      chains that no lease names any more
+    deletion      delete chains that no lease names any more
 """

@@ -1,7 +1,7 @@
-"""The owner's side of a chain: decide batches, and delete entries that are not needed any more.
+"""A chain as its owner uses it: decide batches, and delete entries that are no longer needed.
 
-A chain ends when a successor closes it, and when the outcome of a create is not known. The worker then begins
-another chain, and claims its leases again; the former chain is settled like that of any other worker.
+The owner stops using a chain if a successor closes it, or if the outcome of a create is not known. The owner then
+begins another chain and claims its leases again. The former chain is settled like that of any other worker.
 
 Modelled in spec/Chain.tla.
 """
@@ -27,12 +27,13 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 
 NO_OTHERS: Final[Mapping[str, TableOutput]] = MappingProxyType({})
-TRIES: Final = 5  # creates that a store neither carried out nor refused for an entry that is there
+TRIES: Final = 5  # attempts at a create that neither succeeds nor finds an entry with this number
 
 
 @dataclass(slots=True)
 class Chain:
-    """For use on one thread. `id` must be new: no other process may decide batches in this chain."""
+    """One chain, used by its owner on one thread. `id` must be new: no other process may decide batches in this
+    chain."""
 
     entries: Entries
     id: ChainId
@@ -40,7 +41,7 @@ class Chain:
     is_over: bool = False
     _last: int = 0
     _waiting: dict[int, dict[LeaseKey, Checkpoint]] = field(default_factory=dict)
-    """How far an entry stores the leases whose rows do not have that yet, by the entry's number."""
+    """For each entry, by number: the leases whose rows do not have its checkpoint yet, with that checkpoint."""
 
     def decide(
         self,
@@ -49,18 +50,17 @@ class Chain:
         rules: TableRules | None = None,
         others: Mapping[str, TableOutput] = NO_OTHERS,
     ) -> PublishingEntry | None:
-        """Decide that a batch is stored. None: the chain is closed, and the batch is void for ever. `others`: see
-        `PublishingEntry`.
+        """Decide that a batch is stored. Returns None if the chain is closed: then the batch is never published.
 
-        If this raises, the batch may have been decided: the chain is over, and its settlement shows it. All files
-        have to be staged before.
+        All files have to be staged before. For `others`, see `PublishingEntry`. If this raises, the batch may have
+        been decided or not: this chain takes no more batches, and settling it shows the outcome.
         """
         if self.is_over:
             return None
         version = VERSION if others else ONE_TABLE_VERSION
         entry = PublishingEntry(self.new_id(), tuple(files), tuple(ranges), version, rules, dict(others))
         number = self._last + 1
-        self.is_over = True  # until it is known what became of the entry
+        self.is_over = True  # until the outcome of the create is known
         if not self._is_made(number, entry):
             return None
         self.is_over = False
@@ -74,33 +74,36 @@ class Chain:
                 return True
             found = self.entries.read(self.id, number)
             if found is not None:
-                return found.attempt == entry.attempt  # the answer to an earlier try may have been lost
+                return found.attempt == entry.attempt  # equal if only the answer to an earlier attempt was lost
         raise OutcomeUnknown(f"entry {number} of chain {self.id} is neither made nor found")
 
     def written(self, rows: Mapping[LeaseKey, Checkpoint]) -> None:
-        """The rows of these leases have what is stored through their checkpoints, and what is stored through there
-        is published. SHARD_END for a lease whose row has everything and names this chain no more."""
+        """Record that the rows of these leases have the given checkpoints, and that everything stored through them
+        is published. Pass SHARD_END for a lease whose row has everything and no longer names this chain."""
         for number, waiting in self._waiting.items():
             self._waiting[number] = {
                 lease: through for lease, through in waiting.items() if lease not in rows or rows[lease] < through
             }
 
     def waits_without(self, held: Collection[LeaseKey]) -> bool:
-        """Whether an entry other than the last one waits for a lease that is not in `held`. If that lease was lost,
-        no write of this worker ends the wait, and the entries behind it cannot be deleted either."""
+        """Whether an entry other than the last one waits for the row of a lease that is not in `held`. If that
+        lease was lost, this worker never writes its row again, so the entry and all later ones could never be
+        deleted."""
         return any(
             number != self._last and not waiting.keys() <= set(held) for number, waiting in self._waiting.items()
         )
 
     @property
     def last(self) -> int:
-        """The number of the last entry; 0: there is none."""
+        """The number of the last entry; 0 if there is none."""
         return self._last
 
     def delete_entries(self, visible: int | None = None) -> int:
-        """Delete the first entries that no row waits for; returns how many. The last one remains: the process
-        that closes the chain has to find the number after which to close it. `visible`: those behind this number
-        remain, too; None: all are visible."""
+        """Delete entries from the first one on, up to one for which a row is still missing. Returns how many.
+
+        The last entry is always kept: the process that closes the chain needs its number. Entries with a number
+        above `visible` are kept, too; None means that all entries are visible.
+        """
         over = []
         for number in sorted(self._waiting):
             if self._waiting[number] or number == self._last or (visible is not None and number > visible):

@@ -1,8 +1,9 @@
-"""Chains that no lease names any more: their entries are deleted.
+"""Deletes the entries of chains that no lease names any more.
 
-A worker that was paused since before its chain was closed must not find the chain empty and decide a batch in it.
-It trusts a lease for a lease duration only, so when the chain has been closed for long, all that it may still want
-to publish was staged before. That is removed first: a batch that is decided afterwards has no files to publish.
+A worker may have been paused since before its chain was closed. It must not find the chain empty after the deletion
+and decide a batch in it. A worker trusts a lease for one lease duration only, so it staged all files that it may
+still want to publish before the chain was closed, or soon after. These files are removed before the entries: a
+batch that is decided later has no files to publish.
 
 Modelled in spec/Chain.tla.
 """
@@ -16,8 +17,8 @@ from kcl_dagster.chains.settlement import settle
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.model.claim import ChainId
 
-CHAINS_A_TURN: Final = 50  # some ten requests each, between two batches
-MIN_AGE_SECONDS: Final = 86_400.0  # far above a lease duration, and above the difference between clocks
+CHAINS_A_TURN: Final = 50  # about ten requests per chain, between two batches
+MIN_AGE_SECONDS: Final = 86_400.0  # far longer than a lease duration and than any difference between clocks
 
 
 def delete_chains(
@@ -29,12 +30,15 @@ def delete_chains(
     new_id: Callable[[], str],
     publisher: Publisher | None = None,
 ) -> list[ChainId]:
-    """Delete the application's chains that were closed until `before` (epoch seconds by the store's clock), close
-    those that are open and whose last entry is as old, and remove what was staged as long ago for chains without
-    entries. Returns the chains that were deleted. Treats CHAINS_A_TURN at most.
+    """Delete an application's old chains that no lease names. At most CHAINS_A_TURN chains are handled per call. Of
+    those whose last entry was made before `before` (epoch seconds by the store's clock):
 
-    `named`: the chains that the rows of the application's leases name, read when `before` had passed by
-    MIN_AGE_SECONDS. `publisher`: None for folders.
+    - closed chains are deleted, and returned;
+    - open chains are closed;
+    - files that were staged before `before` for chains without entries are removed.
+
+    `named`: the chains that the application's lease rows name, read at least MIN_AGE_SECONDS after `before`.
+    `publisher`: None for folders.
     """
     publisher = publisher or FolderPublisher(entries.files)
     beginning = beginning_of(application)

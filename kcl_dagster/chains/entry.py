@@ -1,4 +1,4 @@
-"""What an entry of a chain says, and its form in a file."""
+"""The contents of a chain's entry, and their form in a file."""
 
 import hashlib
 from typing import Final
@@ -14,18 +14,20 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stored import BatchCounts
 
 VERSION: Final = 2
-ONE_TABLE_VERSION: Final = 1  # of entries that workers of a former version understand
+ONE_TABLE_VERSION: Final = 1  # of entries that workers of an earlier version can read
 
 FIRST: Final = ""
-"""The name of the only table of a sink, or of the first one of several: beside it are the chains."""
+"""The name of a sink's only table, or of its first one if it has several. The chains are stored beside this table.
+"""
 
 
 class StagedFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file that an entry publishes. `path`: its final one, relative to the root of the sink; of an Iceberg table,
-    the whole one; of change rows, where they are staged.
+    """A file that an entry publishes.
 
-    Of a table: `partition`: the value of each partition column as text, None for null. `statistics`: as the table
-    keeps them.
+    - `path`: the final path, relative to the root of the sink. For an Iceberg table: the absolute path. For change
+      rows: where they are staged.
+    - `partition`, for tables: the value of each partition column as text, None for null.
+    - `statistics`, for tables: column statistics in the table's own format.
     """
 
     path: str
@@ -36,10 +38,14 @@ class StagedFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TableRules(msgspec.Struct, frozen=True):
-    """By which rules of a table the files of an entry were written. `schema`: of the rows, as text that the sink
-    reads. `required`: columns in which they have no nulls. `conditions`: SQL that is true of them, by name.
-    `table`: the id of the table, where it has one that no other table gets. `changes`: the files hold change rows,
-    and the table does not get the files themselves."""
+    """The rules of a table by which the files of an entry were written.
+
+    - `schema`: the schema of the rows, as text that the sink can parse.
+    - `required`: columns in which the rows have no nulls.
+    - `conditions`: SQL conditions that the rows satisfy, by name.
+    - `table`: the unique id of the table, if its format has one.
+    - `changes`: set if the files hold change rows. Such files are not added to the table themselves.
+    """
 
     schema: str
     required: tuple[str, ...] = ()
@@ -49,13 +55,15 @@ class TableRules(msgspec.Struct, frozen=True):
 
 
 class StoredRange(msgspec.Struct, frozen=True):
-    """What an entry stores of one lease: the records after `after` and through `through`. The first range of a
-    claim begins where the row was when it was claimed, and each other one where the one before ended.
+    """What an entry stores of one lease: the records after `after`, up to and including `through`. The first range
+    of a claim begins at the row's checkpoint at the time of the claim. Each later range begins where the one before
+    ended.
 
-    `claim`: the claim under which the records were read. The range is progress only while the row of the lease
-    names the same claim: an operator may have put the lease back since. `stored_through`: see `Lease`.
-    `counts`: what the checkpoint adds to the counts of the lease, None where they are not known. `number`: of the
-    batch; None in entries of a former version, whose ranges may begin behind the end of the one before.
+    - `claim`: the claim under which the records were read. The range counts as progress only while the lease's row
+      has the same claim, because an operator may have reset the lease since.
+    - `stored_through`: see `Lease`.
+    - `counts`: what is added to the counts of the lease; None if not known.
+    - `number`: the number of the batch. None in entries of an earlier version, whose ranges may leave gaps.
     """
 
     lease: LeaseKey
@@ -70,8 +78,8 @@ class StoredRange(msgspec.Struct, frozen=True):
 
 
 class TableOutput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a batch stores in one table, or in a folder. `rules`: None of folders, and of batches without rows.
-    `place`: of the table, see `place_id`; the files are of no use at another place."""
+    """What a batch stores in one table or folder. `rules`: None for folders, and for batches without rows. `place`:
+    the `place_id` of the table; the files can be used at this place only."""
 
     files: tuple[StagedFile, ...] = ()
     rules: TableRules | None = None
@@ -79,9 +87,13 @@ class TableOutput(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PublishingEntry(msgspec.Struct, frozen=True, tag="publish", tag_field="kind"):
-    """The batch is decided: its staged files are published. `attempt`: a worker that finds an entry at the number
-    that it wanted to make sees by it whether the entry is its own. `files` and `rules`: of the first table, see
-    `TableOutput`. `others`: of further tables, by name."""
+    """Decides a batch: its staged files are to be published.
+
+    - `attempt`: a unique id. A worker that finds an entry with the number it wanted to use compares it, and so
+      learns whether the entry is its own.
+    - `files` and `rules`: what is stored in the first table, see `TableOutput`.
+    - `others`: what is stored in further tables, by name.
+    """
 
     attempt: str
     files: tuple[StagedFile, ...]
@@ -91,7 +103,7 @@ class PublishingEntry(msgspec.Struct, frozen=True, tag="publish", tag_field="kin
     others: dict[str, TableOutput] = {}
 
     def of(self, table: str) -> "PublishingEntry":
-        """What it publishes in one table, as the entry of a sink that has only this one."""
+        """What this entry publishes in one table, in the form of an entry of a sink with only that table."""
         if table == FIRST:
             return self if not self.others else structs.replace(self, others={})
         found = self.others.get(table, TableOutput())
@@ -99,7 +111,7 @@ class PublishingEntry(msgspec.Struct, frozen=True, tag="publish", tag_field="kin
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Those that get files."""
+        """The names of the tables that get files."""
         others = (name for name, found in self.others.items() if found.files)
         return (*((FIRST,) if self.files else ()), *others)
 
@@ -108,7 +120,7 @@ class PublishingEntry(msgspec.Struct, frozen=True, tag="publish", tag_field="kin
 
 
 class ClosingEntry(msgspec.Struct, frozen=True, tag="closed", tag_field="kind"):
-    """No entry follows. `by`: the worker that closed the chain, for the log."""
+    """Closes the chain: no entry follows. `by`: the worker that closed it, for the log."""
 
     attempt: str
     by: str
@@ -119,7 +131,7 @@ Entry = PublishingEntry | ClosingEntry
 
 
 def place_id(place: str) -> str:
-    """Stands for the place of a table in an entry."""
+    """A short digest that represents the place of a table in an entry."""
     return hashlib.sha256(place.encode()).hexdigest()[:12]
 
 
@@ -128,8 +140,8 @@ def encoded(entry: Entry) -> bytes:
 
 
 def decoded(content: bytes, path: str) -> Entry:
-    """The entry that was found at `path`. Raises Unsafe for what no worker of this version has written: to pass
-    over an entry would be to store its records again."""
+    """Decode the entry that was found at `path`. Raises Unsafe for content that this version cannot read: skipping
+    an entry would mean storing its records again."""
     try:
         entry: Entry = msgspec.json.decode(content, type=Entry)
     except (msgspec.MsgspecError, ValueError) as error:

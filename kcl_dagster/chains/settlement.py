@@ -1,7 +1,7 @@
-"""The successor's side: nothing more can come from a chain, and what was decided in it is published.
+"""Settling a chain: a successor makes sure that no further entry can be made, and publishes what was decided.
 
-Any process may settle any chain, at any time and several at once. The chain of a worker that runs may be settled,
-too: its batch that is not decided yet is void then.
+Any process may settle any chain, at any time, and several may do so at once. The chain of a running worker may be
+settled, too: then the batch that it has not decided yet is never published.
 
 Modelled in spec/Chain.tla.
 """
@@ -18,21 +18,21 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.claim import ChainId, ClaimId
 from kcl_dagster.model.lease import LeaseKey
 
-TRIES_TO_CLOSE: Final = 100  # an owner that runs makes an entry every few seconds
+TRIES_TO_CLOSE: Final = 100  # a running owner makes an entry every few seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What was decided in a chain, and is published. `entries`: those that were not deleted. The rows of leases
-    have what the deleted ones decided."""
+    """The decided and published entries of a closed chain. `entries` does not include deleted ones: the rows of the
+    leases already have the checkpoints of those."""
 
     chain: ChainId
     entries: tuple[PublishingEntry, ...]
 
     def progress(self, lease: LeaseKey, claim: ClaimId | None, after: Checkpoint) -> list[StoredRange]:
-        """The ranges of a lease that are stored behind `after`, the checkpoint of its row, in order. `claim`: the
-        claim in the row; without one there is no progress. Raises OutcomeUnknown where a part is missing between
-        two of them."""
+        """The ranges of a lease that are stored beyond `after`, the checkpoint of its row, in order. `claim`: the
+        claim in the row; if it is None, there are no such ranges. Raises OutcomeUnknown if a range between them is
+        missing."""
         found = [one for entry in self.entries if (one := entry.range_of(lease, claim)) is not None]
         problem = missing_part(found, after)
         if problem is not None:
@@ -44,8 +44,9 @@ class Settlement:
 
 
 def missing_part(ranges: Sequence[StoredRange], after: Checkpoint) -> str | None:
-    """Which entries must have been removed: the ranges of a claim follow each other, and those that were deleted
-    lie before the checkpoint of the row."""
+    """Describe a gap between the ranges of a claim; None if there is none. Each range begins where the former one
+    ended, and ranges of deleted entries end at or before the row's checkpoint `after`, so a gap means that entries
+    were removed."""
     reached = after
     for one in ranges:
         if one.number is not None and one.after > reached:
@@ -55,9 +56,10 @@ def missing_part(ranges: Sequence[StoredRange], after: Checkpoint) -> str | None
 
 
 def progress_beyond(ranges: Sequence[StoredRange], after: Checkpoint) -> list[StoredRange]:
-    """The ranges, in the order of their entries, that lie behind the checkpoint `after`.
+    """The ranges, in the order of their entries, that end beyond the checkpoint `after`.
 
-    A Java worker may have stored part of a range again before it lost the lease: then the rest of the range counts.
+    A Java worker may have stored part of a range again before it lost the lease. Then only the rest of the range
+    counts.
     """
     return [one for one in ranges if one.through > after]
 
@@ -65,8 +67,8 @@ def progress_beyond(ranges: Sequence[StoredRange], after: Checkpoint) -> list[St
 def settle(
     entries: Entries, chain: ChainId, by: str, new_id: Callable[[], str], publisher: Publisher | None = None
 ) -> Settlement:
-    """Close a chain, publish what was decided in it, and remove what else is staged for it. `publisher`: None for
-    folders. Raises what the store and the publisher raise, and may then be called again."""
+    """Close a chain, publish its decided entries, and remove everything else that is staged for it. `publisher`:
+    None for folders. Raises the errors of the store and the publisher; may be called again after an error."""
     close(entries, chain, by, new_id)
     decided = {
         number: entry
@@ -78,11 +80,11 @@ def settle(
 
 
 def close(entries: Entries, chain: ChainId, by: str, new_id: Callable[[], str]) -> None:
-    """Make a closing entry the last one of the chain, unless it is.
+    """Make a closing entry the last entry of the chain, unless it is closed already.
 
-    The owner may make entries and delete former ones between the list and the create. A closing entry at the number
-    of a deleted one closes nothing. So the chain is listed again: the owner keeps its last entry, so an entry that
-    has a higher number is seen.
+    Between the listing and the create, the owner may make entries and delete earlier ones. A closing entry with the
+    number of a deleted entry closes nothing. The chain is therefore listed again after each create. The owner
+    always keeps its last entry, so the listing shows whether an entry has a higher number.
     """
     closing = ClosingEntry(new_id(), by)
     for _ in range(TRIES_TO_CLOSE):

@@ -1,6 +1,6 @@
 """The entries of chains as files: `_chains/<chain>/<number>.json` below the root of a sink.
 
-Readers pass over names that begin with an underscore. Nothing is cached.
+Readers of the data ignore names that begin with an underscore. Nothing is cached here.
 """
 
 import re
@@ -21,7 +21,7 @@ _MISSING: Final = frozenset({"NoSuchKey", "404"})
 
 
 class FoundFile(Protocol):
-    """`modified`: epoch seconds by the store's clock."""
+    """A file in a listing. `modified`: epoch seconds by the store's clock."""
 
     @property
     def path(self) -> str: ...
@@ -30,18 +30,20 @@ class FoundFile(Protocol):
 
 
 class FileStore(Protocol):
-    """What chains need of the store of a sink; `kcl_dagster.spark.storage` has two. Paths are relative to a root.
+    """The operations that chains need from a sink's store. `kcl_dagster.spark.storage` has two implementations.
+    Paths are relative to a root.
 
-    Lists are consistent: a file that was created or deleted before a list began is in it, or is not.
+    Listings are consistent: files that were created before a listing began are in it, and files that were deleted
+    before it began are not.
     """
 
     @property
     def root(self) -> str: ...
 
     def create(self, path: str, content: bytes) -> bool:
-        """Store a file, whole and durably, if there is none. Returns whether this call stored it. If it raises, or
-        if an answer was lost on the way, it may have stored the file; then False may be returned, too. Raises
-        ConfigurationError where the store cannot do this."""
+        """Create a file, whole and durably, if none has this path. Returns whether this call created it. If this
+        raises, or if the store's answer was lost and the request repeated, the file may have been created although
+        the result was not True. Raises ConfigurationError if the store has no conditional create."""
 
     def get(self, path: str) -> bytes: ...
 
@@ -52,17 +54,18 @@ class FileStore(Protocol):
     def delete(self, paths: Sequence[str]) -> None: ...
 
     def remove_empty(self, folder: str) -> None:
-        """Remove a folder, and those below, as far as they hold nothing. S3 has no folders. Does not raise."""
+        """Remove a folder and its subfolders as far as they are empty. Does nothing on S3, which has no folders.
+        Never raises."""
 
     def move(self, names: Mapping[str, str]) -> list[str]:
-        """Give each file the path to which `names` maps it, whole and durably; a file that is there is replaced.
-        Returns those that did not exist. May be repeated after a failure, and while another process does the same.
-        """
+        """Move each file to the path to which `names` maps it, whole and durably, replacing a file that is there.
+        Returns the files that did not exist. May be repeated after a failure, and while another process does the
+        same."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundEntry:
-    """An entry as a list shows it. `modified`: when it was made, in epoch seconds by the store's clock."""
+    """An entry in a listing. `modified`: when it was made, in epoch seconds by the store's clock."""
 
     chain: ChainId
     number: int
@@ -76,22 +79,23 @@ class Entries:
     files: FileStore
 
     def create(self, chain: ChainId, number: int, entry: Entry) -> bool:
-        """As `FileStore.create`."""
+        """Create an entry. The result is that of `FileStore.create`."""
         return self.files.create(_path(chain, number), encoded(entry))
 
     def read(self, chain: ChainId, number: int) -> Entry | None:
-        """None: there is no such entry, or it was deleted."""
+        """Read an entry. Returns None if it was never made, or was deleted."""
         path = _path(chain, number)
         content = found_content(self.files, path)
         return None if content is None else decoded(content, f"{self.files.root}/{path}")
 
     def numbers(self, chain: ChainId) -> list[int]:
-        """Those of the entries that were not deleted, in order."""
+        """The numbers of the chain's entries that were not deleted, in order."""
         found = (_PATH.fullmatch(file.path) for file in self.files.files(f"{FOLDER}/{chain}/", hidden=True))
         return sorted(int(match[2]) for match in found if match)
 
     def delete(self, chain: ChainId, numbers: Iterable[int]) -> None:
-        """In this order: a process that is killed on the way leaves the rest."""
+        """Delete entries one by one in the given order. If the process is killed meanwhile, the later ones
+        remain."""
         for number in numbers:
             self.files.delete([_path(chain, number)])
 
@@ -101,22 +105,22 @@ class Entries:
         self.files.remove_empty(f"{FOLDER}/{chain}")
 
     def chains(self, beginning: str) -> dict[ChainId, tuple[int, float]]:
-        """The number of the last entry of each chain whose id begins so, and when that was made: epoch seconds by
-        the store's clock."""
+        """For each chain whose id begins with `beginning`: the number of its last entry, and when that entry was
+        made (epoch seconds by the store's clock)."""
         found: dict[ChainId, list[tuple[int, float]]] = defaultdict(list)
         for one in self.all(beginning):
             found[one.chain].append((one.number, one.modified))
         return {chain: max(entries) for chain, entries in found.items()}
 
     def all(self, beginning: str) -> list[FoundEntry]:
-        """The entries of all chains whose ids begin so."""
+        """The entries of all chains whose ids begin with `beginning`."""
         listed = self.files.files(f"{FOLDER}/{beginning}", hidden=True)
         matches = ((file, _PATH.fullmatch(file.path)) for file in listed)
         return [FoundEntry(ChainId(match[1]), int(match[2]), file.modified) for file, match in matches if match]
 
 
 def found_content(files: FileStore, path: str) -> bytes | None:
-    """None: there is no such file."""
+    """The content of a file; None if there is no such file."""
     try:
         return files.get(path)
     except FileNotFoundError:
@@ -128,8 +132,8 @@ def found_content(files: FileStore, path: str) -> bytes | None:
 
 
 def check_store(files: FileStore, unique: str) -> None:
-    """Raise ConfigurationError if the store replaces a file that must be created only once: some that imitate S3
-    ignore the condition of a put. `unique`: never the same again."""
+    """Raise ConfigurationError if the store replaces a file that must be created only once: some imitations of S3
+    ignore the condition of a put. `unique` must never be used again."""
     path = f"{FOLDER}/check-{unique}"
     try:
         files.create(path, b"")

@@ -1,14 +1,15 @@
-"""Commits of a table, or of several that are committed to together: which entries of all chains go into each.
+"""Commits of a table, or of several tables together: which entries of all chains go into each commit.
 
-A commit is planned before a table is touched, in a record of its own, `_commits/<application>/<number>.json`,
-which is made with a conditional create. Of several workers that plan one number, one succeeds, and any worker may
-carry the plan out. The table keeps the number of the last commit that it contains, in the same transaction as the
-files. So a commit whose answer was lost is looked up, and no entry is committed twice, also by two workers at once.
+A commit is planned before any table is touched. The plan is a file, `_commits/<application>/<number>.json`, made
+with a conditional create: if several workers plan the same number, one succeeds. Any worker may carry out the plan.
+The table keeps the number of the last commit that it contains, and updates it in the same transaction that adds the
+files. A worker whose commit had no answer therefore looks that number up, and no entry is committed twice, even if
+two workers carry out one plan at once.
 
-The plan of number n is made when the table contains number n - 1. It says for each chain the last entry that the
-table contains afterwards. Only the last plan is kept, and in it only chains that have entries, or had some within
-the last hour: a request to make an entry that had no answer is sent again, and may arrive itself when the entry
-that the second one made was deleted.
+Plan n is made when the table contains commit n - 1. For each chain, it names the last entry that the table will
+contain after the commit. Only the last plan is kept. It names only chains that have entries, or had some within the
+last hour. The hour is needed because a request to make an entry may be sent again when it has no answer. The first
+request may then arrive late, after the entry that the second one made was deleted.
 
 Modelled in spec/TableCommits.tla.
 """
@@ -30,18 +31,23 @@ from kcl_dagster.model.claim import ChainId
 
 FOLDER: Final = "_commits"
 VERSION: Final = 2
-ONE_TABLE_VERSION: Final = 1  # of plans that workers of a former version understand
-KEPT_SECONDS: Final = 3600.0  # far above the time for which a request to a store may be under way
-MOST_ENTRIES: Final = 500  # of a commit; what is left goes into the next one at once
-_PLANNED_AT: Final = "@"  # no name of an application has it
+ONE_TABLE_VERSION: Final = 1  # of plans that workers of an earlier version can read
+KEPT_SECONDS: Final = 3600.0  # far longer than a request to a store can be delayed
+MOST_ENTRIES: Final = 500  # per commit; the next commit follows at once with the rest
+_PLANNED_AT: Final = "@"  # no application's name contains it
 _NUMBER: Final = re.compile(r".*/(\d{12})\.json")
 
 
 class TableCommit(msgspec.Struct, frozen=True):
-    """`entries`: those with files that the commit adds, in order. If there are none, no table is touched. `tables`:
-    those that get files.
-    `contained`: the last entry of each chain that the table contains afterwards. `attempt`: a worker that finds a
-    plan at the number that it wanted to make sees by it whether the plan is its own. `gone`: see `Selection`."""
+    """The plan of a commit.
+
+    - `entries`: the entries whose files the commit adds, in order. If empty, no table is touched.
+    - `contained`: for each chain, the last entry that the table contains after the commit.
+    - `attempt`: a unique id. A worker that finds a plan with the number it wanted to use compares it, and so learns
+      whether the plan is its own.
+    - `gone`: see `Selection`.
+    - `tables`: the tables that get files.
+    """
 
     attempt: str
     entries: tuple[tuple[ChainId, int], ...]
@@ -52,9 +58,10 @@ class TableCommit(msgspec.Struct, frozen=True):
 
 
 def series_of(application: str, table: str, plans: str) -> str:
-    """By which name a table numbers commits of an application. Those of one series have their plans at one place,
-    `plans`: beside the first table of a sink, whose series has the application's name alone. A further table may
-    get commits of several series, of sinks with other first tables."""
+    """The name under which a table numbers an application's commits. All commits of one series have their plans in
+    one place, `plans`, beside the first table of a sink. The series of the first table is named like the
+    application. A further table may belong to several sinks with different first tables, so it may have several
+    series."""
     return application if table == FIRST else f"{application}{_PLANNED_AT}{place_id(plans)}"
 
 
@@ -67,24 +74,24 @@ NOTHING_GONE: Final[Mapping[ChainId, float]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Entries that the table does not contain yet, in the order in which they are committed. `contained`: as in
+    """Entries that the table does not contain yet, in the order in which they are committed. `contained`: see
     `TableCommit`."""
 
     entries: tuple[FoundEntry, ...]
     contained: Mapping[ChainId, int]
     gone: Mapping[ChainId, float] = field(default_factory=dict)
-    """Of the contained chains, those that had no entries any more, and when that was seen last: epoch seconds by
-    the store's clock. They are forgotten when they had none for KEPT_SECONDS."""
+    """The chains in `contained` that no longer had entries, with the time at which this was seen first, or at which
+    a late entry was seen last (epoch seconds by the store's clock). They are dropped after KEPT_SECONDS."""
 
     gaps: tuple[ChainId, ...] = ()
-    """Chains of which an entry is missing. Nothing behind it is selected."""
+    """Chains of which an entry is missing. Entries after the missing one are not selected."""
 
     passed_over: tuple[ChainId, ...] = ()
-    """Chains with entries that were made after the chain was deleted: it is gone, or it is not in the table and its
-    first entry is missing."""
+    """Chains whose entries were made after the chain was deleted: the chain is in `gone`, or the table does not
+    contain it and its first entry is missing."""
 
     is_complete: bool = True
-    """Whether nothing had to be left for the next commit."""
+    """Whether all entries fit into this commit."""
 
 
 def selected(
@@ -93,15 +100,15 @@ def selected(
     gone: Mapping[ChainId, float] = NOTHING_GONE,
     most: int = MOST_ENTRIES,
 ) -> Selection:
-    """What goes into the next commit. Pure. `contained` and `gone`: of the last commit. `found`: all entries of all
-    chains, listed after the last commit was read.
+    """Select the entries for the next commit. Pure. `contained` and `gone`: from the last commit. `found`: all
+    entries of all chains, listed after the last commit was read.
 
-    Older entries come first, and those of one chain in order. An owner makes no entry for a shard before the table
-    contains those of the former owner, so that the order of each shard is kept.
+    Older entries come first; entries of one chain stay in order. An owner makes no entry for a shard before the
+    table contains the former owner's entries, so the order within each shard is kept.
 
-    A chain in `gone` was deleted. A chain that the table does not contain and whose first entry is missing was
-    deleted, too. An entry that appears in such a chain later is never committed: a worker made it that had been
-    paused since before the deletion, or a repeated request arrived late.
+    A chain in `gone` was deleted. So was a chain that the table does not contain and whose first entry is missing.
+    An entry that appears in such a chain later is never committed: it was made by a worker that had been paused
+    since before the deletion, or by a repeated request that arrived late.
     """
     chains: dict[ChainId, list[FoundEntry]] = defaultdict(list)
     for one in found:
@@ -138,7 +145,7 @@ def selected(
 
 @dataclass(frozen=True, slots=True)
 class TableCommits:
-    """The plans of an application's commits to one table, beside the chains. Nothing is cached."""
+    """The plans of an application's commits to one table, stored beside the chains. Nothing is cached."""
 
     files: FileStore
     application: str
@@ -148,28 +155,28 @@ class TableCommits:
         return f"{FOLDER}/{beginning_of(self.application)}"
 
     def newest(self) -> tuple[int, TableCommit | None]:
-        """The last plan and its number; 0 and None where no commit was planned yet."""
+        """The number of the last plan and the plan; 0 and None if no commit has been planned yet."""
         while True:
             numbers = self.numbers()
             if not numbers:
                 return 0, None
             path = self._path(numbers[-1])
             content = found_content(self.files, path)
-            if content is not None:  # else it was deleted since, and there is a newer one
+            if content is not None:  # else the plan was deleted meanwhile, and there is a newer one
                 return numbers[-1], _decoded(content, f"{self.files.root}/{path}")
 
     def make(self, number: int, commit: TableCommit) -> bool:
-        """Plan a commit. False: another worker has planned this number, or a higher one. If this raises, the plan
-        may have been made.
+        """Make the plan of a commit. Returns False if another worker has made a plan with this or a higher number.
+        If this raises, the plan may have been made.
 
-        The create succeeds for the number of a plan that was deleted, too. So the plans are listed again: the last
-        one is always kept, so that a higher number is seen.
+        The create also succeeds with the number of a deleted plan. The plans are therefore listed again: the last
+        one is always kept, so a higher number shows in the listing.
         """
         path = self._path(number)
         if not self.files.create(path, msgspec.json.encode(commit)):
             content = found_content(self.files, path)
             if content is None or _decoded(content, f"{self.files.root}/{path}").attempt != commit.attempt:
-                return False  # else the answer to an earlier try was lost
+                return False  # else the plan is ours: the answer to an earlier attempt was lost
         numbers = self.numbers()
         if numbers[-1:] != [number]:
             return False
@@ -177,7 +184,7 @@ class TableCommits:
         return True
 
     def numbers(self) -> Sequence[int]:
-        """Those of the plans that were not deleted, in order."""
+        """The numbers of the plans that were not deleted, in order."""
         found = (_NUMBER.fullmatch(file.path) for file in self.files.files(f"{self.folder}/", hidden=True))
         return sorted(int(match[1]) for match in found if match)
 
@@ -186,7 +193,7 @@ class TableCommits:
 
 
 def _decoded(content: bytes, path: str) -> TableCommit:
-    """Raises Unsafe for what no worker of this version has written."""
+    """Decode a plan. Raises Unsafe for content that this version cannot read."""
     try:
         commit = msgspec.json.decode(content, type=TableCommit)
     except (msgspec.MsgspecError, ValueError) as error:

@@ -1,1 +1,1 @@
-"""One leader per application: what it decides (pure) and one tick of it."""
+"""The leader of an application: its decisions (pure functions), and the tick that carries them out."""

@@ -1,15 +1,15 @@
-"""Through which moment an application is complete: every record that arrived before it is stored and visible.
+"""Calculates the moment through which an application is complete: every record that arrived earlier is stored.
 
-Pure. Each lease says through which moment its own shard is stored, and that never becomes untrue, except by a
-rewind, which raises the epoch of `tables.completeness_row`. So leases that were read at slightly different moments
-may be taken together, as long as none is missing:
+Pure. Each lease records the moment through which its own shard is stored. This stays true until the lease is reset,
+and a reset raises the epoch of `tables.completeness_row`. Leases that were read at slightly different times may
+therefore be combined, as long as none is missing. A missing lease is detected as follows:
 
-- Children are not read before their parents are finished, and have leases before that. While a parent is
-  unfinished, its own moment holds the application back. A child that was not begun has everything that its parents'
-  moment says. The lease of a merged shard names the parent at whose end it was made: until the shard is read, the
-  lease of the other parent is there, or was lost.
-- A lease that a scan did not return leaves a part of the hash range without an unfinished lease. Only an unfinished
-  parent of a merged shard does not, because its child has a lease already; the other parent tells.
+- A child has a lease before its parents are finished, and is not read before that. While a parent is unfinished,
+  the parent's own moment limits the result. A child that was not begun has the moment of its parents. The lease of
+  a merged shard names the parent at whose end it was created. Until the shard is read, the lease of the other
+  parent must exist; otherwise it was lost.
+- If a lease is missing, a part of the hash range has no unfinished lease. The exception is an unfinished parent of
+  a merged shard, because its child has a lease already. The first rule covers this case.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -45,7 +45,8 @@ class Hindrance(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeldBy:
-    """What keeps an application from being complete through a later moment. `what`: a lease, a stream or a row."""
+    """What prevents an application from being complete through a later moment. `what`: a lease, a stream or a
+    row."""
 
     what: str
     why: Hindrance
@@ -57,12 +58,13 @@ class HeldBy:
 
 @dataclass(frozen=True, slots=True)
 class Completeness:
-    """`through`: epoch seconds; every record that arrived before it is stored and visible. None: not known.
+    """How far an application is complete.
 
-    In a `TickReport`, `through` is what is written down. It never falls within an `epoch`. A reset or an import
-    raises the epoch: what was declared for windows that end after `back_to` under an earlier epoch is declared
-    again (None: for no window). `reached` is what this tick found by itself, None where something holds it
-    altogether.
+    - `through`: epoch seconds. Every record that arrived earlier is stored and visible. None if not known. In a
+      `TickReport`, this is the stored value, which never falls within an `epoch`.
+    - `epoch`: raised by a reset or an import. Windows that end after `back_to` and were declared under an earlier
+      epoch are declared again (None: no windows).
+    - `reached`: what this tick calculated; None if it could not.
     """
 
     through: int | None = None
@@ -71,11 +73,11 @@ class Completeness:
     back_to: int | None = None
     reached: int | None = None
     seconds_ago: float | None = None
-    """How long ago `through` is, by the clock of the leader."""
+    """How many seconds ago `through` is, by the leader's clock."""
 
     first: FirstMoment | None = None
-    """No window that begins earlier is complete. None: it is not known, in applications that former versions or
-    Java workers began."""
+    """The first moment: no window that begins earlier is complete. None if not known, in applications that an
+    earlier version or a Java worker began."""
 
 
 def complete_through(
@@ -88,11 +90,12 @@ def complete_through(
     hindered: Mapping[LeaseKey, Hindrance] = NOTHING,
     read_through: Mapping[LeaseKey, float] = NEVER,
 ) -> Completeness:
-    """What the leases say, for an application that reads `streams` (names).
+    """The completeness that follows from the leases of an application that reads `streams` (names).
 
-    `margin`: arrival times are approximate, and records of a shard are not strictly in their order. `now`: epoch
-    seconds; no lease is believed that says more than that. `hindered`: leases of which more is known than that they
-    are read. `read_through`: leases that no worker reads and that have no unread record which arrived before that.
+    - `margin`: subtracted, because arrival times are approximate and records are not strictly in their order.
+    - `now`: epoch seconds. A lease with a later moment is not believed.
+    - `hindered`: leases for which a special reason is known why they do not progress.
+    - `read_through`: for leases that no worker reads: no unread record of the shard arrived before this time.
     """
     if unreadable:
         return Completeness(held_by=HeldBy(unreadable[0], Hindrance.UNREADABLE))
@@ -115,14 +118,15 @@ def complete_through(
                 return Completeness(held_by=held_by)
             if lowest is None or stored < lowest[0]:
                 lowest = stored, held_by
-    if lowest is None:  # no stream at all
+    if lowest is None:  # there are no streams
         return Completeness()
     through = max(0, int(min(lowest[0], now) - margin))
     return Completeness(through, lowest[1], reached=through)
 
 
 def _by_stream(leases: Sequence[Lease], streams: Collection[str]) -> dict[str, list[Lease]]:
-    """Leases of a single-stream application name no stream. A stream that was made anew is another group."""
+    """The leases of each stream. Leases of a single-stream application do not name their stream. A stream that was
+    deleted and created again is another group."""
     groups: dict[str, list[Lease]] = {}
     for lease in leases:
         groups.setdefault("" if lease.stream is None else str(lease.stream), []).append(lease)
@@ -136,7 +140,7 @@ def _by_stream(leases: Sequence[Lease], streams: Collection[str]) -> dict[str, l
 
 
 def _not_covered(stream: str, leases: Sequence[Lease]) -> HeldBy | None:
-    """What is missing of a stream's leases."""
+    """What is missing of a stream's leases; None if they are complete."""
     if not leases:
         return HeldBy(stream, Hindrance.NO_LEASES)
     held = {lease.shard_id for lease in leases}
@@ -155,10 +159,12 @@ def _not_covered(stream: str, leases: Sequence[Lease]) -> HeldBy | None:
 
 
 def stored_through(lease: Lease, known: Mapping[str, Lease]) -> int | None:
-    """The moment of a lease, before which all its records are stored. `known`: by shard, the leases of its stream.
+    """The moment before which all records of a lease's shard are stored. `known`: the leases of its stream, by
+    shard.
 
-    A lease without a moment has that of its parents: all its records arrived after all of theirs. Only a lease
-    of which nothing was read is without one, or one that was made again."""
+    A lease without a moment has that of its parents, because all its records arrived later than all of theirs. A
+    lease has no moment only if it has not been read, or was recreated.
+    """
     if lease.stored_through is not None:
         return lease.stored_through
     parents = [known[parent].stored_through for parent in lease.parents if parent in known]
@@ -170,7 +176,7 @@ def stored_through(lease: Lease, known: Mapping[str, Lease]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ShardPart:
-    """The first and last sequence number that a shard has in a window; None where they are not known."""
+    """The first and last sequence number of a shard in a window; None if not known."""
 
     first: str | None
     last: str | None
@@ -178,11 +184,11 @@ class ShardPart:
 
 @dataclass(frozen=True, slots=True)
 class WindowCounts:
-    """What of a window was stored by all leases together.
+    """The counts of what all leases together stored of a window.
 
-    `is_known` is False where a part was stored that was not counted, by a Java worker or a former version, whose
-    counts were dropped, or that was counted by other rules, such as those of former partitions. The numbers are
-    then too small.
+    If `is_known` is False, the numbers are too small. A part was stored but not counted (by a Java worker or an
+    earlier version), or its counts were dropped, or it was counted by other rules, such as those of earlier
+    partitions.
     """
 
     start: int
@@ -192,16 +198,16 @@ class WindowCounts:
     late: int = 0
     is_known: bool = True
     shards: Mapping[str, ShardPart] = field(default_factory=dict)
-    """By lease key, which is the shard's id where the application reads one stream."""
+    """For each lease key, which is the shard's id if the application reads one stream."""
 
     late_batches: Mapping[str, int] = field(default_factory=dict)
-    """By lease key, the newest batch that stored late rows. Whatever was deleted or dropped, a number that grew, or
-    that is new, means that late rows came."""
+    """For each lease key, the newest batch that stored late rows. If a number has grown or is new, late rows came,
+    even if counts were deleted or dropped."""
 
 
 def late_batches(leases: Iterable[Lease], windows: Windows | None = None) -> dict[int, dict[str, int]]:
-    """Of each window that has late rows, by its start: see `WindowCounts`. With `windows`: late rows of a window of
-    other rules are those of the window in which it begins."""
+    """For each window with late rows, by its start: see `WindowCounts.late_batches`. With `windows`: late rows of a
+    window that follows other rules belong to the window that contains its start."""
     found: dict[int, dict[str, int]] = {}
     for lease in leases:
         for one in lease.stored.late_batches if lease.stored is not None else ():
@@ -213,8 +219,8 @@ def late_batches(leases: Iterable[Lease], windows: Windows | None = None) -> dic
 def window_counts(
     leases: Iterable[Lease], start: int, rules: int = 0, windows: Windows | None = None
 ) -> WindowCounts:
-    """The counts of the window that begins at `start`, from the leases of an application, finished ones
-    included. `rules`: see `model.stored.rules_of`; 0 for those that the leases were counted by."""
+    """The counts of the window that begins at `start`, from all leases of an application, including finished ones.
+    `rules`: see `model.stored.rules_of`; 0 accepts any rules."""
     every = list(leases)
     held = {(lease.stream, lease.shard_id): lease for lease in every}
     counted = [(lease, lease.stored) for lease in every if lease.stored is not None and lease.stored.is_by(rules)]
@@ -232,8 +238,8 @@ def window_counts(
 
 
 def _part(lease: Lease, rows: StoredRows) -> ShardPart:
-    """The numbers are known if the lease counted the window from the shard's first record in it on. After a reset
-    into the window, the first number that is kept is that of a record which was read again."""
+    """The sequence numbers, if the lease counted the window from the shard's first record in it. After a reset into
+    the window, the first number would be that of a record in the middle of it."""
     counts = lease.stored
     if counts is None or not counts.is_of(lease.checkpoint) or not (counts.whole or rows.start >= counts.since):
         return ShardPart(None, None)
@@ -243,13 +249,13 @@ def _part(lease: Lease, rows: StoredRows) -> ShardPart:
 def _counts_in_full(
     lease: Lease, start: int, rules: int, held: Mapping[tuple[StreamIdentifier | None, str], Lease]
 ) -> bool:
-    """Whether this lease, or it and its parents, counted everything that was stored of a window."""
+    """Whether this lease, or this lease and its parents, counted everything that was stored of a window."""
     counts = lease.stored
     if counts is None:
         return _is_untouched(lease)
     if not counts.is_of(lease.checkpoint):
         return False
-    if not counts.is_by(rules):  # nothing is known of its windows but when the last one is over
+    if not counts.is_by(rules):  # of its windows only the end of the last one is known
         return start >= max(counts.since, counts.until)
     if start >= counts.since:
         return True
@@ -257,5 +263,5 @@ def _counts_in_full(
 
 
 def _is_untouched(lease: Lease) -> bool:
-    """Nothing was stored of it yet."""
+    """Whether nothing was stored of it yet."""
     return lease.checkpoint is not None and lease.checkpoint.is_initial_position

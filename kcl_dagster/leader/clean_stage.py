@@ -18,7 +18,7 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.workers import WorkerTable
 
-STALE_ROW_SECONDS: Final = 86_400.0  # as long as the KCL keeps the row of a worker that does not update it
+STALE_ROW_SECONDS: Final = 86_400.0  # the KCL keeps the row of a worker for as long after its last update
 
 
 class Cleaner:
@@ -46,7 +46,7 @@ class Cleaner:
     ) -> list[str]:
         """Delete what can be deleted. Returns the errors. Stops at `deadline` (monotonic); the next tick continues.
 
-        `abandoned`: leases of shards that left the stream unread. They are deleted, too. `complete`: the moment
+        `abandoned`: leases of shards that left the stream unread; they are deleted, too. `complete`: the moment
         through which the application is complete.
         """
         problems: list[str] = []
@@ -73,8 +73,8 @@ class Cleaner:
         return problems
 
     def _departed(self, sight: Sight) -> list[WorkerSight]:
-        """Workers without leases whose run is over, and rows that were not written for long. If a worker still
-        writes its row, the row remains: it is how the worker learns that it has to end."""
+        """Workers without leases whose run is over, and rows that were not written for a long time. If a worker
+        still writes its row, the row is kept: it shows the worker that it has to end."""
         owners = {lease.actual_owner for lease in sight.unfinished} | {lease.owner for lease in sight.unfinished}
         now = self._clock.now()
         return [

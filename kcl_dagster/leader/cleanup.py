@@ -1,8 +1,8 @@
-"""Which leases and rows are done with.
+"""Decides which leases are no longer needed.
 
-A finished lease is deleted when its children have been started, parents before children, as in the KCL. Unlike the
-KCL, a finished lease without any known child is kept while its shard is in the stream: an empty answer of the
-service would otherwise delete the only trace of where its children begin.
+A finished lease is deleted when its children have been started, parents before children, as in the KCL. Unlike in
+the KCL, a finished lease without known children is kept while its shard is in the stream. Otherwise an empty
+response of the service would delete the only information about where its children begin.
 
 Modelled in spec/Reshard.tla as Clean.
 """
@@ -13,13 +13,15 @@ from typing import Final
 
 from kcl_dagster.model.lease import Lease
 
-DECLARED_SECONDS: Final = 300  # for the orchestrator to write down the counts of a window that has become complete
+# The time that the orchestrator has to store the counts of a window that has become complete
+DECLARED_SECONDS: Final = 300
 _NOT_STARTED: Final = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
 
 
 @dataclass(frozen=True, slots=True)
 class CleanupPlan:
-    """Finished leases to delete, one generation at a time, and children to note on finished leases."""
+    """`deletes`: finished leases to delete, one generation at a time. `children`: children to record in finished
+    leases."""
 
     deletes: tuple[Lease, ...] = ()
     children: tuple[tuple[Lease, frozenset[str]], ...] = ()
@@ -32,11 +34,11 @@ def plan_cleanup(
     *,
     complete: int | None = None,
 ) -> CleanupPlan:
-    """For the leases of one stream.
+    """Plan the clean-up of one stream's leases.
 
-    `children` by shard and `listed` shards come from a complete listing; None: there is no recent one.
-    A lease whose counts belong to a window that is not complete yet stays. `complete`: through which moment the
-    application is; None: not known.
+    `children` (by shard) and `listed` (shards) come from a complete listing; None if there is no recent one.
+    `complete`: the moment through which the application is complete; None if not known. A lease is kept while its
+    counts belong to a window that is not complete yet.
     """
     held = {lease.shard_id: lease for lease in leases}
     deletes: list[Lease] = []
@@ -59,7 +61,7 @@ def plan_cleanup(
 
 
 def _is_counted_on(lease: Lease, complete: int | None) -> bool:
-    """Whether a part of a window is counted on this lease that is to be declared yet, or was a moment ago."""
+    """Whether the lease has counts of a window that is not declared yet, or was declared only just now."""
     return (
         lease.stored is not None
         and lease.stored.until > 0
@@ -68,5 +70,5 @@ def _is_counted_on(lease: Lease, complete: int | None) -> bool:
 
 
 def has_started(lease: Lease) -> bool:
-    """Its reader got beyond the beginning. LATEST counts, as in the KCL."""
+    """Whether the shard was read beyond its initial position. LATEST counts as started, as in the KCL."""
     return lease.checkpoint is not None and lease.checkpoint.sequence not in _NOT_STARTED

@@ -1,4 +1,4 @@
-"""A leader on real or fake clients."""
+"""Opens a leader with real or fake clients."""
 
 from typing import Final
 
@@ -12,8 +12,8 @@ from kcl_dagster.tables.lock import LockProcess
 from kcl_dagster.tables.scanning import Map
 from kcl_dagster.tables.table_layout import create_tables, detect_layout
 
-# Of a tick's budget for one question to a stream: with the two or three that a sync asks, the stages after it still
-# get their turn.
+# The part of a tick's budget that one request to a stream may take. A sync sends two or three, so time remains for
+# the later stages.
 QUESTION_SHARE: Final = 0.2
 
 
@@ -27,11 +27,14 @@ def open_leader(
     parallel: Map | None = None,
     process: LockProcess | None = None,
 ) -> Leader:
-    """Detects the tables' layout, creates what is missing, and returns a leader that has not ticked yet.
+    """Detect the tables' layout, create what is missing, and return a leader that has not ticked yet.
 
-    `identity` names the deployment in the leader lock, `process` the process that leads for it, so that a leader on
-    the same machine need not wait for one that is gone. `parallel` is how requests are sent side by side: threads
-    when left out, the builtin `map` where everything must happen on one thread.
+    - `identity`: the name of the deployment in the leader lock.
+    - `process`: the process that leads for it. A leader on the same machine then need not wait if this process has
+      ended.
+    - `parallel`: how requests are sent at the same time. Threads by default; pass the builtin `map` to use one
+      thread only.
+
     Raises LayoutRefused, TableNotFound or a ServiceError.
     """
     runtime = runtime or system()

@@ -21,14 +21,16 @@ def observed_key(lease: Lease) -> str:
 
 def observed_version(lease: Lease) -> str:
     """A value that changes with every renewal. It includes the owner, because a lease that was deleted and created
-    again counts from 0, under another owner. The start of a handoff is no renewal and does not change the value."""
+    again counts from 0, under another owner. The start of a handoff is not a renewal and does not change the value.
+    """
     return f"{lease.counter}:{lease.actual_owner or ''}"
 
 
 def why_unserved(
     lease: Lease, stood: float, duration: float, run_is_over: Callable[[WorkerId], bool]
 ) -> str | None:
-    """The reason why `lease` needs an owner now, or None. `stood`: for how long its version was unchanged."""
+    """Why `lease` needs an owner now; None if it does not. `stood`: for how many seconds its version was
+    unchanged."""
     owner = lease.actual_owner
     if lease.is_finished:
         return None
@@ -41,17 +43,19 @@ def why_unserved(
     return None
 
 
-# A lease duration is often a multiple of the tick. If a counter then lacks some milliseconds to the full duration,
-# its shard would not be read for another whole tick.
-_WORTH_WAITING: Final = 1.0  # seconds; ticks and reads are not late by more
-_NEARLY: Final = 0.1  # of the duration; a counter that was observed just now is far from it, however short it is
+# A lease duration is often a multiple of the tick. If a counter lacks some milliseconds to the full duration, its
+# shard would remain unread for another whole tick.
+_WORTH_WAITING: Final = 1.0  # seconds; ticks and reads are not delayed by more
+# A part of the duration. A counter that was just observed for the first time lacks more, however short the duration
+# is.
+_NEARLY: Final = 0.1
 _MARGIN: Final = 0.01  # seconds; a counter must have been unchanged for longer than the duration
 
 
 def rest(
     leases: Iterable[Lease], ages: Mapping[LeaseKey, float], durations: Mapping[LeaseKey, float]
 ) -> float | None:
-    """How long to wait until leases that are nearly expired are expired; None if there are no such leases."""
+    """How long to wait until the leases that are nearly expired are expired; None if there are no such leases."""
     owned = [lease.key for lease in leases if lease.actual_owner and not lease.is_finished]
     lacking = [(durations[key] - ages[key], durations[key]) for key in owned]
     worth = [lack for lack, duration in lacking if 0 <= lack <= min(_WORTH_WAITING, duration * _NEARLY)]

@@ -1,21 +1,20 @@
-"""How many workers there should be, and which slots run them.
+"""Decides how many workers there should be, and which slots run them. A slot is a place for a worker: `worker-000`,
+...
 
-One active run per slot. A living worker whose row names a slot serves it, whether or not this Dagster instance
-knows the worker's run: another deployment of the application may have launched it. Bounded runs do not count: they
-have no slot, and end by themselves.
-
-With `min_workers` 0, a fleet that has read everything is at rest: it has no worker until a record has waited for
-longer than `scale_up_lag`.
-The number follows the open shards, and lag and throughput within `min` and `max`, one step per cool-down; never
-more workers than shards that can be read, but for the moment in which one replaces another.
-A worker beyond its lifetime, or with older code than the leader's, is replaced, one at a time: its successor is up
-before it is asked to leave, which means that it can read: its row says so once its Spark has started. Workers with
-older code whose shards are stopped, or whose batch hangs, are replaced all at the same time, and do not wait for
-their successors as long as another worker reads.
-
-A worker that does not come to read in time is given up while another one reads: it drains, and its slot is launched
-again. So it holds back neither a deploy nor a smaller fleet for ever, and the workers that read stay. The next
-starts are waited for longer: see `kcl_dagster.leader.patience`.
+- A slot has at most one active run. If the row of a living worker names a slot, that worker serves it. This also
+  holds if this Dagster instance does not know its run, because another deployment of the application launched it.
+  Bounded runs do not count: they have no slot, and end by themselves.
+- The number of workers follows the open shards, and within `min` and `max` also lag and throughput, by one step per
+  cool-down. There are never more workers than readable shards, except while one worker replaces another.
+- With `min_workers` 0, a fleet that has read everything rests: it has no worker until a record has waited for
+  longer than `scale_up_lag`.
+- A worker that is older than its lifetime, or has older code than the leader, is replaced, one at a time. It is
+  asked to drain when its successor can read, which the successor's row shows once its Spark has started.
+- Workers with older code that have stopped shards or a hanging batch are replaced all at once. They do not wait for
+  their successors if another worker reads.
+- A worker that cannot read in time is given up if another one reads: it drains, and its slot is launched again. So
+  it blocks neither a deployment nor a reduction of the fleet, and the workers that read stay. Later starts get more
+  time: see `kcl_dagster.leader.patience`.
 """
 
 import math
@@ -32,33 +31,35 @@ from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker_row import WorkerState, slot_name
 
-# One step of scaling up, as a part of the fleet: a large fleet that lags needs more than one worker more.
-HANGS_SECONDS: Final = 120.0  # a batch that takes longer is not worth waiting for when there is newer code
+# One step of scaling up, as a part of the fleet: a large fleet that lags needs more than one additional worker.
+HANGS_SECONDS: Final = 120.0  # if there is newer code, a batch that takes longer is not waited for
 _STEP: Final = 0.25
-# A run of this age without a live row does not count as a worker: its process hangs, or ended without a trace.
+# If a run of this age has no live row, it does not count as a worker: its process hangs, or ended without a trace.
 _SILENT_SECONDS: Final = 120.0
-# After as long again the run is reported as failed. If the process of a run ends while Dagster's database cannot be
-# reached, Dagster does not record it, and the run would keep its slot for ever.
+# After another such time the run is reported as failed. If a run's process ends while Dagster's database cannot be
+# reached, Dagster does not record its end, and the run would keep its slot for ever.
 ABANDONED_SECONDS: Final = 120.0
-# A run that waits in the queue for longer does not count as a worker: the queue may be another deployment's, or
+# A run that is queued for longer does not count as a worker: the queue may belong to another deployment, or be
 # stuck.
 QUEUED_SECONDS: Final = 120.0
-# A worker that is not up after this long, or after so many cool-downs if that is longer, is given up, if none was.
+# A worker that cannot read after this time, or after this many cool-downs if that is longer, is given up. The time
+# is longer after other starts were given up.
 NEVER_UP_SECONDS: Final = START_SECONDS
 NEVER_UP_COOLDOWNS: Final = 5
 # A worker that was launched this recently is expected to report soon.
 EXPECTED_SECONDS: Final = 60.0
-# Room above the configured throughput of a worker before another is asked for.
+# A worker is planned to use this part of its configured throughput.
 _FILL: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSight:
-    """What the decision rests on.
+    """The input of the decision.
 
-    `open_leases`: leases whose shards can be read now or later, None when the tables could not be read. `lag_ms` is
-    without failing, stopped and paused shards. `target` is the last tick's, and stood for `target_stood` seconds.
-    `now` in epoch seconds, as the runs' start times are.
+    - `open_leases`: leases whose shards can be read now or later; None if the tables could not be read.
+    - `lag_ms`: the lag, without failing, stopped and paused shards.
+    - `target`: the target of the last tick, which was unchanged for `target_stood` seconds.
+    - `now`: epoch seconds, like the start times of runs.
     """
 
     slots: Mapping[str, SlotRun]
@@ -67,27 +68,27 @@ class FleetSight:
     unserved: int = 0
     lag_ms: int | None = None
     waited: float | None = None
-    """Seconds for which the oldest unread record has waited that no worker reads; infinite where a worker has to
-    look. None: it was not looked up."""
+    """For how many seconds the oldest unread record that no worker reads has waited; infinite if only a worker can
+    find out. None if it was not looked up."""
 
     kbps: float = 0.0
     target: int | None = None
     target_stood: float = 0.0
     now: float = 0.0
     paused: Collection[str] = ()
-    """Slots that shall have no worker."""
+    """Slots that an operator has paused."""
 
     code: LoadedCode | None = None
-    """The code that launched workers have."""
+    """The code with which workers are launched."""
 
     given_up: Mapping[str, float] = field(default_factory=dict)
-    """Runs of the last day whose workers did not come to read in time, and when they were given up."""
+    """Runs of the last day whose workers were given up because they could not read in time, and when."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """`launch`: slots without a run that need one. `drain`: workers to be asked to finish. `cancel`: slots whose
-    run still waits in the queue and is not wanted any more. `expected`: runs that will report soon."""
+    """The decision. `launch`: slots that need a run. `drain`: workers to be drained. `cancel`: slots whose run is
+    still queued and no longer needed. `expected`: the number of runs whose workers will report soon."""
 
     target: int
     launch: Mapping[str, str]
@@ -98,17 +99,18 @@ class FleetPlan:
     expected: int = 0
     notes: tuple[str, ...] = ()
     silent: Mapping[str, str] = field(default_factory=dict)
-    """Slots whose run is said to run although no worker of it writes a row -> the run."""
+    """Slots whose run is active in Dagster although no worker of it writes a row -> the run."""
 
     given_up: Mapping[WorkerId, str] = field(default_factory=dict)
-    """Workers in `drain` that did not come to read in time -> the run."""
+    """Workers in `drain` that are given up because they could not read in time -> the run."""
 
     given_up_over: bool = False
-    """Whether a worker reads that was launched after the last start that was given up, or none is to be started."""
+    """Whether the starts that were given up no longer matter: a worker that was launched later reads, or no worker
+    has to be started."""
 
 
 def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker: float | None = None) -> FleetPlan:
-    """Pure. Called once a tick by the leader."""
+    """Decide about the fleet. Pure. Called by the leader once per tick."""
     target, why = decide_target(settings, sight, max_kbps_per_worker)
     slots = _Slots(settings, sight)
     stuck = [slot for slot in slots.serving if slots.is_stuck(slot)]
@@ -150,8 +152,8 @@ def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker
 
 
 def _of_stuck(stuck: Sequence[str], keep: Sequence[str], target: int, slots: "_Slots") -> Sequence[str]:
-    """Those of the stuck workers that drain now. Their shards that are not stopped need a worker meanwhile; where
-    there is no slot for one, the workers are replaced one after the other."""
+    """The stuck workers that drain now. Their other shards need a worker meanwhile. If no worker is ready for them,
+    stuck workers are replaced one after another."""
     if target <= 0 or any(slots.is_up(slot) for slot in keep):
         return stuck
     return stuck[:1] if not keep and not slots.leaving and not slots.given_up else ()
@@ -194,8 +196,8 @@ def decide_target(
 
 
 def _is_at_rest(sight: FleetSight) -> bool:
-    """Whether the last tick wanted no worker. A leader that does not know the last target takes the fleet to be at
-    rest if none of its workers is alive, apart from those that drain. Bounded runs are not part of the fleet."""
+    """Whether the last tick wanted no worker. If the last target is not known, the fleet counts as at rest if none
+    of its workers is alive, apart from draining ones. Bounded runs are not part of the fleet."""
     if sight.target is None:
         workers = (seen for seen in sight.workers if seen.alive)
         return all(seen.drains or seen.row.is_bounded for seen in workers)
@@ -203,7 +205,8 @@ def _is_at_rest(sight: FleetSight) -> bool:
 
 
 def _start(settings: FleetSettings, sight: FleetSight, workers: int) -> tuple[int, str]:
-    """Workers for a fleet at rest, if there is work. Where nothing can be found out, there may be."""
+    """The number of workers for a fleet at rest, and why. If it is not known whether there is work, workers are
+    started."""
     if sight.waited is None or math.isinf(sight.waited):
         return workers, "whether records are unread is not known, and a worker finds out"
     if sight.waited > settings.scale_up_lag:
@@ -212,18 +215,22 @@ def _start(settings: FleetSettings, sight: FleetSight, workers: int) -> tuple[in
 
 
 def _has_failing_shards(sight: FleetSight) -> bool:
-    """Their lag is not in `lag_ms`: no number of workers ends it."""
+    """Whether shards fail or are stopped. Their lag is not in `lag_ms`, because more workers would not reduce
+    it."""
     return any(seen.alive and (seen.row.stopped or seen.row.failing) for seen in sight.workers)
 
 
 class _Slots:
-    """Slots by what their runs and workers do.
+    """Slots, grouped by the state of their runs and workers.
 
-    `serving`: has a worker or soon will, the ones to keep first. `leaving`: its worker drains. `silent`: is said to
-    run, but its worker does not write its row; it holds its slot and is otherwise not counted on. `waiting`: its
-    run has been queued for too long to count on it. `given_up`: its worker did not come to read in time, and
-    another one reads. `held`: would serve, but an operator paused the slot.
-    `overtaken`: its run is queued although a living worker that this instance did not launch serves the slot.
+    - `serving`: has a worker, or will have one soon. In the order in which they are kept.
+    - `leaving`: its worker drains.
+    - `silent`: its run is active, but its worker does not write its row. Keeps its slot, and does not count
+      otherwise.
+    - `waiting`: its run has been queued for too long to count on it.
+    - `given_up`: its worker could not read in time, and another worker reads.
+    - `held`: would serve, but an operator paused the slot.
+    - `overtaken`: its run is queued, although a living worker of another instance serves the slot.
     """
 
     def __init__(self, settings: FleetSettings, sight: FleetSight) -> None:
@@ -262,8 +269,8 @@ class _Slots:
         return run is not None and run.status == "queued"
 
     def why_leave(self, slot: str) -> str:
-        """Not empty for a worker with older code or beyond its lifetime. A worker of another deployment ends by
-        itself."""
+        """Why a worker has to be replaced: older code, or beyond its lifetime. Empty if it need not be. A worker of
+        another deployment is not judged here."""
         run = self._sight.slots.get(slot)
         if run is None or run.status != "running":
             return ""
@@ -277,7 +284,8 @@ class _Slots:
         return f"it has not come to read in {self._age(slot) / 60:.0f} minutes"
 
     def is_stuck(self, slot: str) -> bool:
-        """Its worker has older code, and shards that are stopped or hang, which newer code may read on."""
+        """Whether the worker has older code, and shards that are stopped or hang, which newer code may be able to
+        read."""
         run = self._sight.slots.get(slot)
         is_older = run is not None and run.status == "running" and self._has_older_code(slot, run)
         if not is_older or not self.is_up(slot):
@@ -287,13 +295,13 @@ class _Slots:
         return bool(row.stopped) or self._sight.now - hangs_since > HANGS_SECONDS
 
     def _has_older_code(self, slot: str, run: SlotRun) -> bool:
-        """Only of the run's own worker: the slot may be served by a worker of another deployment."""
+        """Only for the run's own worker: a worker of another deployment may serve the slot."""
         code, worker = self._sight.code, self._workers.get(slot)
         is_own = worker is None or worker.row.run_id == run.run_id
         return is_own and code is not None and code.is_newer_than(run)
 
     def expected(self) -> int:
-        """Runs whose workers will report soon."""
+        """The number of runs whose workers will report soon."""
         return sum(
             slot not in self._workers and run.status != "canceling" and self._age(slot) <= EXPECTED_SECONDS
             for slot, run in self._sight.slots.items()
@@ -348,7 +356,7 @@ class _Slots:
         return started and slot not in self._workers and self._age(slot) > _SILENT_SECONDS
 
     def _is_never_up(self, slot: str) -> bool:
-        """Only of the run's own worker, whose age is known."""
+        """Only for the run's own worker, whose age is known."""
         run, worker = self._sight.slots.get(slot), self._workers.get(slot)
         if run is None or run.status != "running" or worker is None or worker.row.run_id != run.run_id:
             return False
@@ -359,9 +367,9 @@ class _Slots:
 
 
 def _by_slot(workers: Sequence[WorkerSight], own: Mapping[str, WorkerSight]) -> dict[str, WorkerSight]:
-    """The workers of slots whose run has no living worker of its own, those included of which it is not known yet
-    whether they live. Where a slot has several, one that stays before one that leaves, and a living one before
-    those. Bounded runs have no slot of the fleet."""
+    """The workers of slots whose run has no living worker of its own. They include workers of which it is not known
+    yet whether they live. If a slot has several, the preference is: living, then not draining. Bounded runs have no
+    slot of the fleet."""
     found: dict[str, WorkerSight] = {}
     for seen in sorted(workers, key=lambda seen: (seen.alive, not seen.drains, seen.id)):
         if (

@@ -1,9 +1,9 @@
-"""Leases of streams that the application does not read (any more): they are released and keep their checkpoints.
+"""Releases the leases of streams that the application no longer reads. The leases keep their checkpoints.
 
-Either the stream was taken out of the application, or another stream has its name now. Neither proves that the
-checkpoints are of no use. The first may come back. The second is also what a leader sees that asks the wrong
-region, account or endpoint. So the leader deletes no such lease, however often the service gives the same answer.
-An operator may.
+Either the stream was removed from the application, or another stream now has its name. In neither case are the
+checkpoints certainly useless. A removed stream may be added again. And a leader that uses the wrong region, account
+or endpoint also sees another stream of the same name. The leader therefore never deletes such leases. An operator
+may.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +15,12 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.leases import LeaseTable
 
-# How often a report repeats that leases of another stream of the same name are kept.
+# How often a report repeats that leases of another stream with the same name are kept.
 NOTICE_SECONDS: Final = 3600.0
 
 
 class FormerStreams:
-    """Takes leases of former streams out of use. Multi-stream applications only."""
+    """Releases leases of former streams. For multi-stream applications only."""
 
     def __init__(self, leases: LeaseTable, clock: Clock) -> None:
         self._leases = leases
@@ -30,8 +30,8 @@ class FormerStreams:
     def run(
         self, former: Sequence[Lease], current: Mapping[str, StreamIdentifier], deadline: float
     ) -> tuple[list[str], list[str]]:
-        """What was done, and what went wrong. Until `deadline` (monotonic); the rest is seen again. `current`: the
-        streams that are read, by name."""
+        """Release the leases. Returns notes and errors. Stops at `deadline` (monotonic); the next tick continues.
+        `current`: the streams that are read, by name."""
         by_stream: dict[StreamIdentifier, list[Lease]] = {}
         for lease in former:
             if lease.stream is not None:
@@ -69,7 +69,7 @@ class FormerStreams:
         return True
 
     def _each(self, write: Callable[[Lease], bool], leases: Sequence[Lease], deadline: float) -> int:
-        """How many writes were applied until `deadline`; the rest is seen again."""
+        """Call `write` for the leases until `deadline`. Returns how many writes were applied."""
         applied = 0
         for lease in leases:
             if self._clock.monotonic() >= deadline:

@@ -1,7 +1,7 @@
-"""How long a graceful handoff may take.
+"""Decides how long a graceful handoff may take.
 
 The old owner transfers the lease when it has finished its batch. If it does not, the leader forces the move. The
-time is measured as for leases, by `Standing`: a restart of the leader neither resets nor shortens it.
+time is measured with `Standing`, as for leases: a restart of the leader neither resets nor shortens it.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ def observed_key(lease: Lease) -> str:
 
 
 def observed_version(lease: Lease) -> str:
-    """A value that identifies the handoff. Renewals by the old owner do not change it. Two handoffs between the
-    same workers differ in the counter at which they began. A Java leader does not write that counter, so its
-    handoffs are identified by their workers alone."""
+    """A value that identifies a handoff. Renewals by the old owner do not change it. Two handoffs between the same
+    workers differ in the counter at which they began. A Java leader does not write that counter, so its handoffs
+    are identified by their workers alone."""
     return f"{lease.checkpoint_owner}>{lease.owner}@{lease.handoff}"
 
 
 class HandoffVerdict(StrEnum):
-    """What the leader does about a lease in handoff."""
+    """What the leader does with a lease in handoff."""
 
     WAIT = "wait"
     FORCE = "force"
@@ -33,8 +33,8 @@ class HandoffVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """`notice`: the time until the old owner has read that a handoff began. `timeout`: its time to finish, after
-    that."""
+    """`notice`: seconds until the old owner has read that a handoff began. `timeout`: seconds that it then has to
+    finish."""
 
     timeout: float
     notice: float

@@ -7,10 +7,10 @@ from kcl_dagster.model.shard import HashRange
 
 
 def active_ranges(leases: Iterable[Lease]) -> list[HashRange]:
-    """The known ranges of the leases whose shards are still read."""
+    """The known hash ranges of unfinished leases."""
     return [lease.hash_range for lease in leases if not lease.is_finished and lease.hash_range is not None]
 
 
 def lack_range(leases: Iterable[Lease]) -> list[Lease]:
-    """Unfinished leases without a range, as old clients write them. The stream has their ranges."""
+    """Unfinished leases without a range, as old clients write them. The stream lists their ranges."""
     return [lease for lease in leases if not lease.is_finished and lease.hash_range is None]

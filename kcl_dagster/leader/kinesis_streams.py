@@ -1,4 +1,4 @@
-"""Streams as the leader reads them."""
+"""The leader's access to streams."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -18,17 +18,17 @@ class Streams(Protocol):
     def describe(self, stream: str) -> StreamDescription: ...
 
     def shards(self, stream: str, opened: StartAt | None = None) -> Sequence[Shard]:
-        """All shards the stream still has, or those that were open at a position: what a reader that starts there
-        begins with. All others are descendants of these."""
+        """All shards that the stream still has; with `opened`, those that were open at that position. These are the
+        shards with which a reader that starts there begins; all later ones are descendants of them."""
 
     def first_unread(self, stream: str, lease: Lease, timestamp_ms: int | None) -> float | None:
-        """When the first record after a lease's checkpoint arrived, epoch milliseconds; infinite if there is none.
-        None where a worker has to look. Raises nothing that AWS can cause. See `streams.arrivals`."""
+        """When the first record after a lease's checkpoint arrived, in epoch milliseconds; infinite if there is
+        none. None if only a worker can find out. Raises no error of AWS. See `streams.arrivals`."""
 
 
 class KinesisStreams:
-    """Streams of one account and region. One question is asked for `seconds` at most: a stream that throttles for
-    longer is asked again at the next tick, and does not cost the others their turn."""
+    """Streams of one account and region. One request takes `seconds` at most. If a stream throttles for longer, the
+    next tick tries again, so that time remains for other streams."""
 
     def __init__(self, client: Client, runtime: Runtime, seconds: float = LISTING_SECONDS) -> None:
         self._client = client

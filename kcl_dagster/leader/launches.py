@@ -1,4 +1,4 @@
-"""When a slot whose runs keep ending may be launched again."""
+"""Decides when a slot whose runs keep ending may be launched again."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -6,8 +6,8 @@ from typing import Final
 
 from kcl_dagster.leader.run_view import SlotRun
 
-# A run that ended this soon did no work: it failed at start, or was cancelled. Neither did one whose worker never
-# could read, however long that took.
+# A run that ended this soon did no work: it failed at its start, or was cancelled. A run whose worker could never
+# read did no work either, however long it took.
 SHORT_SECONDS: Final = 60.0
 FIRST_PAUSE: Final = 10.0  # doubled with every further short run
 LONGEST_PAUSE: Final = 300.0
@@ -17,7 +17,7 @@ LONGEST_PAUSE: Final = 300.0
 class _Slot:
     run: SlotRun | None = None
     was_up: bool = False
-    """Whether its worker could read, as far as that is known."""
+    """Whether its worker could read. True if that is not known."""
 
     seen_at: float = 0.0
     short_runs: int = 0
@@ -26,9 +26,9 @@ class _Slot:
 
 @dataclass(slots=True)
 class LaunchBook:
-    """Remembers how the runs of each slot ended. In the process only: a new leader tries at once.
+    """Remembers how the runs of each slot ended. Kept in the process only: a new leader launches at once.
 
-    `moment` is monotonic: a wall clock that is set back by an hour must not hold a slot back for an hour.
+    `moment` is monotonic: if a wall clock is set back by an hour, a slot must not wait for an hour.
     """
 
     lifetime: float
@@ -37,15 +37,15 @@ class LaunchBook:
     def see(
         self, runs: Mapping[str, SlotRun], now: float, moment: float, up: Collection[str | None] | None = None
     ) -> None:
-        """The active runs of one tick; `now` in epoch seconds. `up`: the runs whose workers can read; None: that is
-        not known, and does not count against a run."""
+        """Record the active runs of one tick. `now`: epoch seconds. `up`: the runs whose workers can read; None if
+        not known, which does not count against a run."""
         for slot, run in runs.items():
             known = self._slots.setdefault(slot, _Slot())
             if known.run is not None and known.run.run_id != run.run_id:
                 self._ended(known, known.run, now, moment)
             if known.run is None or known.run.run_id != run.run_id:
                 known.seen_at = moment
-                # What an older run has done is not known.
+                # For an older run it is not known whether its worker could read.
                 known.was_up = now - run.started_at > SHORT_SECONDS
             known.was_up = known.was_up or up is None or run.run_id in up
             known.run = run
@@ -55,7 +55,7 @@ class LaunchBook:
                 known.run = None
 
     def pause(self, slot: str, moment: float) -> float:
-        """Seconds until the slot may be launched; 0 if it may be now."""
+        """Seconds until the slot may be launched; 0 if it may be launched now."""
         known = self._slots.get(slot)
         if known is None or known.short_runs == 0:
             return 0.0

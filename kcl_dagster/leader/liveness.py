@@ -1,4 +1,4 @@
-"""Decide which workers are alive, and which may get leases.
+"""Decides which workers are alive, and which may get leases.
 
 A worker of ours is alive while its row keeps changing, by the leader's own clock. A worker of a Java fleet writes
 its row every thirty seconds. The KCL trusts the time in the row. We trust it only if the row was never observed
@@ -15,49 +15,49 @@ from kcl_dagster.model.worker_row import SHARDS_TOLD, WorkerRow, WorkerState
 WORKER: Final = "worker/"  # prefix of the keys under which rows are observed
 
 KCL_ROW_SECONDS: Final = 60.0  # two reports of a Java worker
-CLOCK_TOLERANCE: Final = 30.0  # seconds by which clocks of machines may differ before a new row is not trusted
-MISSED_BEATS: Final = 4  # if the row of a worker of ours missed this many, the worker gets no leases
-# Leases of a worker that still starts go to workers that read after this many heartbeats, and not before this many
-# seconds: how long Spark takes to start does not depend on the interval of heartbeats.
+CLOCK_TOLERANCE: Final = 30.0  # seconds by which clocks of machines may differ
+MISSED_BEATS: Final = 4  # if a worker of ours has missed this many heartbeats, it gets no leases
+# Leases of a worker that is still starting go to workers that read, after this many heartbeats and this many
+# seconds. The start of Spark does not depend on the interval of heartbeats, so the seconds are needed, too.
 START_BEATS: Final = 6
 SLOW_START_SECONDS: Final = 30.0
-# Clocks that are wrong by more than this are not reckoned with.
+# Clocks are assumed to be wrong by no more than this.
 WRONG_CLOCK_SECONDS: Final = 3600.0
-FRESH_BEATS: Final = 2  # heartbeats; if a row is this young, the process that wrote it is alive
+FRESH_BEATS: Final = 2  # heartbeats; if a row is younger than this, the process that wrote it is alive
 _EMA_WEIGHT: Final = 0.5  # of the newest sample, as in the KCL
 _NO_SAMPLE: Final = -1.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSight:
-    """A worker row and the leader's judgement of it."""
+    """A worker's row, and how the leader judges it."""
 
     row: WorkerRow
     alive: bool
     run_is_over: bool
     accepts: bool
-    """May be given leases."""
+    """Whether the worker may get leases."""
 
     why: str = ""
-    """Why it may not."""
+    """Why the worker may not get leases."""
 
     beats: bool = False
-    """This leader observed a change of the row recently: a process writes it, even if its run is over."""
+    """Whether this leader observed a change of the row recently. Then a process writes it, even if its run is
+    over."""
 
     proven: bool = True
-    """This leader observed a change of the row, or the row was written a moment ago. A new leader cannot
-    distinguish a worker that has just ended from one that is alive, so it begins no handoff to a worker that is not
-    proven."""
+    """Whether this leader observed a change of the row, or the row was written very recently. A new leader cannot
+    distinguish a worker that has just ended from a living one, so it begins no handoff to an unproven worker."""
 
     unsure: bool = False
-    """By the time in its row it is gone, but this leader has not watched the row for long enough to know: the clock
-    of the worker may be wrong. Its slot is not launched until then."""
+    """The time in its row says that the worker is gone, but this leader has not watched the row for long enough to
+    be sure: the worker's clock may be wrong. Until then, its slot is not launched."""
 
     starts_slowly: bool = False
-    """Cannot read yet, and has not been able to for some time."""
+    """Whether the worker has been starting for some time and cannot read yet."""
 
     replaced: bool = False
-    """Another run has its slot, and the worker of that run has started."""
+    """Whether another run has the worker's slot, and the worker of that run has started."""
 
     @property
     def id(self) -> WorkerId:
@@ -69,7 +69,7 @@ class WorkerSight:
 
     @property
     def ready(self) -> bool:
-        """Whether the worker reads new leases at once."""
+        """Whether the worker would read new leases at once."""
         return self.proven and self.row.state is not WorkerState.STARTING
 
 
@@ -83,7 +83,7 @@ def observed_version(row: WorkerRow) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LivenessRule:
-    """`stood`: how long a row is known to have stood; `moved`: whether this process saw it change."""
+    """`stood`: for how long a row is known to be unchanged. `moved`: whether this process saw it change."""
 
     heartbeat: float
     now: float
@@ -91,7 +91,7 @@ class LivenessRule:
     moved: Callable[[WorkerRow], bool]
 
     def judge(self, row: WorkerRow, ended: Collection[str]) -> WorkerSight:
-        """`ended`: the runs that are known to be over."""
+        """Judge a worker's row. `ended`: the runs that are known to be over."""
         over = row.run_id is not None and row.run_id in ended
         alive = not over and self._is_alive(row)
         why = self._why_not(row, alive, over)
@@ -150,15 +150,16 @@ def patience_with(row: WorkerRow, heartbeat: float) -> float:
 
 
 def is_recent(row: WorkerRow, heartbeat: float, now: float) -> bool:
-    """Whether one look at a row shows a living worker. `now` in epoch seconds, by a clock that may differ from the
-    worker's."""
+    """Whether a row that is read only once shows a living worker. `now`: epoch seconds, by a clock that may differ
+    from the worker's."""
     if row.last_update is None:
         return False
     return now - row.last_update <= max(patience_with(row, heartbeat), KCL_ROW_SECONDS) + CLOCK_TOLERANCE
 
 
 def is_valid(row: WorkerRow) -> bool:
-    """The KCL's rule: no metrics at all, or every metric with an operating range above zero."""
+    """Whether the metrics are valid. The KCL's rule: no metrics at all, or every metric has an operating range
+    above zero."""
     averages, ranges = row.averages or {}, row.operating_range or {}
     if row.last_update is None:
         return False
@@ -172,12 +173,12 @@ def is_valid(row: WorkerRow) -> bool:
 
 
 def is_failing(row: WorkerRow) -> bool:
-    """The newest sample of some metric is missing: the KCL gives such a worker nothing new."""
+    """Whether the newest sample of a metric is missing. The KCL gives such a worker no new leases."""
     return any(bool(series) and series[-1] == _NO_SAMPLE for series in (row.averages or {}).values())
 
 
 def moving_average(series: Iterable[float], weight: float = _EMA_WEIGHT) -> float:
-    """Over the samples there are; 0 if there is none."""
+    """The moving average over the existing samples; 0 if there are none."""
     value: float | None = None
     for sample in series:
         if sample != _NO_SAMPLE:
@@ -194,12 +195,12 @@ def ceilings_of(row: WorkerRow) -> Mapping[str, float]:
 
 
 def lag_of(sights: Sequence[WorkerSight]) -> int | None:
-    """The furthest behind of the living, in milliseconds."""
+    """The largest lag of the living workers, in milliseconds."""
     return max((s.row.lag_ms for s in sights if s.alive and s.row.lag_ms is not None), default=None)
 
 
 def scalable_lag_of(sights: Sequence[WorkerSight], paused: Collection[LeaseKey] = ()) -> int | None:
-    """As `lag_of`, of the shards that more workers would help: neither failing, nor stopped, nor paused. None: not
+    """The largest lag of shards that more workers could reduce: neither failing, stopped nor paused. None if not
     known."""
     lags = [_scalable_lag(seen.row, paused) for seen in sights if seen.alive]
     return max((lag for lag in lags if lag is not None), default=None)
@@ -212,5 +213,5 @@ def _scalable_lag(row: WorkerRow, paused: Collection[LeaseKey]) -> int | None:
         return row.lag_ms
     lags = [lag for key, lag in behind.items() if key not in excluded]
     if not lags and len(behind) >= SHARDS_TOLD:
-        return None  # shards that its row does not name may be behind
+        return None  # shards that the row does not name may lag
     return max(lags, default=0)

@@ -1,9 +1,9 @@
-"""What leases cost, seen over time.
+"""What leases cost, observed over time.
 
-Workers publish a throughput with every renewal; a worker of a Java fleet leaves the last one standing when the
-shard falls silent. The leader smooths what it reads, so that jitter is no reason to move anything, and lets a value
-age when nothing shows that records still flow. All of it lives in the process; what machines charge for their work
-is also written into the leader's memory, because it takes minutes to learn.
+Workers publish a throughput with every renewal. A worker of a Java fleet does not update it when the shard has no
+more records. The leader averages the values, so that jitter causes no moves, and reduces a value if nothing shows
+that records still arrive. All this is kept in the process. Only the CPU costs of machines are also saved in the
+leader's memory row, because it takes minutes to learn them.
 """
 
 import math
@@ -16,53 +16,55 @@ from kcl_dagster.leader.liveness import WorkerSight, averages_of, ceilings_of
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import CPU
 
-# Samples jitter, so two means are kept: the slow one counts, and the fast one tells when the value has changed.
+# Samples jitter, so two means are kept. The slow one is used, and the fast one shows whether the value has changed.
 FAST_SECONDS: Final = 30.0  # time constant; a few renewals
 SLOW_SECONDS: Final = 600.0
-CHANGED: Final = 0.25  # of the slow mean; samples that jitter by 30 % move the fast mean by a fifth at most
-# In mean deviations of the samples. The fast mean of independent samples every 5 s deviates by a third of one.
+CHANGED: Final = 0.25  # of the slow mean; if samples jitter by 30 %, the fast mean deviates by a fifth at most
+# In mean deviations of the samples. With independent samples every 5 s, the fast mean deviates by a third of one.
 _CHANGED_SPREADS: Final = 1.5
-# Loads that were watched for a shorter time are no reason for a handoff: their jitter has not been averaged out.
+# Loads that were watched for a shorter time cause no handoffs: their jitter has not been averaged out.
 WATCH_SECONDS: Final = 60.0
-# A throughput counts for balancing after so long without a change. By then, a peak of some seconds has nearly been
-# averaged out, such as a backlog that is read many times faster than records arrive. Each burst may count as a
-# change at first; but the spread grows, so that soon none does, and the mean over all of them counts.
+# A throughput is used for balancing after this time without a change. By then, a peak of some seconds has nearly
+# been averaged out, for example a backlog that is read much faster than records arrive. A burst may count as a
+# change at first. With each burst the spread grows, so later bursts do not, and the mean over all of them is used.
 SETTLE_SECONDS: Final = 180.0
-# Workers that were launched together come to read within so long of one another, also on a busy machine. So long
-# after the first worker that reads, leases of the others are left with them.
+# Workers that were launched together begin to read within this time of each other, even on a busy machine. For this
+# time after the first worker begins to read, the others keep their leases.
 TOGETHER_SECONDS: Final = 15.0
-IDLE_AFTER_SECONDS: Final = 60.0  # neither checkpoint nor throughput changed for this long: nothing flows
-HALF_LIFE_SECONDS: Final = 30.0  # of a throughput that nothing confirms any more
-# Passes in a row that a worker must be out of balance before the imbalance is believed: a minute of ticks.
+# If neither checkpoint nor throughput has changed for this long, no records arrive
+IDLE_AFTER_SECONDS: Final = 60.0
+HALF_LIFE_SECONDS: Final = 30.0  # of a throughput that is no longer confirmed
+# For how many passes in a row a worker must be out of balance before it counts: a minute of ticks.
 PATIENCE: Final = 12
-# CPU per KB/s is believed of a worker with this part of the mean load; below, the process itself dominates.
+# CPU per KB/s is measured only on workers with at least this part of the mean load. Otherwise the process itself
+# would dominate.
 _COST_NEEDS: Final = 0.5
 _COST_SETTLES_SECONDS: Final = 60.0  # CPU averages lag behind a change of leases
-_COST_WATCH_SECONDS: Final = 120.0  # as WATCH_SECONDS; a worker has one CPU figure and many leases
-_COST_RANGE: Final = 4.0  # machines of one fleet do not differ more; what does is a bad measurement
+_COST_WATCH_SECONDS: Final = 120.0  # like WATCH_SECONDS; a worker has one CPU figure and many leases
+# Machines of one fleet do not differ by a larger factor; a larger one is a measurement error
+_COST_RANGE: Final = 4.0
 
 
 @dataclass(slots=True)
 class Estimate:
-    """A value that is seen through noise. `value` is its mean over `SLOW_SECONDS`, or over a shorter time after it
-    has changed."""
+    """The mean of noisy samples. `value` is the mean over `SLOW_SECONDS`, or over a shorter time after a change."""
 
     value: float
     fast: float
     spread: float = 0.0
-    """The mean deviation of a sample."""
+    """The mean deviation of a sample from the fast mean."""
 
     seconds: float = 0.0
-    """How long it has been watched since it began or changed."""
+    """For how long the value has been watched since it began or changed."""
 
     settled: float | None = None
     """The last value that had been watched for `SETTLE_SECONDS`."""
 
     is_known: bool = False
-    """The first value was measured before, and has not changed since: there is nothing to wait for."""
+    """Whether the first value was measured earlier and has not changed since, so it can be used at once."""
 
     def see(self, sample: float, seconds: float) -> None:
-        """`seconds` since the last sample."""
+        """Add a sample. `seconds`: the time since the last one."""
         self.seconds += seconds
         fast, slow = (
             1 - math.exp(-seconds / max(seconds, min(constant, self.seconds))) if seconds > 0 else 0.0
@@ -83,7 +85,7 @@ class Estimate:
         return self.is_known or self.seconds >= SETTLE_SECONDS
 
     def fade(self, factor: float) -> None:
-        """Nothing confirms the value any more."""
+        """Reduce a value that is no longer confirmed."""
         self.value *= factor
         self.fast *= factor
         self.spread *= factor
@@ -93,7 +95,7 @@ class Estimate:
 
 @dataclass(slots=True)
 class _Flow:
-    """One lease's throughput."""
+    """The throughput of one lease."""
 
     published: float | None
     checkpoint: object
@@ -104,19 +106,20 @@ class _Flow:
 
 @dataclass(slots=True)
 class _Cost:
-    """One worker's CPU per KB/s."""
+    """The CPU per KB/s of one worker."""
 
     holds: frozenset[LeaseKey]
     since: float
     seen_at: float
     estimate: Estimate | None = None
     value: float | None = None
-    """What counts: the estimate within the range of the fleet's machines, once it was watched for long enough."""
+    """The value that is used: the estimate, limited to the range of the fleet's machines, once it was watched for
+    long enough."""
 
 
 @dataclass(slots=True)
 class LoadBook:
-    """Remembers flows, costs, homes and imbalance between passes. One thread at a time."""
+    """Remembers throughputs, costs, imbalance, and the slot that last held each lease. For one thread at a time."""
 
     _flows: dict[LeaseKey, _Flow] = field(default_factory=dict)
     _costs: dict[WorkerId, _Cost] = field(default_factory=dict)
@@ -125,10 +128,10 @@ class LoadBook:
     _began: float | None = None
     _seen_at: float = 0.0
     _reads_since: float | None = None
-    """Since when a worker can read. At the first pass it is not known, and may be long."""
+    """Since when a worker can read. Minus infinity if one could already read at the first pass."""
 
     def see(self, leases: Sequence[Lease], workers: Sequence[WorkerSight], at: float) -> None:
-        """Once a pass, with everything that was read; `at` in monotonic seconds."""
+        """Record one pass, with everything that was read. `at`: monotonic seconds."""
         is_first = self._began is None
         self._began, self._seen_at = at if self._began is None else self._began, at
         if not any(seen.alive and seen.ready for seen in workers):
@@ -147,7 +150,7 @@ class LoadBook:
 
     @property
     def is_watched(self) -> bool:
-        """Whether loads were seen for long enough to tell them from jitter."""
+        """Whether loads were watched for long enough to distinguish them from jitter."""
         return self._began is not None and self._seen_at - self._began >= WATCH_SECONDS
 
     @property
@@ -156,11 +159,11 @@ class LoadBook:
 
     @property
     def costs(self) -> dict[WorkerId, float]:
-        """CPU per KB/s, of workers that were watched for long enough."""
+        """CPU per KB/s, for workers that were watched for long enough."""
         return {worker: cost.value for worker, cost in self._costs.items() if cost.value is not None}
 
     def recall_costs(self, costs: Mapping[WorkerId, float]) -> None:
-        """What an earlier leader learnt, of workers that this one does not know."""
+        """Take over the costs that an earlier leader learned, for workers without a cost here."""
         for worker, value in costs.items():
             estimate = Estimate(value, value, seconds=SLOW_SECONDS)
             self._costs.setdefault(worker, _Cost(frozenset(), self._seen_at, self._seen_at, estimate, value))
@@ -203,12 +206,12 @@ class LoadBook:
         )
 
     def note_outside(self, outside: frozenset[WorkerId]) -> None:
-        """Workers that were out of balance in this pass."""
+        """Record which workers were out of balance in this pass."""
         self._passes_outside = {worker: self._passes_outside.get(worker, 0) + 1 for worker in sorted(outside)}
 
     @property
     def settled(self) -> frozenset[WorkerId]:
-        """Workers whose imbalance is no jitter."""
+        """Workers that have been out of balance for long enough to exclude jitter."""
         return frozenset(worker for worker, passes in self._passes_outside.items() if passes >= PATIENCE)
 
     def _see_flow(self, lease: Lease, at: float, *, is_known: bool) -> None:
@@ -264,7 +267,7 @@ class LoadBook:
 
 
 def _limit(costs: Mapping[WorkerId, _Cost]) -> None:
-    """Let what was learnt count."""
+    """Set the costs that are used, limited to a range around the median."""
     learnt = {
         worker: cost.estimate.value
         for worker, cost in costs.items()

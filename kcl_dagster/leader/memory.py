@@ -1,7 +1,7 @@
-"""What the leader remembers from tick to tick.
+"""What the leader remembers between ticks.
 
-Most of it lives in the process only. What must outlive it is written into one row that is overwritten: losing,
-duplicating or replaying that row delays a takeover or a launch, and breaks nothing.
+Most of it is kept in the process only. The rest is written to one row that is overwritten each time. If that row is
+lost, duplicated or replaced by an older one, a takeover or a launch may be delayed, and nothing else happens.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,19 +13,19 @@ from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.standing import Standing
 
 _VERSION: Final = 1
-_HIGHEST_COST: Final = 1e6  # percent of CPU for one KB/s; more was not written by a leader
+_HIGHEST_COST: Final = 1e6  # percent of CPU per KB/s; no leader writes a larger number
 _LARGEST: Final = 2**53
-TARGET: Final = "fleet/target"  # observed like everything else, so that a cool-down outlives the process
+TARGET: Final = "fleet/target"  # observed with `Standing`, so that a cool-down survives a restart
 LAUNCH: Final = "launch/"
 SILENT: Final = "silent/"
 
-# A launch whose run did not show up within this time is asked for again under another generation.
+# If the run of a launch does not appear within this time, the launch is requested again under another generation.
 LAUNCH_SECONDS: Final = 90.0
 
 
 @dataclass(slots=True)
 class Generation:
-    """Which launch of a slot this is. `seen`: its run was there, so the next launch is another one."""
+    """The number of a slot's launch. `seen`: its run appeared, so the next launch has another number."""
 
     number: int
     seen: bool = False
@@ -40,14 +40,15 @@ class Memory:
     """CPU per KB/s on each worker's machine."""
 
     given_up: dict[str, int] = field(default_factory=dict)
-    """Runs whose workers did not come to read in time, and when they were given up, in epoch seconds. See
+    """Runs whose workers were given up because they could not read in time, and when, in epoch seconds. See
     `kcl_dagster.leader.patience`."""
 
     given_up_over: int = 0
-    """When the last of them was given up that is over, in epoch seconds: a worker has started since."""
+    """The time of the last start that was given up and no longer matters, because a worker has started since. Epoch
+    seconds."""
 
     def to_document(self, at_least: float) -> dict[str, object]:
-        """JSON. `at_least`: see `Standing.to_document`."""
+        """The memory as JSON. `at_least`: see `Standing.to_document`."""
         return {
             "version": _VERSION,
             "standing": self.standing.to_document(at_least),
@@ -60,19 +61,19 @@ class Memory:
 
     @staticmethod
     def standing_in(document: Mapping[str, object]) -> Collection[str]:
-        """The keys whose standing a document tells."""
+        """The keys for which a document has statements about how long they were unchanged."""
         standing = document.get("standing")
         return standing.keys() if isinstance(standing, Mapping) else ()
 
     def absorb(self, document: Mapping[str, object], at: float) -> None:
-        """Take over what an earlier leader wrote. What cannot be understood is left out."""
+        """Take over what an earlier leader wrote. Entries that cannot be understood are skipped."""
         if document.get("version") != _VERSION:
             return
         standing = document.get("standing")
         if isinstance(standing, Mapping):
             self.standing.absorb(standing, at)
         target = document.get("target")
-        if _is_number(target):  # of the leader that led since: this one's own may be hours old
+        if _is_number(target):  # from the leader that led most recently: this process's own target may be hours old
             self.target = target
         generations = document.get("generations")
         for slot, entry in generations.items() if isinstance(generations, Mapping) else ():
@@ -81,7 +82,7 @@ class Memory:
                 if known is None or known.number < entry[0]:
                     self.generations[slot] = Generation(entry[0], bool(entry[1]))
                 elif known.number == entry[0] and entry[1]:
-                    # A follower reads the row again and again, and first when the run was not there yet.
+                    # A process that does not lead reads the row repeatedly, possibly first before the run appeared.
                     known.seen = True
         costs = document.get("costs")
         for worker, cost in costs.items() if isinstance(costs, Mapping) else ():
@@ -96,22 +97,24 @@ class Memory:
             self.given_up_over = max(self.given_up_over, over)
 
     def give_up(self, run_id: str, at: float) -> None:
-        """The worker of the run is not waited for. `at`: epoch seconds. Of two leaders, the first one counts."""
+        """Record that the worker of this run was given up. `at`: epoch seconds. If two leaders do so, the earlier
+        time counts."""
         self.given_up[run_id] = min(int(at), self.given_up.get(run_id, int(at)))
 
     def end_given_up(self) -> None:
-        """A worker has started since the last start that was given up, or none is to be launched."""
+        """Record that all starts that were given up no longer matter: a worker has started since, or none has to be
+        launched."""
         self.given_up_over = max([self.given_up_over, *self.given_up.values()])
 
     def starts_given_up(self, now: float) -> dict[str, int]:
-        """By run, when its worker was given up; without those that are over."""
+        """For each run whose worker was given up, when that happened. Without those that no longer matter."""
         return shown(self.given_up, self.given_up_over, now)
 
     def generation(self, slot: str, now: float, *, waited: float) -> int:
-        """The generation under which `slot` is to be launched now.
+        """The generation under which to launch `slot` now.
 
-        `waited`: for how long the last one is known to have been asked for. Numbers grow with the clock, so a
-        leader that lost its memory does not ask for a generation that was used before.
+        `waited`: for how long the last generation is known to have been requested. Numbers grow with the clock, so
+        a leader that lost its memory does not reuse a generation.
         """
         known = self.generations.get(slot)
         if known is None or known.seen or waited > LAUNCH_SECONDS:
@@ -126,12 +129,13 @@ class Memory:
 
 
 def starts_given_up(document: Mapping[str, object], now: float) -> dict[str, int]:
-    """The same of what a leader wrote."""
+    """`Memory.starts_given_up` for a document that a leader wrote."""
     memory = Memory()
     memory.absorb(document, at=0.0)
     return memory.starts_given_up(now)
 
 
 def _is_number(value: object) -> TypeGuard[int]:
-    """A whole number that a leader may have written. Generations are times in seconds, which need 11 digits."""
+    """Whether this is an integer that a leader may have written. Generations are times in seconds, which have 11
+    digits at most."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST

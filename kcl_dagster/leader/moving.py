@@ -1,7 +1,7 @@
 """The assign stage: decide, then write. I/O around the assignment policies.
 
-Every write is conditional on what was read. Taking without consent is conditional on the observed counter, too: a
-lease whose owner came back to life in the meantime stays where it is.
+Every write is conditional on what was read. Taking a lease without consent is also conditional on the observed
+counter: if the owner has renewed the lease meanwhile, the owner keeps it.
 
 Modelled in spec/Takeover.tla as TakesAreFenced.
 """
@@ -20,13 +20,13 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.scanning import Map
 
-# Writes between two looks at the clock, so that a parallel batch cannot run far past the deadline.
+# The number of writes between two looks at the clock, so that a parallel batch cannot far exceed the deadline.
 _CHUNK: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class MoveOutcome:
-    """What became of the decided moves. `left`: leases that still have no worker, and why."""
+    """The results of the decided moves. `left`: leases that still have no worker, and why."""
 
     written: tuple[Move, ...] = ()
     planned: tuple[Move, ...] = ()
@@ -45,7 +45,7 @@ def decide(
     balance: bool,
     watched: bool,
 ) -> Assignment:
-    """What the policy wants. Pure but for the book, which is only read."""
+    """Apply the policy. Pure, except that it reads the book."""
     in_flight = sum(lease.in_handoff for lease in sight.leases)
     limits = AssignmentLimits(
         max_leases=settings.max_leases_per_worker,
@@ -71,7 +71,7 @@ def decide(
 
 
 class Mover:
-    """Writes moves."""
+    """Writes moves to the lease table."""
 
     def __init__(self, leases: LeaseTable, settings: PolicySettings, clock: Clock, parallel: Map = map) -> None:
         self._leases = leases
@@ -118,7 +118,7 @@ class Mover:
         return results
 
     def _write(self, move: Move, lease: Lease) -> tuple[Move, str | None]:
-        """None: written. Empty text: overtaken, which the next tick sees. Else what went wrong."""
+        """The result is None if the move was written, empty if another write came first, or else the error."""
         consents = move.kind != "unserved" and self._settings.graceful and lease.owner is not None
         try:
             if consents:

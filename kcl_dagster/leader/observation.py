@@ -1,4 +1,4 @@
-"""What a tick has read, and its judgement of leases and workers."""
+"""What a tick has read, and how it judges leases and workers."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,15 +14,18 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.tables.lease_reader import ScanResult
 
-LONGEST_BELIEVED: Final = 3600.0  # seconds; of a lease duration in the row of a worker, as of a lock's
+# Seconds; the longest lease duration that is accepted from a worker's row, as for the lock
+LONGEST_BELIEVED: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The tables at one moment.
+    """The tables at one time.
 
-    `unserved`: leases that need an owner now, and why. `overdue`: handoffs whose time is over. `ages`: for how long
-    each counter was unchanged. `unbegun`: leases that their owner has not written since it got them.
+    - `unserved`: leases that need an owner now, and why.
+    - `overdue`: handoffs that have exceeded their time.
+    - `ages`: for how long each counter was unchanged.
+    - `unbegun`: leases that their owner has not written since it got them.
     """
 
     leases: tuple[Lease, ...]
@@ -33,21 +36,21 @@ class Sight:
     unbegun: frozenset[LeaseKey] = frozenset()
     unreadable: tuple[str, ...] = ()
     durations: Mapping[LeaseKey, float] = field(default_factory=dict)
-    """After which time without a renewal each lease is expired, in seconds."""
+    """The seconds without a renewal after which each lease expires."""
 
     @property
     def unfinished(self) -> list[Lease]:
         return [lease for lease in self.leases if not lease.is_finished]
 
     def reading(self, paused: Collection[LeaseKey] = ()) -> list[WorkerSight]:
-        """Workers that read one of their leases. If no lease waits for a worker, all that are ready."""
+        """Workers that read at least one of their leases. If no lease waits for a worker, all ready workers."""
         leases = [lease for lease in self.unfinished if lease.key not in paused]
         waiting = {lease.key for lease in leases} & (self.unserved.keys() | self.unbegun)
         begun = {lease.actual_owner for lease in leases if lease.key not in waiting}
         return [seen for seen in self.workers if seen.alive and seen.ready and (not waiting or seen.id in begun)]
 
     def with_created(self, created: Sequence[Lease]) -> "Sight":
-        """Add leases that a sync created after the tables were read."""
+        """Add leases that the sync stage created after the tables were read."""
         if not created:
             return self
         unserved = {**self.unserved, **{lease.key: "it is new" for lease in created}}
@@ -55,7 +58,7 @@ class Sight:
         return replace(self, leases=leases, unserved=unserved)
 
     def without(self, keys: Iterable[LeaseKey]) -> "Sight":
-        """Remove leases that no worker should serve any more."""
+        """Remove leases that should not be served."""
         gone = frozenset(keys)
         if not gone:
             return self
@@ -85,7 +88,7 @@ class Sight:
 
 @dataclass(slots=True)
 class Observer:
-    """Turns scans into sights. Records its observations in `standing` and `book`."""
+    """Converts scans to `Sight`s. Records its observations in `standing` and `book`."""
 
     timings: Timings
     standing: Standing
@@ -93,12 +96,12 @@ class Observer:
     _versions: dict[WorkerId, str] = field(default_factory=dict)
     _moving: set[WorkerId] = field(default_factory=set)
     _last_look: float | None = None
-    """Monotonic; when the last scan began."""
+    """When the last scan began (monotonic)."""
 
     _given: dict[LeaseKey, tuple[WorkerId | None, int | None]] = field(default_factory=dict)
-    """For every lease its owner, and the counter at the first observation of that owner, until the counter changes.
-    An owner finds its leases by its own name. If it is asked to hand over a lease before it found it, it never
-    finds it."""
+    """For each lease its owner, and the counter when that owner was first observed; None once the counter has
+    changed. A worker finds new leases by searching for its own name as owner. If it is asked for a handoff before
+    it has found the lease, it never finds it."""
 
     _runs: dict[WorkerId, str] = field(default_factory=dict)
     """The run of every worker that has a row or owns a lease, even if its row was deleted."""
@@ -107,12 +110,11 @@ class Observer:
     """Workers that were asked to drain because their run is over, or because another run has their slot."""
 
     _suspects: dict[WorkerId, str] = field(default_factory=dict)
-    """Workers that let a lease expire, and the version of their row at that moment. Their leases have gone to
-    others since, so there is no other evidence that they ended: the row of a Java worker outlives it by over a
-    minute."""
+    """Workers that let a lease expire, with the version of their row at that time. Their leases have gone to others
+    since, so nothing else shows that they have ended: the row of a Java worker remains for more than a minute."""
 
     def observe(self, scan: ScanResult, runs: RunView, now: float) -> Sight:
-        """Judge a scan. Called once a tick, with a strongly consistent scan. `now`: epoch seconds."""
+        """Judge a scan. Called once per tick, with a strongly consistent scan. `now`: epoch seconds."""
         self._enter(scan)
         ended = self._ended(scan, runs)
         rule = LivenessRule(
@@ -154,8 +156,8 @@ class Observer:
         )
 
     def _durations(self, scan: ScanResult) -> dict[LeaseKey, float]:
-        """The lease duration of the leader, or that of the lease's owner if that is longer: a worker that began
-        with an older setting goes on renewing at its intervals."""
+        """For each lease the leader's lease duration, or its owner's if that is longer: a worker that began with an
+        older setting keeps renewing at its own interval."""
         ours = self.timings.lease_duration
         longer = {row.id: min(row.lease_ms / 1000, LONGEST_BELIEVED) for row in scan.workers if row.lease_ms}
         return {
@@ -164,7 +166,8 @@ class Observer:
         }
 
     def _unbegun(self, scan: ScanResult) -> frozenset[LeaseKey]:
-        """What a leader finds when it starts counts as begun."""
+        """The leases that their owners have not begun to renew. Leases that a leader finds at its start count as
+        begun."""
         seen: dict[LeaseKey, tuple[WorkerId | None, int | None]] = {}
         for lease in scan.leases:
             owner, counter = self._given.get(lease.key, (lease.actual_owner, None))
@@ -175,7 +178,7 @@ class Observer:
         return frozenset(key for key, (owner, counter) in seen.items() if owner and counter is not None)
 
     def _suspected(self, workers: Sequence[WorkerSight], silent: Collection[WorkerId]) -> Collection[WorkerId]:
-        """A worker is trusted again when its row has changed after it fell silent."""
+        """The workers that let a lease expire. A worker is trusted again when its row has changed since."""
         versions = {seen.id: liveness.observed_version(seen.row) for seen in workers}
         self._suspects = {
             worker: versions[worker]
@@ -195,7 +198,8 @@ class Observer:
                 key = handoff.observed_key(lease)
                 kept.add(key)
                 self.standing.observe(key, handoff.observed_version(lease), started, ended)
-        # After a pause of the leader, a row that changed meanwhile may have been written minutes ago.
+        # After a pause of the leader, a changed row may have been written minutes ago, so the change does not show
+        # life now.
         was_watching = self._last_look is not None and started - self._last_look <= self._longest_gap()
         self._last_look = started
         if not was_watching:
@@ -215,11 +219,11 @@ class Observer:
         self.standing.keep(lambda key: key in kept or not key.startswith(prefixes))
 
     def _longest_gap(self) -> float:
-        """Between two looks of a leader that sees what moves."""
+        """The longest time between two scans for which a changed row shows that its worker lives now."""
         return max(MISSED_BEATS * self.timings.heartbeat, KCL_ROW_SECONDS)
 
     def _ended(self, scan: ScanResult, runs: RunView) -> frozenset[str]:
-        """Runs that are over. The active run of a slot is not asked about."""
+        """The runs that are over. The active runs of slots are not looked up."""
         owners = {lease.actual_owner for lease in scan.leases}
         known = {worker: run for worker, run in self._runs.items() if worker in owners}
         self._runs = known | {row.id: row.run_id for row in scan.workers if row.run_id is not None}
@@ -229,7 +233,7 @@ class Observer:
 
 
 def _without_suspects(workers: Sequence[WorkerSight], silent: Collection[WorkerId]) -> tuple[WorkerSight, ...]:
-    """A worker that does not renew what it has is given nothing, as long as there is another one to give it to."""
+    """Give no leases to a worker that does not renew its own, as long as another worker can get them."""
     if not any(seen.accepts and seen.id not in silent for seen in workers):
         return tuple(workers)
     why = "it does not renew its leases"
@@ -239,10 +243,10 @@ def _without_suspects(workers: Sequence[WorkerSight], silent: Collection[WorkerI
 
 
 def _without_replaced(workers: Sequence[WorkerSight], runs: RunView) -> tuple[WorkerSight, ...]:
-    """A worker gives its leases away when another run has its slot and that run's worker is up.
+    """Mark workers whose slot has another run as draining, if that run's worker can read.
 
-    A run that is queued or starting replaces no worker: its queue may never move, and the worker may belong to
-    another deployment of the application.
+    A run that is queued or starting replaces no worker: it may remain queued for ever, and the present worker may
+    belong to another deployment of the application.
     """
     up = {seen.row.run_id for seen in workers if seen.alive and seen.ready}
 

@@ -1,4 +1,4 @@
-"""The only threads of the leader: requests that wait for AWS side by side."""
+"""The leader's only threads: they wait for several AWS requests at the same time."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -7,13 +7,13 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Fits into botocore's pool of ten connections a client.
+# Fits into botocore's pool of ten connections per client.
 THREADS: Final = 8
 
 
 class ThreadPool:
-    """`map` with several threads. Calls from within a call run in the calling thread: they would wait for
-    threads that wait for them."""
+    """A `map` with several threads. Nested calls run in the calling thread: threads that wait for each other would
+    never finish."""
 
     def __init__(self, threads: int = THREADS) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kcl-leader")

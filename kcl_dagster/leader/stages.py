@@ -2,10 +2,10 @@
 
     lead -> observe -> sync -> fleet -> assign -> clean -> report
 
-A function of the tables, the orchestrator's view of the runs, what was observed before, and now. Stages are
-isolated: one that fails is reported and the next ones go on with what there is. A tick has a budget; what it does
-not get to is decided again at the next one, from the tables. Every write is conditional, so two leaders, a repeated
-tick, and one that is cut off half-way do no harm.
+A tick depends on the tables, the orchestrator's runs, earlier observations, and the time. Stages are isolated: a
+failing stage is reported, and the next ones continue with what is known. A tick has a time budget; the next tick
+decides again about what is left. Every write is conditional, so two leaders, a repeated tick or an interrupted tick
+do no harm.
 """
 
 import copy
@@ -40,19 +40,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Part of the lease duration that a counter must have stood to be worth remembering: a healthy one changes earlier.
+# A counter that was unchanged for this part of the lease duration is saved: a healthy one changes earlier.
 _WORTH_REMEMBERING: Final = 0.5
-# A leader that is young writes down what stood for this part of its life: it may not get older, nor the next one.
+# A young leader saves counters that were unchanged for this part of its life. Otherwise, leaders that restart often
+# would never save anything.
 _WORTH_REMEMBERING_YOUNG: Final = 0.5
-# The memory is written at most this often while only what is of no urgency grows older.
+# How often the memory is saved if only durations without urgency have changed.
 _SAVE_SECONDS: Final = 30.0
-# Part of the budget after which sync leaves the rest to the next tick, so that assignment always gets its turn.
+# The part of the budget after which the sync stage stops for this tick, so that time remains for the assign stage.
 _SYNC_SHARE: Final = 0.5
 
 
 @dataclass(slots=True)
 class Tick:
-    """One evaluation. `dry`: decide everything, write nothing."""
+    """One tick. `dry`: decide everything, write nothing."""
 
     leader: "Leader"
     runs: RunView
@@ -79,7 +80,7 @@ class Tick:
     observer: Observer = field(init=False)
 
     def __post_init__(self) -> None:
-        # A dry tick thinks with a copy of the leader's memory.
+        # A dry tick works with a copy of the leader's memory.
         kept = self.leader.memory, self.leader.observer
         self.memory, self.observer = copy.deepcopy(kept) if self.dry else kept
         self.started = self.leader.runtime.clock.monotonic()
@@ -104,7 +105,7 @@ class Tick:
         return self._report()
 
     def _stage(self, name: str, work: Callable[[], str | None]) -> bool:
-        """Run one stage. `work` returns what went wrong without stopping it."""
+        """Run one stage. `work` returns the errors that did not stop it. Returns whether there were none."""
         clock = self.leader.runtime.clock
         started = clock.monotonic()
         if started >= self.deadline:
@@ -114,8 +115,8 @@ class Tick:
         try:
             error = work()
         except TableNotFound:
-            # It existed when this leader was opened. A new one would begin the application anew, and records that
-            # are stored already would be stored again: only an operator can want that.
+            # The table existed when this leader was opened. A new table would begin the application anew and store
+            # records again, so only an operator may create one.
             error = self.missing_table = (
                 f"a table of application {self.leader.application.name} was deleted. The leader makes no new one, "
                 "because the application would begin anew and store records again. Restore the table from a backup "
@@ -126,7 +127,7 @@ class Tick:
         except KclError as problem:
             error = str(problem)
             self.broken.add(name)
-        except Exception as problem:  # a mistake of ours in one stage must not silence the others
+        except Exception as problem:  # a bug in one stage must not prevent the other stages
             log.exception("stage %s of the leader of %s failed", name, self.leader.application.name)
             error = f"{type(problem).__name__}: {problem}"
             self.broken.add(name)
@@ -146,21 +147,22 @@ class Tick:
         self.leading, self.owner = view.held, view.owner
         if view.is_shared:
             self._agree()
-        if view.held and not is_declared:  # before any lease is made: workers refuse leases of no protocol
+        # Before any lease is created: workers refuse leases without a declared protocol
+        if view.held and not is_declared:
             self.leader.tables.declare()
         if not view.held:
             self.leader.forget_leadership()
 
     def _agree(self) -> None:
-        """Take over what another process of this deployment decided. If that cannot be read, this tick goes on with
-        what is known: it leads."""
+        """Take over what another process of this deployment decided. If that cannot be read, this tick leads with
+        what it knows."""
         try:
             self.leader.remember(anew=True)
         except KclError as problem:
             self.notes.append(f"what another process of this deployment decided could not be read: {problem}")
 
     def _stay_away(self) -> None:
-        """Raise a KclError while this process is not to take the lock again that it gave up."""
+        """Raise a KclError while this process must not take the lock that it has given up."""
         failures, now = self.leader.failures, self.leader.runtime.clock.monotonic()
         if failures.waits(now) > 0:
             raise KclError(
@@ -174,7 +176,8 @@ class Tick:
             failures.cannot_read = False
 
     def _follow(self) -> None:
-        """While a Java worker leads, do what it does not: launch and retire our workers. It assigns them leases."""
+        """While a Java worker leads, launch and retire our workers, which it does not do. It assigns leases to
+        them."""
         if self.owner is None or self.owner.startswith((DEPLOYMENT, STANDBY)):
             return
         self.observer = self.leader.follower
@@ -207,14 +210,15 @@ class Tick:
         return self.observer.observe(scan, runs, self.leader.runtime.clock.now())
 
     def _obey(self) -> None:
-        """What an operator wants. Where that cannot be read, what was wanted last still holds."""
+        """Read what an operator has paused. If that cannot be read, the last known state applies."""
         try:
             self.leader.control = self.leader.tables.control.load()
         except KclError as problem:
             self.notes.append(f"whether the application is paused could not be read: {problem}")
 
     def _read_completeness(self) -> None:
-        """Before the leases are read. Once a process; what it writes itself, it knows."""
+        """Read the completeness row before the leases, once per process. Later values are this process's own
+        writes."""
         leader = self.leader
         if leader.written is None:
             try:
@@ -223,7 +227,7 @@ class Tick:
                 self.notes.append(f"through which moment the application is complete could not be read: {problem}")
 
     def _see_completeness(self) -> None:
-        """Find out through which moment everything is stored, and write it down if it is later than before."""
+        """Calculate the moment through which everything is stored, and write it if it is later than before."""
         leader, sight = self.leader, self.sight
         if sight is None or leader.written is None:
             return
@@ -255,14 +259,15 @@ class Tick:
         )
 
     def _hindered(self, sight: Sight) -> dict[LeaseKey, Hindrance]:
-        """Leases that do not go on by themselves, and why."""
+        """Leases that make no progress, and why."""
         found = dict.fromkeys(sight.unserved, Hindrance.UNSERVED)
         for seen in sight.workers:
             found |= dict.fromkeys(seen.row.stopped or (), Hindrance.STOPPED)
         return found | dict.fromkeys(self._paused(sight), Hindrance.PAUSED)
 
     def _finished(self, run_ids: Collection[str]) -> Collection[str]:
-        """An orchestrator that does not answer is no reason to stand still: counters tell the same, later."""
+        """The runs that are over. If the orchestrator does not answer, the tick continues: expired counters show
+        the same later."""
         try:
             return self.runs.finished(run_ids)
         except Exception as problem:
@@ -338,8 +343,8 @@ class Tick:
             self._send_away(sight)
 
     def _waited(self, sight: Sight) -> float | None:
-        """For how long the oldest record has waited that no worker reads. Looked up only while the fleet is at
-        rest."""
+        """How long the oldest record that no worker reads has waited, in seconds. Looked up only while the fleet is
+        at rest."""
         if self.leader.application.fleet.min_workers > 0 or self.memory.target:
             return None
         paused = self.leader.control.leases
@@ -348,7 +353,8 @@ class Tick:
         return max(self.resting.values(), default=0.0)
 
     def _see_silent(self, plan: FleetPlan, moment: float) -> None:
-        """Find runs that keep a slot although their worker is gone. Not called when the rows could not be read."""
+        """Find runs that keep a slot although their worker is gone. Only called if the worker rows could be
+        read."""
         standing = self.memory.standing
         for slot, run in self.runs.slots.items():
             standing.observe(SILENT + slot, plan.silent.get(slot, ""), moment, moment)
@@ -358,8 +364,8 @@ class Tick:
                 self.notes.append(f"run {run.run_id} of {slot} is reported as failed: its worker is gone")
 
     def _send_away(self, sight: Sight) -> None:
-        """Ask workers to drain that are alive although their run is over or their slot has another run: such a
-        worker may be unable to detect it."""
+        """Drain workers that are alive although their run is over or their slot has another run: they may not
+        detect it themselves."""
         for seen in sight.workers:
             if seen.beats and (seen.run_is_over or seen.replaced) and seen.id not in self.observer.sent_away:
                 self.notes.append(f"{seen.id} is asked to leave: its run is over, or its slot has another")
@@ -367,7 +373,7 @@ class Tick:
                     self.observer.sent_away.add(seen.id)
 
     def _stand_down(self) -> None:
-        """While the application is paused, ask our remaining workers to drain. KCL workers have no such request."""
+        """While the application is paused, drain our remaining workers. KCL workers have no such request."""
         self.notes.append(f"the application is paused by {self.leader.control.changed_by or 'an operator'}")
         self.memory.end_given_up()
         sight = self._seen()
@@ -429,7 +435,7 @@ class Tick:
         return "; ".join(problems) or None
 
     def _without_paused(self, sight: Sight) -> Sight:
-        """Take paused leases from their owners, and assign them to no worker. The next write of the owner fails."""
+        """Take paused leases from their owners, and give them no worker. The owner's next write fails."""
         paused = self.leader.control.leases
         for lease in sight.unfinished:
             if lease.key in paused and lease.actual_owner is not None and not self.dry and not self._is_late():
@@ -438,9 +444,8 @@ class Tick:
         return sight.without(paused)
 
     def _free_the_dead(self, sight: Sight) -> None:
-        """While the application is paused, leases of workers that have ended get no new owner. They lose the old
-        one, so that resets and other operations find them free. Conditional on the counter: a worker that lives
-        after all keeps its lease."""
+        """While the application is paused, remove the owners of leases whose workers have ended, so that resets and
+        other operations can use them. Conditional on the counter: a worker that is alive keeps its lease."""
         for lease in sight.unfinished:
             why = sight.unserved.get(lease.key)
             if why is None or lease.actual_owner is None or self.dry or self._is_late():
@@ -454,15 +459,15 @@ class Tick:
                 self.notes.append(f"{lease.key} is released: {why}")
 
     def _is_late(self) -> bool:
-        """What is left is seen again at the next tick."""
+        """Whether the tick is out of time. The next tick continues."""
         return self.leader.runtime.clock.monotonic() >= self.deadline
 
     def _request_drain(self, worker: WorkerId) -> bool:
-        """Whether it was asked; not once the tick has run out of time."""
+        """Ask a worker to drain, unless the tick is out of time. Returns whether it was asked."""
         return not self._is_late() and self.leader.tables.workers.request_drain(worker)
 
     def _evict(self, lease: Lease) -> None:
-        """Twice where it is being handed over: the first release gives it to its next owner."""
+        """Release a lease; during a handoff twice, because the first release gives it to its next owner."""
         leases = self.leader.tables.leases
         try:
             released = leases.release(lease)
@@ -482,7 +487,7 @@ class Tick:
         return "; ".join(problems) or None
 
     def _save(self) -> None:
-        """Write down what the next leader should know, if it changed."""
+        """Save what the next leader should know, if it has changed."""
         leader, now = self.leader, self.leader.runtime.clock.monotonic()
         worth = min(
             leader.application.timings.lease_duration * _WORTH_REMEMBERING,
@@ -500,7 +505,7 @@ class Tick:
         leader.saved = now, decisions
 
     def _count_failures(self) -> None:
-        """A leader that cannot read or assign lets another one try."""
+        """Give up leadership if this leader repeatedly cannot read or assign."""
         if self.broken.isdisjoint({"observe", "assign"}):
             self.leader.failures.succeeded()
         elif self.leader.failures.failed():
@@ -509,7 +514,8 @@ class Tick:
             self._stage("resign", self._resign)
 
     def _watch_starts(self) -> None:
-        """A leader none of whose runs comes to read lets another deployment launch workers."""
+        """Give up leadership if none of this deployment's workers begins to read, so that another deployment can
+        launch workers."""
         plan, sight, runs = self.fleet, self.sight, self.runs
         if not self.leading or sight is None or runs.unknown or not runs.launches:
             return

@@ -1,8 +1,9 @@
 """A leader outside of the orchestrator: the same tick in a loop.
 
-It waits for the leader lock like any other candidate, so it may run beside the orchestrator's leader and takes over
-when that one is gone. It launches no workers; it serves and balances leases among those that are there. Under a
-name that begins with `kcl_dagster.tables.lock.STANDBY`, it loses the lock to the orchestrator once that is back.
+It waits for the leader lock like any other candidate. It may therefore run beside the orchestrator's leader, and
+takes over when that one has ended. It launches no workers; it assigns and balances leases among existing ones. If
+its name begins with `kcl_dagster.tables.lock.STANDBY`, it loses the lock to the orchestrator as soon as that one
+ticks again.
 """
 
 from collections.abc import Callable
@@ -21,9 +22,9 @@ def lead(
     on_report: Callable[[TickReport], None],
     runs: Callable[[], RunView] = lambda: RunView(launches=False),
 ) -> None:
-    """Tick every `timings.tick_interval` seconds until `should_stop`, then let go of the leader lock.
+    """Tick every `timings.tick_interval` seconds until `should_stop` returns True, then release the leader lock.
 
-    `should_stop` is asked once a second. Raises what `runs` and `on_report` raise, after releasing the lock.
+    `should_stop` is called once per second. Raises what `runs` and `on_report` raise, after releasing the lock.
     """
     interval = leader.application.timings.tick_interval
     try:

@@ -1,16 +1,16 @@
-"""Decide which leases a stream needs.
+"""Decides which leases a stream needs.
 
 Shards form a hierarchy: a child holds the records that arrived after its parents were closed. Leases are created
-for the oldest wanted shards. Their children get leases when the parents are finished, so that order is kept. If the
-table already has leases, the rules are the KCL's. Three of its defects are repaired, except with `as_kcl`:
+for the oldest wanted shards. Their children get leases when the parents are finished, so that the order is kept. If
+the table already has leases, the rules are the KCL's. Three of its defects are repaired, except with `as_kcl`:
 
-- If the child of a finished parent has no lease, for instance because an operator deleted it, the KCL syncs every
+- If the child of a finished parent has no lease, for example because an operator deleted it, the KCL syncs every
   two minutes for ever and creates nothing. We create the lease of the child.
 - If only a middle generation has leases, the KCL may create leases of the ancestors of a shard that is being read,
   and would then read old records after new ones. We create none: ancestors of such a shard are finished.
-- If the lease of one parent of a merge was deleted while the child waits for the other parent, the worker that
-  reads the other parent waits for the deleted lease for ever. We create it again, also if the other one was deleted
-  after its shard was read to its end.
+- A merged shard waits for both parents. If the lease of one parent was deleted, the worker that reads the other one
+  waits for it for ever. We create the deleted lease again, even if the other lease was deleted, too, after its
+  shard was read to its end.
 
 Modelled in spec/Reshard.tla.
 """
@@ -26,17 +26,15 @@ from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stored import nothing_since
 from kcl_dagster.model.stream import StreamIdentifier
 
-# Positions that include records which are already in the stream: closed shards are then wanted themselves.
+# Positions that include records which are already in the stream. With them, closed shards need leases, too.
 _INCLUDE_THE_PAST: Final = (Position.TRIM_HORIZON, Position.AT_TIMESTAMP)
 
 
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
-    """Leases to create, in this order, oldest first.
-
-    `inconsistent` shards are children of open shards: the listing mixes two moments, and nothing may be concluded
-    from it. `gone` leases belong to shards that left the stream unread.
-    """
+    """`creates`: leases to create, in this order, oldest first. `inconsistent`: children of open shards. If there
+    are any, the listing mixes two times, and no conclusion may be drawn from it. `gone`: leases of shards that left
+    the stream unread."""
 
     creates: tuple[Lease, ...] = ()
     inconsistent: tuple[str, ...] = ()
@@ -49,9 +47,9 @@ def plan_first_sync(
     stream: StreamIdentifier | None = None,
     counted_since: int | None = None,
 ) -> SyncPlan:
-    """For a stream without leases: one for each shard that the service lists for the initial position.
+    """For a stream without leases: one lease for each shard that the service lists for the initial position.
 
-    `counted_since`: see `StartPosition`. Children are not concerned: their parents have the earlier windows.
+    `counted_since`: see `StartPosition`. It does not apply to children: their parents have the earlier windows.
     """
     checkpoint = Checkpoint(start.value)
     stored = None if counted_since is None else nothing_since(counted_since, checkpoint)
@@ -69,11 +67,12 @@ def plan_sync(
     ignore_unexpected_children: bool = False,
     as_kcl: bool = False,
 ) -> SyncPlan:
-    """For a stream that has leases. `shards` is a complete, unfiltered listing; `leases` are those of this stream.
+    """For a stream with leases. `shards` is a complete, unfiltered listing; `leases` are those of this stream.
 
-    `roots` were open when the application began at LATEST. One that was closed since and has neither a lease nor a
-    descendant with one was missed when the first leases were made, and gets it now. Plans nothing for an empty
-    listing, nor for an inconsistent one unless unexpected children are to be ignored.
+    `roots`: the shards that were open when the application began at LATEST. If a root was closed since and neither
+    it nor a descendant has a lease, it was missed when the first leases were created. It then gets a lease now.
+    Nothing is planned for an empty listing. The same applies to an inconsistent one, unless
+    `ignore_unexpected_children`.
     """
     if not shards:
         return SyncPlan()
@@ -87,7 +86,7 @@ def plan_sync(
         for orphan in _orphans(listed, held):
             creates[orphan] = TRIM_HORIZON
         for parent in _awaited(listed, held):
-            # It may be one that the application began with; LATEST is a moment that was written down.
+            # The parent may be a shard with which the application began; LATEST stands for a stored time.
             creates[parent] = Checkpoint(start.value)
         past = _ancestors(listed, held)
         for root in roots:
@@ -120,7 +119,7 @@ def inconsistent_shards(shards: Iterable[Shard]) -> tuple[str, ...]:
 
 
 def descends(name: str | None, shards: Sequence[Shard], leases: Iterable[Lease], start: Position) -> bool:
-    """Whether the shard descends from a lease, its own or an ancestor's; see `_Walk`. False if it is not listed."""
+    """Whether the shard or one of its ancestors has a lease; see `_Walk`. False if the shard is not listed."""
     listed = {shard.id: shard for shard in shards}
     if name is None or name not in listed:
         return False
@@ -133,7 +132,7 @@ def in_order(shards: Iterable[Shard]) -> list[Shard]:
 
 
 def new_lease(shard: Shard, checkpoint: Checkpoint, stream: StreamIdentifier | None) -> Lease:
-    """A lease as it is created: counter 0, without owner."""
+    """A new lease: counter 0, without an owner."""
     key = stream.lease_key(shard.id) if stream is not None else shard.id
     return Lease(
         key=LeaseKey(key),
@@ -146,14 +145,14 @@ def new_lease(shard: Shard, checkpoint: Checkpoint, stream: StreamIdentifier | N
 
 
 def _empty_at(shard: Shard, gone: Mapping[str, Lease]) -> int | None:
-    """The moment until which the child of shards that left the stream had no records. Later ones may have left,
+    """The moment before which the child of shards that left the stream had no records. Later records may have left,
     too."""
     known = [gone[parent].stored_through for parent in shard.parents if parent in gone]
     return max((moment for moment in known if moment is not None), default=None)
 
 
 def children_of(shards: Iterable[Shard]) -> dict[str, set[str]]:
-    """Children of every shard, as far as they are listed."""
+    """The listed children of every shard."""
     children: dict[str, set[str]] = {}
     for shard in shards:
         for parent in shard.parents:
@@ -174,10 +173,10 @@ def _ancestors(listed: Mapping[str, Shard], names: Iterable[str]) -> set[str]:
 
 
 def _orphans(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]:
-    """Shards without lease that are due: a parent is finished, or left the stream and its lease remains.
+    """Shards without a lease that are due: a parent is finished, or has left the stream while its lease remains.
 
-    A shard is not due if a descendant has a lease: then it was read and cleaned up. It is not due either while
-    another parent is still in the stream and neither has a lease nor is an ancestor of one: that parent comes
+    A shard is not due if a descendant has a lease: then it was read and cleaned up. It is not due either if another
+    parent is still in the stream and neither that parent nor a descendant of it has a lease: that parent comes
     first.
     """
     past = _ancestors(listed, held)
@@ -193,10 +192,11 @@ def _orphans(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]
 
 
 def _severed(listed: Mapping[str, Shard], held: Mapping[str, Lease], past: Collection[str]) -> set[str]:
-    """Closed shards that would never be read: all their ancestors left the stream while there was no leader.
+    """Closed shards that would never be read, because all their ancestors left the stream while there was no
+    leader.
 
-    Needed for an application that began at LATEST. With other positions, leases are found upwards from the open
-    shards. The moment of LATEST is stored, so a lease for a shard that was closed before it has no effect.
+    Needed for an application that began at LATEST. With other positions, such shards are found from the open shards
+    upwards. The time of LATEST is stored, so a lease for a shard that was closed before that time has no effect.
     """
     return {
         shard.id
@@ -207,8 +207,8 @@ def _severed(listed: Mapping[str, Shard], held: Mapping[str, Lease], past: Colle
 
 
 def _awaited(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]:
-    """Parents without lease of a shard that was not read yet and whose other parent is being read, or was read to
-    its end. The lease was not cleaned up: clean-up keeps the leases of parents until their children are read."""
+    """Parents without a lease of an unread merged shard, if the other parent is being read, or was read to its end.
+    Such a lease was not cleaned up but lost: clean-up keeps the leases of parents until their children are read."""
     found: set[str] = set()
     for name, lease in held.items():
         if name not in listed or lease.checkpoint is None or not lease.checkpoint.is_initial_position:
@@ -222,10 +222,10 @@ def _awaited(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]
 
 @dataclass(slots=True)
 class _Walk:
-    """Visits the shards from open shards upwards, each once.
+    """Visits shards from the open shards upwards, each once.
 
-    A shard *descends* if it or an ancestor has a lease, or if an ancestor is wanted itself. It gets its lease when
-    its parents are finished, and none now.
+    A shard *descends* if it or an ancestor has a lease, or if an ancestor is wanted itself. A shard that descends
+    gets its lease when its parents are finished, and none now.
     """
 
     listed: Mapping[str, Shard]
@@ -246,8 +246,8 @@ class _Walk:
         return self._descends[name]
 
     def _upwards(self, name: str) -> list[str]:
-        """Not yet judged shards above and including `name`, parents before children. Stops at leases.
-        A loop and no recursion: a stream's history can be thousands of generations deep."""
+        """The unjudged shards above and including `name`, parents before children. Stops at leases. A loop instead
+        of a recursion: the history of a stream can have thousands of generations."""
         order: list[str] = []
         stack = [(name, False)]
         entered: set[str] = set()
@@ -275,7 +275,8 @@ class _Walk:
             self._wanted.add(shard.id)
 
     def _complete(self, parents: Iterable[str], leading: set[str]) -> None:
-        """Every parent of a descendant must be read before it: those that nothing leads to get a lease."""
+        """Every parent of a shard that descends must be read before it. Parents without a lease, own or planned,
+        get one now."""
         for parent in parents:
             if parent in self.held:
                 continue

@@ -1,4 +1,4 @@
-"""The sync stage: leases follow the shards of every stream. I/O around `sync` and `hash_ranges`.
+"""The sync stage: creates leases for the shards of every stream. I/O around `sync` and `hash_ranges`.
 
 Modelled in spec/Reshard.tla; RootsAreFenced is `guard`.
 """
@@ -30,33 +30,33 @@ from kcl_dagster.tables.leases import CREATED_AT_ONCE, LeaseTable
 from kcl_dagster.tables.scanning import Map
 from kcl_dagster.tables.starts import StartPosition, StartTable
 
-# A sync that should have repaired something and did not is not tried again before this.
+# Seconds before a sync that changed nothing is repeated, although a problem remains.
 RETRY_SECONDS: Final = 10.0
-# A timestamp this near to the oldest record may have left the stream by the time the service answers.
+# A timestamp this close to the oldest record may have left the stream by the time the service answers.
 HORIZON_SECONDS: Final = 60.0
 _SECONDS_PER_HOUR: Final = 3600.0
-# A shard must be missing from this many complete listings before its lease is believed to be stranded.
+# A shard must be missing from this many complete listings before its lease counts as stranded.
 GONE_CONFIRMATIONS: Final = 2
 
 
 @dataclass(slots=True)
 class StreamState:
-    """What this process knows of one stream."""
+    """What this process knows about one stream."""
 
     settings: StreamSettings
     identifier: StreamIdentifier | None = None
     start: StartPosition | None = None
     asked_at: float = 0.0
-    """Monotonic: when the service last described the stream."""
+    """When the service last described the stream (monotonic)."""
 
     newer: dict[StreamIdentifier, float] = field(default_factory=dict)
-    """Since when (monotonic) there are leases of a stream of this name that was created later."""
+    """Newer streams with the same name that have leases, and since when (monotonic) these leases are known."""
 
     retention: float = 0.0
-    """Seconds."""
+    """Seconds for which the stream keeps records."""
 
     horizon: float = 0.0
-    """Epoch seconds: the stream has no older record, or not for long."""
+    """Epoch seconds. Records that arrived earlier have left the stream, or soon will."""
 
     due_at: float = 0.0
     retry_at: float = 0.0
@@ -68,13 +68,13 @@ class StreamState:
     """The ids of the open shards in the last listing, sorted."""
 
     missing: dict[LeaseKey, int] = field(default_factory=dict)
-    """In how many complete listings in a row the shard of a lease was missing."""
+    """The number of complete listings in a row from which the shard of a lease was missing."""
 
     disputed: frozenset[StreamIdentifier] = frozenset()
-    """Identifiers in lease keys that may mean this very stream."""
+    """Identifiers in lease keys that may refer to this stream under another creation epoch."""
 
     is_other: bool = False
-    """The leases, which name no stream, belong to another one."""
+    """Whether the leases, which do not name their stream, belong to another stream."""
 
     knows_roots: bool = False
     """Whether the shards that were open at the start were compared with the leases."""
@@ -82,7 +82,7 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class StreamOutcome:
-    """One stream after its turn."""
+    """The result for one stream."""
 
     sight: StreamSight
     created: tuple[Lease, ...] = ()
@@ -92,8 +92,8 @@ class StreamOutcome:
 
 @dataclass(frozen=True, slots=True)
 class SyncOutcome:
-    """All streams. `former` leases belong to streams that the application does not have (any more); `disputed` ones
-    to a stream that it has, under a creation epoch that it does not expect."""
+    """The results for all streams. `former`: leases of streams that the application does not have. `disputed`:
+    leases of a stream that it has, under another creation epoch than expected."""
 
     streams: tuple[StreamOutcome, ...] = ()
     former: tuple[Lease, ...] = ()
@@ -109,7 +109,7 @@ class SyncOutcome:
 
 
 class Syncer:
-    """Keeps one state per stream. One call at a time; streams are looked at side by side as `parallel` allows."""
+    """Keeps a state per stream. One call at a time; streams are handled at the same time as `parallel` allows."""
 
     def __init__(
         self,
@@ -121,12 +121,12 @@ class Syncer:
         parallel: Map = map,
         guard: Callable[[], Request] | None = None,
     ) -> None:
-        """guard: what has to succeed in one transaction with each new lease; see `LeaderLock.guard`."""
+        """`guard`: a write that has to succeed in one transaction with each new lease; see `LeaderLock.guard`."""
         self._guard = guard
         self._creating = threading.Lock()
         self._looking = threading.Lock()
         self._groups: frozenset[str] | None = None
-        """The streams with leases, from a scan of this run's own; None until a stream needed it."""
+        """The streams with leases, from this run's own scan; None until a stream needed it."""
 
         self._application = application
         self._leases = leases
@@ -140,9 +140,9 @@ class Syncer:
     def run(
         self, leases: Sequence[Lease], deadline: float, workers: Sequence[WorkerRow] = (), *, dry: bool = False
     ) -> SyncOutcome:
-        """Sync the streams that are due, until `deadline` (monotonic). The rest comes first next time.
+        """Sync the streams that are due, until `deadline` (monotonic). The remaining ones come first the next time.
 
-        `workers`: all rows, also of workers that are gone. They tell when a Java fleet was last alive.
+        `workers`: all rows, including those of workers that are gone. They show when a Java fleet was last alive.
         """
         grouped: dict[str, list[Lease]] = {}
         for lease in leases:
@@ -174,7 +174,8 @@ class Syncer:
         return state.shards if state is not None else ()
 
     def listings(self) -> dict[str, tuple[Shard, ...]]:
-        """Complete listings by the text of the stream's identifier; empty text in a single-stream application."""
+        """Complete listings by the text of the stream's identifier, which is empty in a single-stream
+        application."""
         return {
             str(state.identifier)
             if state.identifier is not None and state.identifier.is_multi
@@ -188,9 +189,11 @@ class Syncer:
         return {name: state.identifier for name, state in self._states.items() if state.identifier is not None}
 
     def first_moment(self) -> FirstMoment | None:
-        """The first moment of an application of which all shards were begun. None: other workers have read a part.
+        """The first moment of an application that has begun to read all shards. None if other workers have read a
+        part.
 
-        Reads the recorded starts, which a reset may have changed. Raises a StreamError while it is not known.
+        Reads the stored start positions, which a reset may have changed. Raises a StreamError while it is not
+        known.
         """
         found = []
         for state in self._states.values():
@@ -224,8 +227,8 @@ class Syncer:
         if (stream.creation_epoch or 0) > (
             state.identifier.creation_epoch or 0
         ) and not state.settings.creation_epoch:
-            # Another leader has seen that the stream was created anew, and we have not. If the service says again
-            # which stream it is, the other leader asks elsewhere, or did so.
+            # Another leader has detected that the stream was created again, and this one has not. If the service
+            # then still describes the old stream, the other leader uses or used another endpoint.
             now = self._clock.monotonic()
             if state.asked_at > state.newer.setdefault(stream, now):
                 return True
@@ -255,7 +258,8 @@ class Syncer:
     def _identified(
         self, state: StreamState, grouped: dict[str, list[Lease]], workers: Sequence[WorkerRow]
     ) -> StreamState:
-        """Who the stream is. Asked again with every audit: a stream may be deleted and created anew."""
+        """Make sure that the stream's identity is known. It is looked up again with every audit, because a stream
+        may be deleted and created again."""
         if state.identifier is not None and not state.disputed and self._clock.monotonic() < state.due_at:
             return state
         settings = state.settings
@@ -273,7 +277,7 @@ class Syncer:
         now = facts.answered if facts.answered is not None else self._clock.now()
         state.retention = facts.retention_hours * _SECONDS_PER_HOUR
         state.horizon = max(facts.created, now - state.retention + HORIZON_SECONDS)
-        # Read again each time: a reset decides anew where a stream starts.
+        # Read each time: a reset may change where a stream starts.
         state.start = self._starts.get(str(identifier)) or state.start
         self._refuse_other(state, identifier, grouped)
         if state.start is not None:
@@ -296,8 +300,8 @@ class Syncer:
     def _refuse_other(
         self, state: StreamState, identifier: StreamIdentifier, grouped: dict[str, list[Lease]]
     ) -> None:
-        """Raise OtherStream where this stream was never begun and the leases are recorded as another one's. They
-        are given to no worker then."""
+        """Raise OtherStream if this stream was never begun, and the leases are recorded as those of another stream.
+        Then the leases get no worker."""
         state.is_other = False
         if state.start is None and "" in grouped:
             try:
@@ -309,10 +313,11 @@ class Syncer:
     def _refuse_disputed(
         self, state: StreamState, identifier: StreamIdentifier, epoch: int, grouped: dict[str, list[Lease]]
     ) -> None:
-        """Raise a StreamError where leases name this stream with an epoch that is not its creation time.
+        """Raise a StreamError if leases name this stream with an epoch that is not its creation time.
 
-        A Java application chooses the epoch itself. Leases beside its own would read the stream a second time, from
-        another position. Leases of which this application knows that they belong to a deleted stream are no reason.
+        A Java application chooses the epoch itself. If leases with another epoch were created beside its own, the
+        stream would be read twice, from another position. Leases that are known to belong to a deleted stream do
+        not count.
         """
         state.disputed = frozenset()
         if not identifier.is_multi or state.settings.creation_epoch or _group_of(identifier) in grouped:
@@ -337,8 +342,8 @@ class Syncer:
             )
 
     def _refuse_wrong_scan(self, identifier: StreamIdentifier) -> None:
-        """Raise a StreamError if the stream has leases although the scan of this tick had none: look at the table a
-        second time. A first sync of a stream with leases would create those anew that were cleaned up."""
+        """Raise a StreamError if the stream has leases although the first scan of this tick returned none, by a
+        second scan. A first sync of a stream with leases would recreate leases that were cleaned up."""
         with self._looking:
             if self._groups is None:
                 self._groups = frozenset(str(lease.stream or "") for lease in self._leases.scan().leases)
@@ -371,7 +376,7 @@ class Syncer:
             start = state.start = self._starts.record(start)
         plan = self._plan(state, identifier, leases, start)
         if plan.creates and not is_due:
-            # The stream was last described at the audit: the shards that were listed may be those of another one.
+            # The stream was last described at the audit: the listed shards may belong to a recreated stream.
             self._refuse_remade(start, int(self._streams.describe(state.settings.name).created))
         if plan.inconsistent:
             problem = f"stream {identifier}: shards {', '.join(plan.inconsistent)} are listed below open parents"
@@ -386,7 +391,7 @@ class Syncer:
         if dry:
             return StreamOutcome(sight, tuple(created), lost)
         if self._clock.monotonic() >= deadline and len(created) < len(plan.creates):
-            # `due_at` stays, so the next tick goes on.
+            # `due_at` is not changed, so the next tick continues.
             done = f"{len(created)} of {len(plan.creates)} new leases are made"
             return StreamOutcome(sight, tuple(created), lost, f"stream {identifier}: {done}; the next tick goes on")
         if self._fill_in_ranges(state, leases, deadline):
@@ -414,8 +419,9 @@ class Syncer:
         plan = plan_sync(shards, leases, start.position, identifier, as_kcl=as_kcl)
         begins_anew = any(lease.checkpoint == LATEST for lease in plan.creates)
         if start.position is Position.LATEST and not as_kcl and (begins_anew or not state.knows_roots):
-            # Once a process, because a leader may have died while it made the first leases; and where nothing leads
-            # to an open shard, because what did may have been deleted, and its shard closed since.
+            # Needed once per process, because a leader may have ended while it created the first leases. Also
+            # needed if no lease leads to an open shard: that lease may have been deleted, and its shard closed
+            # since.
             opened_at = _opened_at(start, state.horizon)
             roots = frozenset(shard.id for shard in self._streams.shards(name, opened_at))
             plan = plan_sync(shards, leases, start.position, identifier, roots=roots, as_kcl=as_kcl)
@@ -424,8 +430,9 @@ class Syncer:
         return plan
 
     def _create(self, plan: SyncPlan, deadline: float, *, dry: bool) -> list[Lease]:
-        """In order, and stopping at the first failure: a child must not exist before its parent's lease. Until
-        `deadline` (monotonic), but for one request. One stream at a time: every guarded write writes the lock."""
+        """Create leases in order, and stop at the first failure: a child must not exist before its parent's lease.
+        Stops at `deadline` (monotonic), but sends at least one request. One stream at a time, because every guarded
+        write also writes the lock."""
         if dry:
             return list(plan.creates)
         created: list[Lease] = []
@@ -456,7 +463,7 @@ class Syncer:
         )
 
     def _fill_in_ranges(self, state: StreamState, leases: Sequence[Lease], deadline: float) -> bool:
-        """Until `deadline` (monotonic); whether all was done."""
+        """Add missing hash ranges to leases until `deadline` (monotonic). Returns whether all were added."""
         ranges = {shard.id: shard.hash_range for shard in state.shards}
         for lease in lack_range(leases):
             if self._clock.monotonic() >= deadline:
@@ -471,11 +478,12 @@ def _group_of(identifier: StreamIdentifier) -> str:
 
 
 def _last_read_by_java(leases: Sequence[Lease], workers: Sequence[WorkerRow]) -> float | None:
-    """Epoch seconds: since when a Java worker may not have read shards whose leases still say LATEST. None: there
-    is no such lease, or no row of a Java worker.
+    """The time since when a Java worker may not have read shards whose leases still have LATEST, in epoch seconds.
+    None if there is no such lease, or no row of a Java worker.
 
-    A Java worker writes no checkpoint before the first record, and its row every thirty seconds. So what arrived
-    before its last row was read, or there was none; what arrived after it may not have been read.
+    A Java worker writes no checkpoint before the first record, and writes its row every thirty seconds. So records
+    that arrived before its last row were read, or there were none. Records that arrived later may not have been
+    read.
     """
     rows = {row.id: row.last_update for row in workers if row.slot is None and row.last_update is not None}
     owners = [lease.actual_owner for lease in leases if lease.checkpoint == LATEST]
@@ -486,8 +494,8 @@ def _last_read_by_java(leases: Sequence[Lease], workers: Sequence[WorkerRow]) ->
 
 
 def _start_now(identifier: StreamIdentifier, start: StartAt, created: int, now: float, tip: float) -> StartPosition:
-    """`now` by the service's clock: a moment that lies in its future would lose what comes before it. `tip`: what
-    LATEST means; a moment before `now` where a Java fleet stopped before that."""
+    """The start position, decided now. `now`: by the service's clock, because a time in its future would lose
+    earlier records. `tip`: the time that LATEST stands for; earlier than `now` if a Java fleet stopped earlier."""
     moment: int | None = None
     if start.timestamp is not None:
         if start.timestamp.timestamp() > now:
@@ -496,13 +504,13 @@ def _start_now(identifier: StreamIdentifier, start: StartAt, created: int, now: 
             )
         moment = int(start.timestamp.timestamp() * 1000)
     elif start.position is Position.LATEST or tip < now:
-        # Leases of a Java fleet may say LATEST whatever our own start is.
+        # Leases of a Java fleet may have LATEST even if our own start position is another.
         moment = int(tip * 1000)
     return StartPosition(str(identifier), start.position, moment, created)
 
 
 def _has_former(identifier: StreamIdentifier, groups: Iterable[str]) -> bool:
-    """Whether there are leases of another stream that had the same name."""
+    """Whether there are leases of another stream with the same name."""
     others = [StreamIdentifier.parse(group) for group in groups if group]
     return any(
         (one.name, one.account) == (identifier.name, identifier.account) and one != identifier for one in others
@@ -510,16 +518,18 @@ def _has_former(identifier: StreamIdentifier, groups: Iterable[str]) -> bool:
 
 
 def _counted_since(start: StartPosition, horizon: float) -> int:
-    """From when on the leases of a stream count all that is stored of its name. Its creation has no fraction."""
+    """The time since when a stream's leases count everything that is stored under its name. The creation time is in
+    whole seconds."""
     began = 0 if start.timestamp_ms is None else -(-start.timestamp_ms // 1000)
     return max(start.stream_created + 1, began, math.ceil(horizon))
 
 
 def _opened_at(start: StartPosition, horizon: float) -> StartAt:
-    """Where the first shards are looked for. LATEST means the moment that was written down: shards that were closed
-    between that moment and now belong to the application, too.
+    """The position at which the first shards are listed. LATEST stands for the stored time: shards that were closed
+    since belong to the application, too.
 
-    A moment before `horizon` means the oldest shards: Kinesis may refuse a timestamp older than its records.
+    A time before `horizon` stands for the oldest shards, because Kinesis may refuse a timestamp older than its
+    records.
     """
     if start.position is Position.TRIM_HORIZON or start.timestamp_ms is None:
         is_past = start.position is Position.AT_TIMESTAMP

@@ -37,7 +37,7 @@ from kcl_dagster.tables.workers import WorkerTable
 
 @dataclass(frozen=True, slots=True)
 class LeaderTables:
-    """What a leader reads and writes."""
+    """The tables that a leader reads and writes."""
 
     leases: LeaseTable
     workers: WorkerTable
@@ -47,8 +47,8 @@ class LeaderTables:
     control: ControlRow
     completeness: CompletenessRow
     verify: Callable[[], bool]
-    """Raises LayoutRefused when the fleet has changed its tables or its protocol since they were found. False: the
-    protocol is not declared any more."""
+    """Raises LayoutRefused if the fleet has changed its tables or its protocol since they were detected. Returns
+    False if the protocol is no longer declared."""
 
     declare: Callable[[], bool]
     """Declares the protocol."""
@@ -64,7 +64,7 @@ class LeaderTables:
         parallel: Map | None = None,
         process: LockProcess | None = None,
     ) -> Self:
-        """The tables of an application; they must exist. Reads and writes nothing yet."""
+        """The tables of an application; they must exist. Sends no request."""
         common = (client, application, layout, runtime)
         return cls(
             LeaseTable(*common, parallel=parallel),
@@ -82,7 +82,7 @@ class LeaderTables:
 class Leader:
     """Leads one application, tick by tick. Keep the object between ticks: it remembers what it observed.
 
-    `tick` may be called from any thread; calls never overlap.
+    `tick` may be called from any thread. Overlapping calls do nothing.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Leader:
         self.runtime = runtime
         self.memory = Memory()
         self.observer = Observer(application.timings, self.memory.standing)
-        # As in the KCL, only what was seen while leading counts against the owner of a lease.
+        # As in the KCL, only observations made while leading count against the owner of a lease.
         self.follower = Observer(application.timings, Standing())
         self.syncer = Syncer(
             application, tables.leases, tables.starts, streams, runtime.clock, parallel, tables.lock.guard
@@ -116,8 +116,8 @@ class Leader:
         self.saved: tuple[float, str] | None = None
         self.control = Control()
         self.written: WrittenThrough | None = None
-        """What the completeness row said last. Read before leases are, so that an advance that is worked out from
-        leases that were put back since is refused."""
+        """The completeness row as last read or written. It is read before the leases. If leases are reset in
+        between, the epoch has changed, and an advance that was calculated from them is refused."""
 
         self.began = runtime.clock.monotonic()
         self._remembers = False
@@ -125,8 +125,8 @@ class Leader:
         self._busy_since: float | None = None
 
     def tick(self, runs: RunView) -> TickReport:
-        """Lead once. Never raises a KclError; what went wrong is in the report. Takes `timings.tick_budget` and at
-        most one request's timeout more. A tick that overlaps another one of this process does nothing."""
+        """Lead once. Never raises a KclError: errors are in the report. Takes `timings.tick_budget` and at most one
+        request's timeout more. A tick that overlaps another one of this process does nothing."""
         return self._alone(lambda: Tick(self, runs).run())
 
     def plan(self, runs: RunView) -> TickReport:
@@ -139,9 +139,9 @@ class Leader:
         self.forget_leadership()
 
     def remember(self, *, anew: bool = False) -> None:
-        """Learn what earlier leaders observed and wanted. Once a process, and again when leadership comes back, or
-        with `anew`, when another process of this deployment has led meanwhile: two that lead in turn, and each want
-        another number of workers, would launch and drain workers for ever."""
+        """Load what earlier leaders observed and decided. Once per process, and again when leadership returns. With
+        `anew`, another process of this deployment has led meanwhile: two that lead in turn and want different
+        numbers of workers would otherwise launch and drain workers for ever."""
         if anew or not self._remembers:
             document = self.tables.memory.load()
             self.memory.absorb(document, self.runtime.clock.monotonic())
@@ -149,7 +149,7 @@ class Leader:
             self._remembers = True
 
     def forget_leadership(self) -> None:
-        """Another leader may lead; what it writes down meanwhile will be worth reading."""
+        """Record that another leader may lead. What it writes meanwhile is loaded when leadership returns."""
         self._remembers = False
         self.written = None
         self.starts.forget()

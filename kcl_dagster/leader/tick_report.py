@@ -26,8 +26,8 @@ class StageOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A slot that needs a run. The same generation is asked for until its run is seen, so asking twice is safe
-    wherever the generation is part of the run key."""
+    """A slot that needs a run. The same generation is requested until its run appears. Repeated requests are safe
+    if the generation is part of the run key."""
 
     slot: str
     generation: int
@@ -44,14 +44,14 @@ class StreamSight:
     """The ids of the open shards, sorted; empty while no listing has succeeded."""
 
     hole: str | None = None
-    """Hash keys that no lease covers."""
+    """The hash keys that no lease covers; None if all are covered."""
 
     created: tuple[LeaseKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DataLossEvent:
-    """Records left the stream before they were read."""
+    """Records that left the stream before they were read."""
 
     lease: LeaseKey
     what: str
@@ -59,7 +59,8 @@ class DataLossEvent:
 
 @dataclass(frozen=True, slots=True)
 class TickReport:
-    """Everything that one tick read and did. `moves`: those that were written. `planned`: all that were decided."""
+    """Everything that one tick read and did. `moves`: the moves that were written. `planned`: all moves that were
+    decided."""
 
     began: float = 0.0
     ended: float = 0.0
@@ -67,29 +68,29 @@ class TickReport:
 
     leading: bool = False
     leader: str | None = None
-    """The holder of the leader lock, if it is known."""
+    """The holder of the leader lock, if known."""
 
     skipped: str | None = None
-    """Why the tick did nothing at all."""
+    """Why the tick did nothing at all; None if it ran."""
 
     refused: str | None = None
-    """Why the tables that the leader knows may not be written to any more; open another leader to look again."""
+    """Why this leader may no longer write to the tables that it detected. A new leader has to detect them again."""
 
     missing_table: str | None = None
-    """Said where a table that the leader had is gone: what is lost by a new one, and what to do."""
+    """Set if a table that the leader had is gone: what a new table would lose, and what to do."""
 
     stages: tuple[StageOutcome, ...] = ()
     moves: tuple[Move, ...] = ()
     planned: tuple[Move, ...] = ()
     launches: tuple[Launch, ...] = ()
     retire: Mapping[str, str] = field(default_factory=dict)
-    """Slots whose worker was asked to drain, or whose run is queued and not wanted any more, and why."""
+    """Slots whose worker was asked to drain, or whose run is queued and no longer needed, and why."""
 
     abandoned: tuple[str, ...] = ()
-    """Runs that keep their slots although their workers are gone: the orchestrator takes them for failed."""
+    """Runs that keep their slots although their workers are gone. The orchestrator should mark them as failed."""
 
     leases: tuple[Lease, ...] = ()
-    """As they stood when the tick began."""
+    """The leases as read at the beginning of the tick."""
 
     workers: tuple[WorkerSight, ...] = ()
     streams: tuple[StreamSight, ...] = ()
@@ -97,38 +98,38 @@ class TickReport:
     """Leases that still have no worker after this tick, and why."""
 
     resting: Mapping[LeaseKey, float] = field(default_factory=dict)
-    """Leases of a fleet with `min_workers` 0 that have no worker because their records may wait, and for how many
-    seconds the oldest has."""
+    """For a fleet with `min_workers` 0: leases without a worker whose records may wait, and for how many seconds
+    the oldest has waited."""
 
     paused: frozenset[LeaseKey] = frozenset()
-    """Open leases that an operator has paused, by themselves or with the whole application."""
+    """Open leases that an operator has paused, individually or with the whole application."""
 
     paused_by: str | None = None
-    """Who paused something last; None where nothing is paused."""
+    """The operator who last paused something; None if nothing is paused."""
 
     unreadable: tuple[str, ...] = ()
     lag_ms: int | None = None
-    """The furthest behind of all workers that say, and of the leases at rest."""
+    """The largest lag of all workers that report one, and of the leases at rest."""
 
     completeness: Completeness | None = None
-    """Through which moment everything is stored, and what holds it back. None where this process does not lead, or
-    could not read the tables."""
+    """The moment through which everything is stored, and what prevents a later one. None if this process does not
+    lead, or could not read the tables."""
 
     resets: tuple[SetBack, ...] = ()
-    """Those that are known to have put the application back, oldest first; see `WrittenThrough`."""
+    """The known resets and imports, oldest first; see `WrittenThrough`."""
 
     target_workers: int | None = None
     starts_given_up: Mapping[str, int] = field(default_factory=dict)
-    """Runs whose workers did not come to read in time, and when they were given up, in epoch seconds, until a
-    worker has started since. Empty where this process does not lead."""
+    """Runs whose workers were given up because they could not read in time, and when (epoch seconds), until a
+    worker has started since. Empty if this process does not lead."""
 
     data_loss: tuple[DataLossEvent, ...] = ()
     notes: tuple[str, ...] = ()
-    """Decisions worth telling that are not moves."""
+    """Notable decisions other than moves."""
 
     @property
     def lives(self) -> Mapping[str, bool]:
-        """By run, whether its worker lives. Without the runs that have no worker."""
+        """For each run that has a worker, whether the worker is alive."""
         return {seen.row.run_id: seen.alive for seen in self.workers if seen.row.run_id is not None}
 
     @property

@@ -1,4 +1,4 @@
-"""For how long records have waited in shards that no worker reads: whether a fleet that is at rest has work."""
+"""Finds out how long records have waited in shards that no worker reads: whether a fleet at rest has work."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.scanning import Map
 from kcl_dagster.tables.starts import StartTable
 
-LOOKS_PER_LAG: Final = 4  # in the time that a record may wait; each costs two requests a shard
+LOOKS_PER_LAG: Final = 4  # look-ups per time that a record may wait; each costs two requests per shard
 LONGEST_PAUSE: Final = 60.0
-CLOCKS_APART: Final = 300.0  # seconds; AWS refuses requests whose clock is further from its own
+CLOCKS_APART: Final = 300.0  # seconds; AWS refuses requests if the clocks differ by more
 
 
 class UnreadWatch:
-    """Looks at the streams now and then, and remembers when the first unread record of each lease arrived."""
+    """Looks up the streams from time to time, and remembers when the first unread record of each lease arrived."""
 
     def __init__(
         self, application: Application, starts: StartTable, streams: Streams, clock: Clock, parallel: Map = map
@@ -35,11 +35,11 @@ class UnreadWatch:
         self._arrivals: dict[LeaseKey, float] = {}
         self._seen_at: dict[LeaseKey, float] = {}
         self._looked: dict[LeaseKey, tuple[Checkpoint | None, float]] = {}
-        """The checkpoint of each lease when it was looked at last, and when that was, in epoch seconds."""
+        """The checkpoint of each lease at its last look-up, and the time of that look-up in epoch seconds."""
 
     def waited(self, leases: Sequence[Lease]) -> Mapping[LeaseKey, float]:
-        """Seconds for which the first unread record of each lease has waited; 0 if there is none, infinite where a
-        worker has to look. Blocks for two requests a lease, if it is time to look or a lease is new."""
+        """Seconds for which the first unread record of each lease has waited; 0 if there is none, infinite if only
+        a worker can find out. Sends two requests per lease if a look-up is due or a lease is new."""
         now = self._clock.monotonic()
         if now >= self._due or any(lease.key not in self._arrivals for lease in leases):
             self._due = now + self._pause
@@ -54,8 +54,8 @@ class UnreadWatch:
         return {lease.key: self._waited(lease.key) for lease in leases}
 
     def read_through(self, leases: Sequence[Lease]) -> Mapping[LeaseKey, float]:
-        """Epoch seconds before which no record arrived that lies behind the checkpoint, of leases that had no
-        unread record at the last look. Asks nothing. A lease whose checkpoint is another one now is left out."""
+        """For leases without an unread record at the last look-up: a time (epoch seconds) before which no unread
+        record arrived. Leases with a changed checkpoint are left out. Sends no request."""
         found = {}
         for lease in leases:
             checkpoint, began = self._looked.get(lease.key, (None, 0.0))
@@ -65,14 +65,14 @@ class UnreadWatch:
         return found
 
     def _waited(self, key: LeaseKey) -> float:
-        """By the arrival, and by this leader's own clock where that runs behind the service's."""
+        """Measured from the arrival, or with this leader's own clock if that runs behind the service's."""
         arrival = self._arrivals[key]
         if arrival == math.inf:
             return 0.0
         return max(self._clock.now() - arrival, self._clock.monotonic() - self._seen_at[key])
 
     def _arrival(self, lease: Lease) -> float:
-        """Epoch seconds; minus infinity where a worker has to look."""
+        """The arrival in epoch seconds; minus infinity if only a worker can find out."""
         stream = lease.stream or StreamIdentifier.single(self._application.streams[0].name)
         try:
             meant = self._starts.resolved(stream)

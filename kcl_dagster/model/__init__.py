@@ -1,1 +1,1 @@
-"""Facts of the lease protocol as values. No I/O, no clock."""
+"""The facts of the lease protocol as values. No I/O, no clock."""

@@ -1,4 +1,4 @@
-"""How change rows update, insert and delete the rows of a table."""
+"""The rules by which change rows update, insert and delete the rows of a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,13 +7,17 @@ from typing import Final
 from kcl_dagster.errors import ConfigurationError
 
 DELETES: Final = "_kcl_deletes"
-"""The column of a file of change rows that says which of them delete a row."""
+"""The column in a file of change rows that marks the rows which delete."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeRules:
-    """`merge_on`: the columns of the key. `delete_when`: SQL over a change row; where it is true, the row deletes
-    its key. `order_by`: a column; a change whose value is lower than that of the table's row changes nothing."""
+    """The columns and conditions by which change rows are merged into a table.
+
+    - `merge_on`: the columns of the key.
+    - `delete_when`: SQL over a change row. If it is true, the table's row with this key is deleted.
+    - `order_by`: a column. A change with a lower value than the table's row is ignored.
+    """
 
     merge_on: tuple[str, ...]
     delete_when: str | None = None
@@ -28,8 +32,8 @@ class ChangeRules:
 def change_rules(
     merge_on: Sequence[str], delete_when: str | None, order_by: str | None, owner: str
 ) -> ChangeRules | None:
-    """None: rows are appended. Raises ConfigurationError, which names the `owner`, for settings that say nothing
-    clear."""
+    """Check the settings and build the rules. Returns None if there is no key: then rows are appended. Raises
+    ConfigurationError, which names the `owner`, for settings that contradict each other."""
     if isinstance(merge_on, str):
         raise ConfigurationError(f"merge_on of {owner} is a list of columns: write merge_on=[{merge_on!r}]")
     if not merge_on:

@@ -7,7 +7,8 @@ from typing import Final
 # Order of the sentinels relative to every sequence number, which are >= 0.
 _RANKS: Final = {"AT_TIMESTAMP": -3, "TRIM_HORIZON": -2, "LATEST": -1}
 _SHARD_END: Final = "SHARD_END"
-_MOST_DIGITS: Final = 129  # of a sequence number, by Kinesis's API; today's have 56. Python refuses to read 4,300.
+# The most digits of a sequence number in Kinesis's API; today's have 56. Python's int() refuses more than 4,300.
+_MOST_DIGITS: Final = 129
 
 
 def is_sequence_number(text: str) -> bool:
@@ -45,13 +46,13 @@ class Checkpoint:
 
     @property
     def is_initial_position(self) -> bool:
-        """Nothing has been checkpointed yet."""
+        """Whether nothing has been checkpointed yet."""
         return self.sequence in _RANKS
 
     def position(self) -> tuple[int, int, int]:
         """A key that sorts as the KCL orders checkpoints."""
         if self.is_shard_end:
-            return (1, 0, 0)  # whatever its sub-sequence
+            return (1, 0, 0)  # its sub-sequence number is ignored
         if self.sequence in _RANKS:
             return (0, _RANKS[self.sequence], self.sub_sequence)
         return (0, int(self.sequence), self.sub_sequence)
@@ -60,7 +61,7 @@ class Checkpoint:
         return self.position() < other.position()
 
     def compare(self, other: "Checkpoint") -> int:
-        """-1, 0 or 1. Unlike `==`, by value: "5" and "05" compare 0."""
+        """Compare by value, unlike `==`: "5" and "05" are equal. Returns -1, 0 or 1."""
         mine, theirs = self.position(), other.position()
         return (mine > theirs) - (mine < theirs)
 

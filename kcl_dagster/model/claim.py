@@ -1,4 +1,5 @@
-"""Which chain may have entries for a lease; see `kcl_dagster.chains`."""
+"""The claim in a lease's row: the name of the chain that may have entries for the lease. A chain is a worker's log
+of committed batches, see `kcl_dagster.chains`."""
 
 import hashlib
 import re
@@ -10,11 +11,10 @@ import msgspec
 from kcl_dagster.model.checkpoint import Checkpoint
 
 ChainId = NewType("ChainId", str)
-"""Letters, digits, `-`, `_` and `~`. No two chains have the same, whichever application and worker they belong
-to."""
+"""The unique id of a chain, across all applications and workers. Letters, digits, `-`, `_` and `~`."""
 
 ClaimId = NewType("ClaimId", str)
-"""One claim of a lease by a chain. No two claims have the same."""
+"""The unique id of one claim of a lease by a chain."""
 
 MOST_LOSSES: Final = 1000
 _CHAIN: Final = re.compile(r"[A-Za-z0-9_~-]{1,200}")
@@ -22,12 +22,15 @@ _CHAIN: Final = re.compile(r"[A-Za-z0-9_~-]{1,200}")
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A batch that an owner of the lease has begun, written before the first batch of each owner. It counts as long
-    as the lease is not stored beyond `after`.
+    """A batch that an owner of the lease has begun. Each owner writes this before its first batch. It applies until
+    the lease is stored beyond `after`.
 
-    `through`: its last record. `arrived`: when its first record arrived at the stream, in epoch seconds. `losses`:
-    owners whose process ended while they worked on it, with this version (`code`) of your code. `is_open`:
-    the owner that wrote the claim works on it; if that owner ends without an entry, it is one more.
+    - `through`: the last record of the batch.
+    - `arrived`: when its first record arrived in the stream, in epoch seconds.
+    - `losses`: how many owners' processes ended while they worked on this batch, with the version `code` of your
+      code.
+    - `is_open`: the owner that wrote the claim works on the batch. If that owner ends without an entry, `losses`
+      grows.
     """
 
     number: int
@@ -39,21 +42,22 @@ class Begun:
     is_open: bool = True
 
     def inherited(self, code: str | None) -> "Begun":
-        """As the next owner writes it, which runs the version `code`, and has not begun the batch yet. Losses under
-        another version say nothing about this one."""
+        """What the next owner writes, which runs the version `code` and has not begun the batch yet. Losses under
+        another version are dropped, because they say nothing about this one."""
         losses = self.losses + self.is_open if code == self.code else 0
         return replace(self, losses=min(losses, MOST_LOSSES), code=code, is_open=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A worker writes the claim into the row of its lease before the first entry for the lease, and after it has
-    settled the chain that the row named before. `id`: None after a reset: entries of the chain may still have to be
-    published, and are no progress of the lease any more.
+    """The claim that a worker writes into its lease's row before its first entry for the lease. Before that, it
+    settles the chain that the row named until then.
 
-    `at`: the checkpoint of the row when its claim was written last. Workers write the claim again with each
-    checkpoint, and checkpoints only grow. So a row behind `at` was put back by something that does not know claims,
-    and entries are no progress of it either. None in claims of a former version.
+    - `id`: None after a reset. Then the chain's entries may still have to be published, but are no progress of the
+      lease.
+    - `at`: the row's checkpoint when the claim was last written. Workers write the claim again with each
+      checkpoint, and checkpoints only grow. A row behind `at` was therefore reset by a tool that does not know
+      claims, and the entries are no progress of the lease. None in claims of an earlier version.
     """
 
     chain: ChainId
@@ -61,10 +65,11 @@ class Claim:
     at: Checkpoint | None = None
     begun: Begun | None = None
     place: str | None = None
-    """A digest of the path beside whose data the chain is. None: not known."""
+    """A digest of the path of the sink that has the chain. None if not known."""
 
     def is_put_back(self, row: Checkpoint) -> bool:
-        """Whether the row, with this checkpoint, was put back since the claim was written."""
+        """Whether the lease, whose row has this checkpoint, was reset to an earlier one since the claim was
+        written."""
         return self.at is not None and row < self.at
 
 
@@ -79,8 +84,8 @@ class _Begun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _State(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a claim has beside its ids. `of`: the digest of the claim's id: a worker of a former version writes
-    another id and leaves this as it is."""
+    """What the row stores about a claim in addition to its ids. `of`: a digest of the claim's id. A worker of an
+    earlier version replaces the id and leaves this state unchanged, so it no longer matches."""
 
     of: str
     at: tuple[str, int] | None = None
@@ -89,7 +94,7 @@ class _State(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def packed_claim(claim: Claim) -> str | None:
-    """What the row keeps of the claim beside its ids. None: nothing."""
+    """Encode what the row stores about the claim in addition to its ids. None if there is nothing."""
     if claim.id is None or claim.at is None:
         return None
     found, begun = claim.begun, None
@@ -100,7 +105,7 @@ def packed_claim(claim: Claim) -> str | None:
 
 
 def unpacked_claim(chain: ChainId, claim: ClaimId | None, state: str | None) -> Claim:
-    """Raises ValueError for a `state` that no worker wrote."""
+    """Build a claim from its ids and its stored state. Raises ValueError if no worker wrote this `state`."""
     if claim is None or state is None:
         return Claim(chain, claim)
     try:
@@ -138,5 +143,5 @@ def _digest(claim: ClaimId) -> str:
 
 
 def is_chain_id(text: str) -> bool:
-    """Whether `text` can be the name of a chain: it becomes part of paths."""
+    """Whether `text` can be the id of a chain. The check matters because ids become part of paths."""
     return _CHAIN.fullmatch(text) is not None

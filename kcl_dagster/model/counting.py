@@ -1,4 +1,4 @@
-"""Numbers of things, in words."""
+"""Counts of things in words."""
 
 
 def counted(number: int, thing: str) -> str:

@@ -1,8 +1,11 @@
-"""What becomes of columns that a table or folder does not have."""
+"""What to do with columns that a table or folder does not have."""
 
 from typing import Literal
 
 Evolve = Literal["refuse", "add", "ignore"]
-"""Of columns that a table does not have. `refuse`: the shard stops until the table or the function is changed.
-`add`: the table gets them, and columns whose values may not fit are widened, if the format knows that. `ignore`:
-they are not stored."""
+"""What to do with columns of the output that the table does not have:
+
+- `refuse`: stop the shard until the table or the function is changed.
+- `add`: add them to the table, and widen columns whose values may not fit, if the format can do that.
+- `ignore`: leave them out.
+"""

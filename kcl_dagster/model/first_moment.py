@@ -1,6 +1,6 @@
-"""The first moment of an application: from then on, everything that arrived in its streams is read by it.
+"""The first moment of an application: it reads everything that arrived in its streams from this time on.
 
-Windows that begin earlier are never complete: a part of what arrived in them was not read, whatever the leases say.
+Windows that begin earlier are never complete: some records that arrived in them were not read.
 """
 
 import math
@@ -8,23 +8,27 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Self
 
-HORIZON_MARGIN: Final = 60.0  # our clock is not that of the stream
+HORIZON_MARGIN: Final = 60.0  # seconds; our clock may differ from the stream's
 _CREATION: Final = "created"
 _OPEN: Final = "open"
 
 
 @dataclass(frozen=True, slots=True)
 class FirstMoment:
-    """`moment`: epoch seconds. `is_creation`: nothing arrived before, because the first of the streams was created
-    then. `is_settled` is False after a reset of all leases until all of them are read again: until then records may
-    leave the streams, and the moment may become a later one."""
+    """The time from which an application reads everything.
+
+    - `moment`: epoch seconds.
+    - `is_creation`: the first of the streams was created at this time, so nothing arrived earlier.
+    - `is_settled`: False after a reset of all leases, until all of them are read again. Until then records may
+      expire from the streams unread, and the moment may become later.
+    """
 
     moment: int
     is_creation: bool = False
     is_settled: bool = True
 
     def is_before(self, other: "FirstMoment") -> bool:
-        """Whether more is read from this moment on."""
+        """Whether reading from this moment on covers more records than reading from `other` on."""
         return (not self.is_creation, self.moment) < (not other.is_creation, other.moment)
 
     @property
@@ -34,7 +38,7 @@ class FirstMoment:
 
     @classmethod
     def unpacked(cls, text: str) -> Self:
-        """Raises ValueError."""
+        """Decode what `packed` returned. Raises ValueError for anything else."""
         moment, *marks = text.split(":")
         if not set(marks) <= {_CREATION, _OPEN}:
             msg = f"{marks} are not known"
@@ -44,15 +48,16 @@ class FirstMoment:
 
 @dataclass(frozen=True, slots=True)
 class ReadFrom:
-    """From where all shards of a stream are read. `start`: epoch seconds; None for the oldest records that the
-    stream has. `created`: epoch seconds. `retention`: seconds."""
+    """The position from which all shards of a stream are read. `start`: epoch seconds; None for the oldest records
+    that the stream still has. `created`: epoch seconds. `retention`: seconds."""
 
     created: float
     retention: float
     start: float | None = None
 
     def missing_before(self, now: float) -> int | None:
-        """Epoch seconds: of what arrived before, something is not read, if reading begins now. None: all is."""
+        """The time, in epoch seconds, before which some records are missed if reading begins now. None if none are
+        missed."""
         begins = [self.start] if self.start is not None else []
         horizon = now - self.retention + HORIZON_MARGIN
         found = max([horizon, *begins])
@@ -60,8 +65,8 @@ class ReadFrom:
 
 
 def first_moment(streams: Collection[ReadFrom], now: float) -> FirstMoment:
-    """The first moment of an application that reads these streams, and has begun to read all of their shards by
-    `now` (epoch seconds)."""
+    """The first moment of an application that has begun to read all shards of these streams by `now` (epoch
+    seconds)."""
     missing = [moment for one in streams if (moment := one.missing_before(now)) is not None]
     if missing:
         return FirstMoment(max(missing))

@@ -1,4 +1,4 @@
-"""Hash keys that a set of ranges does not cover."""
+"""Gaps in the hash keys that a set of ranges covers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Hash keys between two ranges that no unfinished lease covers."""
+    """A range of hash keys between two others that no unfinished lease covers."""
 
     start: int
     end: int

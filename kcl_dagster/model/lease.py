@@ -1,4 +1,4 @@
-"""The binding of one shard to one worker."""
+"""A lease: the right of one worker to read one shard, and how far the shard is read."""
 
 from dataclasses import dataclass
 from typing import NewType
@@ -15,15 +15,19 @@ LeaseKey = NewType("LeaseKey", str)
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease as it stands in the table.
+    """A lease as the table stores it.
 
-    During a handoff `owner` is the next owner and `checkpoint_owner` the one still processing.
-    `batch` counts the exactly-once batches of this shard. `stored_through`, epoch seconds: every record of the
-    shard that arrived before that moment is stored and visible, as far as records arrive in their order (see
-    `Timings.arrival_margin`). `stored`: what was stored, by window. `ended_parent`: the parent at whose end the
-    lease of a merged shard was made, until the shard is read; the shard's own id where all parents are read again.
-    `claim`: the chain that may have entries for the shard. `handoff`: the counter at which the last handoff began
-    that one of our leaders asked for. All are ours; the KCL ignores and preserves them.
+    During a handoff, `owner` is the next owner, and `checkpoint_owner` the one that still reads. The fields from
+    `batch` on are ours; the KCL ignores and preserves them:
+
+    - `batch`: the number of exactly-once batches of this shard so far.
+    - `stored_through`: epoch seconds. Every record of the shard that arrived earlier is stored and visible, if
+      records arrive in their order (see `Timings.arrival_margin`).
+    - `stored`: counts of what was stored, by window.
+    - `ended_parent`: for a lease of a merged shard that is not read yet: the parent at whose end the lease was
+      made, or the shard's own id if all parents are read again.
+    - `claim`: the chain that may have entries for the shard.
+    - `handoff`: the counter at which the last handoff requested by one of our leaders began.
     """
 
     key: LeaseKey
@@ -53,7 +57,7 @@ class Lease:
 
     @property
     def actual_owner(self) -> WorkerId | None:
-        """Who may read and checkpoint the shard now."""
+        """The worker that may read and checkpoint the shard now."""
         return self.checkpoint_owner if self.checkpoint_owner is not None else self.owner
 
     @property
@@ -62,8 +66,8 @@ class Lease:
 
     @property
     def awaited_parents(self) -> frozenset[str]:
-        """Those parents of a shard that was not read of which it is known that each has a lease until the shard is
-        read, or has left the stream: otherwise its lease was lost."""
+        """The parents that must each have a lease, or have left the stream, until this shard is read. If such a
+        parent's lease is missing, it was lost. Empty if the shard has been read, or if that is not known."""
         if self.ended_parent is None or self.checkpoint is None or not self.checkpoint.is_initial_position:
             return frozenset()
         return self.parents - {self.ended_parent}

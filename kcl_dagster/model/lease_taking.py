@@ -1,7 +1,7 @@
-"""Decide which leases a worker takes for itself if no leader assigns them: the rules of KCL 2.x.
+"""Decide which leases a worker takes for itself if no leader assigns them, by the rules of KCL 2.x.
 
-Pure. Used by workers that have observed no leader for long, and by leaders that are configured to imitate a 2.x
-fleet. All workers apply the same rules to what each of them observed, so they converge without communication.
+Pure. Used by workers that have observed no leader for a long time, and by leaders that are configured to imitate a
+2.x fleet. All workers apply the same rules to their own observations, so they converge without communication.
 """
 
 import math
@@ -14,12 +14,13 @@ from typing import Final
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
 _CLOCK_JUMPED: Final = 365 * 86_400.0  # seconds; the KCL ignores a clock that moved by more than a year
-VERY_OLD: Final = 3  # lease durations; a lease that was unserved for this long is taken without regard to balance
+# Lease durations. A lease that was unserved for this long is taken even if that unbalances the workers
+VERY_OLD: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A lease as one worker observes it. `unchanged_for`: for how many seconds its counter was unchanged."""
+    """A lease as one worker observes it. `unchanged_for`: seconds since its counter last changed."""
 
     key: LeaseKey
     owner: WorkerId | None
@@ -27,13 +28,14 @@ class Candidate:
 
     @classmethod
     def of(cls, key: LeaseKey, owner: WorkerId | None, stood_for: float, *, is_new: bool) -> "Candidate":
-        """`is_new`: the lease was not observed before. If it has no owner then, it counts as never served."""
+        """Build a candidate. `is_new`: the lease was not observed before. If it then has no owner, it counts as
+        never served."""
         return cls(key, owner, math.inf if is_new and owner is None else stood_for)
 
 
 @dataclass(frozen=True, slots=True)
 class TakingRules:
-    """`lease_duration` in seconds. `takes_very_old_first`: the KCL's priority assignment."""
+    """Limits on taking. `lease_duration`: seconds. `takes_very_old_first`: the KCL's priority assignment."""
 
     lease_duration: float
     max_leases: int | None = None
@@ -44,13 +46,14 @@ class TakingRules:
 
 @dataclass(frozen=True, slots=True)
 class Taking:
-    """`take`: unserved leases. `steal`: leases of a worker that has too many. `target`: a fair share."""
+    """What a worker should take. `take`: unserved leases. `steal`: leases of a worker that has too many. `target`:
+    this worker's fair share."""
 
     take: tuple[LeaseKey, ...] = ()
     steal: tuple[LeaseKey, ...] = ()
     target: int = 0
     spillover: int = 0
-    """Leases of a fair share that `max_leases` forbids."""
+    """How many leases of the fair share `max_leases` forbids."""
 
 
 def unchanged_for(now: float, last_change: float | None) -> float:
@@ -67,8 +70,8 @@ def is_available(candidate: Candidate, rules: TakingRules) -> bool:
 def loads(
     candidates: Sequence[Candidate], me: WorkerId, available: Container[LeaseKey]
 ) -> dict[WorkerId | None, int]:
-    """Number of served leases per owner; this worker always has an entry. If a lease has no owner and is not in
-    `available`, it counts for None, as in the KCL."""
+    """The number of served leases per owner. This worker always has an entry. A lease without an owner that is not
+    in `available` counts for the owner None, as in the KCL."""
     counts: Counter[WorkerId | None] = Counter(c.owner for c in candidates if c.key not in available)
     counts[me] += 0
     return dict(counts)

@@ -1,4 +1,4 @@
-"""Shards and the hash ranges they serve."""
+"""Shards and their hash ranges."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -24,7 +24,7 @@ class HashRange:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One shard as ListShards describes it. Parents may no longer be listed."""
+    """One shard as ListShards describes it. Its parents may no longer be listed."""
 
     id: str
     hash_range: HashRange
@@ -39,7 +39,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ChildShard:
-    """A child named by the last answer of a closed shard."""
+    """A child shard that the last response from a closed shard named."""
 
     id: str
     hash_range: HashRange

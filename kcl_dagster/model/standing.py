@@ -1,15 +1,15 @@
-"""How long something in a table has been seen unchanged.
+"""For how long a value in a table has been observed unchanged.
 
-The KCL's rule for taking a lease without consent: its counter was *watched* standing still for the lease
-duration. A timestamp would not do, because clocks of different machines disagree. Here every answer is a lower
-bound that stays true whatever happens to the memory of the observer:
+The KCL takes a lease without consent only after its counter was *observed* to be unchanged for the lease duration.
+A timestamp would not do, because the clocks of machines differ. Every duration here is a lower bound that stays
+true whatever happens to the observer's memory:
 
 - Within a process, a version stood from the END of the first read that saw it to the START of the latest one.
-- Across processes, only accumulated seconds travel ("version v of k stood for at least s seconds"), never moments
-  in time. Such a statement is true for ever, so losing, duplicating or replaying documents, or having two
-  observers write them, can make an answer smaller and never larger than the truth.
+- Between processes, only durations are exchanged ("version v of k stood for at least s seconds"), never points in
+  time. Such a statement remains true for ever. If documents are lost, duplicated or replayed, or written by two
+  observers, a result can become smaller, but never larger than the truth.
 
-This needs two things of the caller: reads are strongly consistent, and a version never comes back.
+The caller must ensure that reads are strongly consistent and that a version never returns.
 
 Modelled in spec/Takeover.tla.
 """
@@ -20,17 +20,18 @@ from dataclasses import dataclass
 from typing import Final
 
 Document = dict[str, list[object]]
-"""Key -> [version, seconds]. JSON, small: see `Standing.to_document`."""
+"""Key -> [version, seconds], as JSON. Small, see `Standing.to_document`."""
 
-# About 100 KB before compression, in a row that may hold 400 KB. What does not fit is only watched for longer.
+# About 100 KB before compression, in a row that may hold 400 KB. Keys that do not fit have to be observed for
+# longer.
 MOST_ENTRIES: Final = 4096
-# Nothing stands for longer than a thousand years; a document that says so was not written by an observer.
+# No version remains for more than a thousand years. A document with a larger number was not written by an observer.
 _MOST_SECONDS: Final = 3e10
 
 
 @dataclass(slots=True)
 class _Sighting:
-    """`version` stood for at least `seconds` at the moment `since`, and was still there at `last_read`."""
+    """`version` had stood for at least `seconds` at the time `since`, and was still there at `last_read`."""
 
     version: str
     seconds: float
@@ -38,7 +39,7 @@ class _Sighting:
     last_read: float | None = None
 
     def improve(self, seconds: float, since: float) -> None:
-        """Take the stronger of two statements about the same version. Both grow alike from now on."""
+        """Keep the stronger of two statements about the same version. Both durations grow equally from now on."""
         if seconds - since > self.seconds - self.since:
             self.seconds, self.since = seconds, since
 
@@ -49,22 +50,24 @@ class _Sighting:
 
 
 class Standing:
-    """Lower bounds for how long versions stood. One observer, one monotonic clock, one thread at a time."""
+    """Lower bounds of how long versions have stood. For one observer with one monotonic clock, one thread at a
+    time."""
 
     def __init__(self) -> None:
         self._sightings: dict[str, _Sighting] = {}
 
     @classmethod
     def from_document(cls, document: Mapping[str, object], at: float) -> "Standing":
-        """A new observer that knows what earlier ones saw. `at`: monotonic time after the document was read."""
+        """A new observer with the statements of earlier ones. `at`: monotonic time after the document was read."""
         standing = cls()
         standing.absorb(document, at)
         return standing
 
     def absorb(self, document: Mapping[str, object], at: float) -> None:
-        """Believe what another observer wrote. `at`: monotonic time after the document was read.
+        """Add another observer's statements. `at`: monotonic time after the document was read.
 
-        Skips what cannot be read and what contradicts what was seen here: either costs time only.
+        Skips entries that cannot be read and those that contradict what this observer saw. Skipping only costs
+        time.
         """
         for key, entry in document.items():
             statement = _read_entry(entry)
@@ -78,7 +81,8 @@ class Standing:
                 known.improve(seconds, at)
 
     def observe(self, key: str, version: str, read_started: float, read_ended: float) -> None:
-        """One strongly consistent read, sent at `read_started` and answered by `read_ended`, found `version`."""
+        """Record that one strongly consistent read, sent at `read_started` and answered by `read_ended`, found
+        `version`."""
         known = self._sightings.get(key)
         if known is None or known.version != version:
             self._sightings[key] = _Sighting(version, 0.0, read_ended, read_started)
@@ -87,19 +91,20 @@ class Standing:
         known.last_read = read_started if known.last_read is None else max(known.last_read, read_started)
 
     def stood_for(self, key: str, version: str) -> float:
-        """Seconds for which `version` is known to have stood. 0 for what this process has not seen itself."""
+        """The number of seconds for which `version` is known to have stood. 0 if this process has not seen it
+        itself."""
         known = self._sightings.get(key)
         return known.stood() if known is not None and known.version == version else 0.0
 
     def keep(self, is_alive: Callable[[str], bool]) -> None:
-        """Forget the keys that are gone."""
+        """Drop the keys for which `is_alive` is False."""
         self._sightings = {key: seen for key, seen in self._sightings.items() if is_alive(key)}
 
     def to_document(self, at_least: float, keys: Iterable[str] | None = None) -> Document:
-        """What is worth telling the next observer: versions that stood for `at_least` seconds, longest first.
+        """The statements that the next observer needs: versions that stood for `at_least` seconds, longest first.
 
-        A healthy lease changes several times in a lease duration and never gets here, so the document is empty
-        most of the time and bounded always.
+        A healthy lease changes several times per lease duration and is not included. The document is therefore
+        usually empty, and its size is always bounded.
         """
         names = self._sightings.keys() if keys is None else keys
         seen = ((name, self._sightings[name]) for name in names if name in self._sightings)

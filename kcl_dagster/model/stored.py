@@ -1,8 +1,8 @@
-"""What of a shard was stored, window by window: values, and their form in a lease's row.
+"""Counts of what was stored of a shard, by window, and their form in a lease's row.
 
-The counts of a lease are written in the same conditional update as its checkpoint. They are therefore right for
-that checkpoint, however often a batch was tried. A checkpoint that was written without them (by a Java worker, or
-by a former version) makes them unknown, never wrong: they name the checkpoint that they belong to.
+The counts of a lease are written in the same conditional update as its checkpoint, so they are right for that
+checkpoint, however often a batch was retried. The counts name the checkpoint to which they belong. If a Java worker
+or an earlier version writes a checkpoint without counts, they become unknown, never wrong.
 """
 
 import zlib
@@ -16,33 +16,35 @@ from kcl_dagster.model.windows import Windows
 
 FORMAT: Final = 1
 MOST_WINDOWS: Final = 32
-"""Of a lease. Older ones are dropped, and are unknown from then on."""
+"""The most windows per lease. The counts of older windows are dropped, and are unknown from then on."""
 
 NUMBERED_WINDOWS: Final = 3
-"""Of a lease: the newest, whose sequence numbers are always kept."""
+"""The number of newest windows per lease whose sequence numbers are always kept."""
 
 MOST_BYTES: Final = 400
-"""Of the packed counts. With them a row has about a kilobyte, which is what DynamoDB charges one unit for. Sequence
-numbers go first, those of the oldest windows before others, but for NUMBERED_WINDOWS; then the oldest windows."""
+"""The size limit of the packed counts. With them, a row has about a kilobyte, for which DynamoDB charges one unit.
+If the limit is exceeded, sequence numbers are dropped first, oldest window first, except for the NUMBERED_WINDOWS
+newest; then the oldest windows are dropped."""
 
 MOST_BYTES_BETWEEN_RUNS: Final = 2000
-"""The same in a bounded run: MOST_WINDOWS with their sequence numbers. A run declares its windows at its end only,
-when there are newer ones, and it writes a row too seldom for the second unit to matter."""
+"""The same limit in a bounded run: enough for MOST_WINDOWS with their sequence numbers. A bounded run declares its
+windows only at its end, when there are newer ones, and it writes rows too rarely for a second unit to matter."""
 
 MOST_LATE: Final = 32
-"""Windows of a lease of which it is known that late rows came. Each takes 5 bytes beside MOST_BYTES. Those whose
-late rows came first are dropped."""
+"""The most windows per lease that are remembered as having late rows. Each takes 5 bytes in addition to MOST_BYTES.
+The windows whose late rows came first are dropped."""
 
-_BEGUN: Final = 1  # flag of a packed window with numbers; the other bits of the newest such window are the rules
+# Flag of a packed window with sequence numbers; the flag's other bits hold the rules, in the newest such window
+_BEGUN: Final = 1
 _RULES: Final = 1 << 20
-_LONGEST: Final = 64  # bits of a count; more was not written by a worker
-_LONGEST_SEQUENCE: Final = 432  # bits of 129 digits, the most that Kinesis allows
+_LONGEST: Final = 64  # bits of a count; no worker writes a larger one
+_LONGEST_SEQUENCE: Final = 432  # bits of a number of 129 digits, the most that Kinesis allows
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """What was stored of one window. `late`: rows among them whose record arrived after the window's end and the
-    allowed lateness. `first` and `last`: sequence numbers; None where they are not known (any more)."""
+    """What was stored of one window. `late`: the number of rows whose record arrived after the window's end plus
+    the allowed lateness. `first` and `last`: sequence numbers; None if they are not known, or were dropped."""
 
     start: int
     rows: int = 0
@@ -53,8 +55,8 @@ class StoredRows:
     last: str | None = None
 
     def plus(self, other: "StoredRows") -> "StoredRows":
-        """This, and what was stored after it. Sequence numbers of a window are known from its beginning or not at
-        all: where this has rows and no numbers, the sum has none."""
+        """The sum of these counts and of what was stored later. The sum has sequence numbers only if these counts
+        have them or have no rows: a window's numbers are known from its beginning or not at all."""
         is_known = self.first is not None or not self.rows
         return StoredRows(
             self.start,
@@ -69,9 +71,9 @@ class StoredRows:
 
 @dataclass(frozen=True, slots=True)
 class LateBatch:
-    """The newest batch of a lease that stored late rows of the window which begins at `start`. The numbers of a
-    lease's batches only grow, also over a reset. So a number that grew means that late rows came, whatever else of
-    the window is known."""
+    """The newest batch of a lease that stored late rows of the window that begins at `start`. The numbers of a
+    lease's batches only grow, even over a reset. If the number has grown, late rows came, even if the window's
+    counts were dropped."""
 
     start: int
     number: int
@@ -79,11 +81,12 @@ class LateBatch:
 
 @dataclass(frozen=True, slots=True)
 class StoredCounts:
-    """The counts of one lease, by the start of their window, oldest first.
+    """The counts of one lease, by window, oldest first.
 
-    `since`: windows that start then or later are counted in full by this lease alone. Of earlier windows a part is
-    in the leases of the shard's parents if `whole`, which says that the lease was counted from its first record;
-    else they are not known. `mark` stands for the checkpoint that the counts are right for.
+    - `since`: windows that begin at or after this time are counted in full by this lease alone.
+    - `whole`: the lease was counted from its first record. If so, the rest of the counts of earlier windows is in
+      the leases of the shard's parents. If not, the counts of earlier windows are not known.
+    - `mark`: a digest of the checkpoint for which the counts are right.
     """
 
     windows: tuple[StoredRows, ...] = ()
@@ -91,40 +94,41 @@ class StoredCounts:
     whole: bool = False
     mark: int = 0
     until: int = 0
-    """When the last of the windows is complete, lateness included, or when the last late rows arrived. The lease is
-    kept until then, although its shard is finished."""
+    """When the last of the windows is complete, allowed lateness included, or when the last late rows arrived. The
+    lease is kept until then, even if its shard is finished."""
 
     outside: int = 0
-    """All rows of the lease that count for no window: they have no time of their own, it is too far from their
-    record's arrival, or its window has no partition."""
+    """The number of the lease's rows that count for no window: they have no event time, or it is too far from the
+    arrival of their record, or the window has no partition."""
 
     late_uncounted: int = 0
-    """All late rows of the lease that came when the counts of their window had been dropped, or made them drop."""
+    """The number of the lease's late rows whose window's counts had been dropped before, or were dropped because of
+    them."""
 
     late_batches: tuple[LateBatch, ...] = ()
-    """By start, MOST_LATE at most. Also of windows whose counts were dropped."""
+    """In the order of `start`, at most MOST_LATE. Includes windows whose counts were dropped."""
 
     rules: int = 0
-    """By which rules was counted, see `rules_of`. 0: not known, as in the rows of former versions; then the rules
-    are taken for the present ones. Kept with the sequence numbers of the newest window, where former versions read
-    the counts in spite of it."""
+    """The rules by which rows were counted, see `rules_of`. 0 if not known, as in rows of earlier versions: then
+    they are assumed to be the present rules. Stored in the flag of the newest window with sequence numbers, because
+    earlier versions can still read the counts then."""
 
     def at(self, start: int) -> StoredRows | None:
-        """The counts of the window that begins at `start`; None where nothing was counted."""
+        """The counts of the window that begins at `start`; None if nothing was counted."""
         return next((rows for rows in self.windows if rows.start == start), None)
 
     def is_of(self, checkpoint: Checkpoint | None) -> bool:
-        """Whether the counts are right for a lease that is at `checkpoint`."""
+        """Whether the counts are right for a lease with this `checkpoint`."""
         return checkpoint is not None and self.mark == mark_of(checkpoint)
 
     def is_by(self, rules: int) -> bool:
-        """Whether it was counted by these rules, as far as that is known."""
+        """Whether the rows were counted by these rules, as far as is known."""
         return 0 in (rules, self.rules) or rules == self.rules
 
     def plus(
         self, more: Collection[StoredRows], checkpoint: Checkpoint, batch: int = 0, most_bytes: int = MOST_BYTES
     ) -> "StoredCounts":
-        """With what was stored on the way to `checkpoint`, by the batch of this number."""
+        """The counts after `more` was stored by the batch with this number, which ends at `checkpoint`."""
         found = {rows.start: rows for rows in self.windows}
         for rows in more:
             known = found.get(rows.start)
@@ -146,7 +150,7 @@ class StoredCounts:
         return tuple(sorted(newest, key=lambda one: one.start))
 
     def fitted(self, most_bytes: int = MOST_BYTES) -> "StoredCounts":
-        """Without what a row has no room for."""
+        """The counts without what does not fit into a row."""
         counts = self.newest(MOST_WINDOWS)
         windows = list(counts.windows)
         for place, rows in enumerate(windows[:-NUMBERED_WINDOWS]):
@@ -159,7 +163,7 @@ class StoredCounts:
         return counts
 
     def newest(self, count: int) -> "StoredCounts":
-        """Without older windows, which are not known from then on."""
+        """Only the newest `count` windows. The counts of the others are not known from then on."""
         left = max(0, len(self.windows) - count)
         if left == 0:
             return self
@@ -171,9 +175,10 @@ class StoredCounts:
 class BatchCounts:
     """What a commit adds to the counts of its lease.
 
-    `shared_until`: if the lease was not begun, windows that start earlier may have records in its parents.
-    `restart`: if others have committed without counting, windows that start then or later have none of those
-    records.
+    - `shared_until`: if the lease had not been read before, windows that begin earlier may have records in its
+      parents.
+    - `restart`: if other workers have committed without counting, windows that begin at or after this time have
+      none of the uncounted records.
     """
 
     rows: tuple[StoredRows, ...] = ()
@@ -191,7 +196,7 @@ class BatchCounts:
     most_bytes: int = MOST_BYTES
 
     def followed_by(self, other: "BatchCounts") -> "BatchCounts":
-        """What this and the next commit add, if both are written at once."""
+        """What this commit and the next one add, if both are written together."""
         rows = by_start([*self.rows, *other.rows])
         return replace(
             self,
@@ -203,7 +208,7 @@ class BatchCounts:
     def added_to(
         self, known: StoredCounts | None, before: Checkpoint | None, after: Checkpoint, batch: int = 0
     ) -> StoredCounts:
-        """The counts of a lease that goes on from `before` to `after` with the batch of this number."""
+        """The counts of a lease after the batch with this number, which moved it from `before` to `after`."""
         if known is not None and known.is_of(before) and known.is_by(self.rules):
             base = known
         elif before is not None and before.is_initial_position:
@@ -225,17 +230,18 @@ class BatchCounts:
 
 
 def nothing_since(moment: int, checkpoint: Checkpoint) -> StoredCounts:
-    """The counts of a lease that was put to `checkpoint`, and has all records behind it from `moment` on."""
+    """The counts of a lease that was reset to `checkpoint`, from which it reads all records that arrived since
+    `moment`."""
     return StoredCounts(since=moment, mark=mark_of(checkpoint))
 
 
 def mark_of(checkpoint: Checkpoint) -> int:
-    """A short stand-in for a checkpoint."""
+    """A short digest of a checkpoint."""
     return zlib.crc32(str(checkpoint).encode())
 
 
 def rules_of(windows: Windows, event_time: str | None = None, allowed_lateness: int = 0) -> int:
-    """A short stand-in for what decides of a row in which window it is, and whether it is late. Never 0."""
+    """A short digest of the rules that decide to which window a row belongs, and whether it is late. Never 0."""
     text = f"{windows.division}|{event_time or ''}|{allowed_lateness}"
     return 1 + zlib.crc32(text.encode()) % (_RULES - 1)
 
@@ -244,7 +250,8 @@ def rules_of(windows: Windows, event_time: str | None = None, allowed_lateness: 
 
 
 def packed(counts: StoredCounts) -> bytes:
-    """Whole numbers of variable length: a window takes about 12 bytes, and 50 with its sequence numbers."""
+    """Encode the counts as integers of variable length. A window takes about 12 bytes, or 50 with its sequence
+    numbers."""
     out = bytearray([FORMAT])
     before = 0
     newest = max((rows.start for rows in counts.windows if None not in (rows.first, rows.last)), default=None)
@@ -262,7 +269,7 @@ def packed(counts: StoredCounts) -> bytes:
             first, last = int(rows.first or 0), int(rows.last or 0)
             flag = _BEGUN | counts.rules << 1 if rows.start == newest else _BEGUN
             out += _number(flag) + _number(first) + _number(max(0, last - first))
-    if counts.outside or counts.late_uncounted or counts.late_batches:  # former versions cannot read these
+    if counts.outside or counts.late_uncounted or counts.late_batches:  # earlier versions cannot read these
         out += _number(counts.outside) + _number(counts.late_uncounted)
     if counts.late_batches:
         out += _packed_late(counts.late_batches)
@@ -281,7 +288,7 @@ def _packed_late(batches: Collection[LateBatch]) -> bytes:
 
 @lru_cache(maxsize=4096)  # rows are read far more often than their counts change
 def unpacked(data: bytes) -> StoredCounts | None:
-    """None for what this version did not write: the counts are then not known."""
+    """Decode counts. Returns None for data that this version did not write: then the counts are not known."""
     try:
         if not data or data[0] != FORMAT:
             return None
@@ -309,7 +316,7 @@ def unpacked(data: bytes) -> StoredCounts | None:
 
 
 def _unpacked_late(numbers: "_Numbers") -> tuple[LateBatch, ...]:
-    """Raises ValueError."""
+    """Decode the windows with late rows. Raises ValueError."""
     newest, count = numbers.next(), numbers.next()
     if not 0 < count <= MOST_LATE:
         msg = f"{count} windows with late rows were not written by a worker"
@@ -327,7 +334,7 @@ def _size(counts: StoredCounts) -> int:
 
 
 def _number(number: int) -> bytes:
-    """Seven bits a byte, the lowest first."""
+    """An integer as seven bits per byte, lowest first."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -346,7 +353,7 @@ class _Numbers:
         return self._left == 0
 
     def next(self, most_bits: int = _LONGEST) -> int:
-        """Raises ValueError where the data end, or for a number that no worker wrote."""
+        """Read the next integer. Raises ValueError if the data end, or if no worker wrote such a number."""
         number = shift = 0
         for byte in self._bytes:
             self._left -= 1
@@ -362,7 +369,7 @@ class _Numbers:
 
 
 def by_start(rows: Iterable[StoredRows]) -> Mapping[int, StoredRows]:
-    """Sums of rows that were counted apart, by window."""
+    """The sums of counts that were made separately, by window."""
     found: dict[int, StoredRows] = {}
     for one in rows:
         found[one.start] = found[one.start].plus(one) if one.start in found else one

@@ -1,4 +1,4 @@
-"""Which stream a lease belongs to."""
+"""The stream to which a lease belongs."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ _LARGEST_EPOCH = 2**63 - 1  # Java reads it as a long
 
 @dataclass(frozen=True, slots=True)
 class StreamIdentifier:
-    """A stream as the KCL names it: `account:name:creation epoch`, or the bare name in a single-stream table."""
+    """A stream as in the KCL's lease keys: `account:name:creation epoch`, or only the name in a single-stream
+    table."""
 
     name: str
     account: str | None = None

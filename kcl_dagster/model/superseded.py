@@ -1,4 +1,4 @@
-"""Streams whose leases are kept for their checkpoints alone."""
+"""Streams that are no longer read, and whose leases are kept only for their checkpoints."""
 
 from collections.abc import Collection, Iterable
 
@@ -7,11 +7,12 @@ from kcl_dagster.model.stream import StreamIdentifier
 
 
 def former_streams(names: Collection[str], leases: Iterable[Lease]) -> frozenset[StreamIdentifier]:
-    """Streams that an application does not read, or whose name a younger stream has. `names`: those of the streams
-    that it reads. Empty for an application whose leases name no stream.
+    """The streams that an application no longer reads, or whose name a newer stream has. `names`: the names of the
+    streams that it reads. Empty for an application whose leases name no stream.
 
-    Of several streams of one name, the current one has leases with owners, because the leader releases those of the
-    others. If none has, or more than one, the youngest counts as current."""
+    If several streams had the same name, the current one is the one whose leases have owners, because the leader
+    releases the leases of the others. If none or several have owners, the newest counts as current.
+    """
     streams: dict[tuple[str, str | None], dict[StreamIdentifier, bool]] = {}
     for lease in leases:
         if lease.stream is not None:

@@ -1,4 +1,4 @@
-"""Windows of time: into which one a moment falls, and when it ends.
+"""Windows of time: which window contains a moment, and when it ends.
 
 All moments are whole epoch seconds, UTC. A window begins at `start_of` and ends, exclusively, at `end_of`, where
 the next one begins. Windows may differ in length: a local day has 23 to 25 hours.
@@ -13,10 +13,10 @@ class Windows(Protocol):
 
     @property
     def division(self) -> str:
-        """Equal for windows that divide time in the same way, in all processes and versions."""
+        """A text that is equal for windows that divide time in the same way, in all processes and versions."""
 
     def start_of(self, moment: int) -> int:
-        """The start of the window in which `moment` is; at most `moment`."""
+        """The start of the window that contains `moment`; never later than `moment`."""
 
     def end_of(self, start: int) -> int:
         """The start of the window after the one that begins at `start`; later than `start`."""

@@ -1,4 +1,4 @@
-"""A worker as its row in the table describes it."""
+"""A worker's row in the table, as a value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,24 +6,23 @@ from enum import StrEnum
 
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
-# Metric short names of the KCL.
+# The KCL's short names of metrics.
 CPU = "C"
 MEMORY = "M"
 NETWORK_IN = "NI"
 NETWORK_OUT = "NO"
 THROUGHPUT = "T"
 
-SHARDS_TOLD = 12  # of a worker's shards, in its row: what a table of Dagster's shows, and half a KB at most
-STOPPED_TOLD = (
-    400  # shards that have stopped are named so that none is taken for a healthy one; 10 to 30 KB at most
-)
+SHARDS_TOLD = 12  # of a worker's shards in its row: as many as a table in Dagster's UI shows, and half a KB at most
+STOPPED_TOLD = 400  # all stopped shards should be named, so that none looks healthy; 10 to 30 KB at most
 
 
-BOUNDED_SLOT = "catch-up"  # of every bounded run: no slot of the fleet, so that the leader counts on none of them
+# The slot of every bounded run: not a slot of the fleet, so the leader does not count on these workers
+BOUNDED_SLOT = "catch-up"
 
 
 class WorkerState(StrEnum):
-    """What the worker says of itself. Rows written by the KCL have none and count as RUNNING."""
+    """The state that a worker reports. Rows written by the KCL have none and count as RUNNING."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -34,7 +33,7 @@ class WorkerState(StrEnum):
 class WorkerRow:
     """A row of worker metrics. `averages` and `operating_range` are the KCL's `sts` and `opr`.
 
-    Everything from `slot` to `lease_ms` is ours; the KCL ignores and preserves it.
+    The fields from `slot` on are ours; the KCL ignores and preserves them.
     """
 
     id: WorkerId
@@ -49,38 +48,39 @@ class WorkerRow:
     beat: int = 0
     zone: str | None = None
     drain_requested: bool = False
-    lag_ms: int | None = None  # furthest behind of its shards
+    lag_ms: int | None = None  # the lag of the shard that is furthest behind
     behind: Mapping[LeaseKey, int] | None = None
-    """Milliseconds, of the SHARDS_TOLD shards furthest behind."""
+    """The lag in milliseconds of the SHARDS_TOLD shards that are furthest behind."""
 
     stopped: tuple[LeaseKey, ...] | None = None
-    """Shards that keep failing and do not go on, STOPPED_TOLD at most."""
+    """Shards that keep failing and have stopped, at most STOPPED_TOLD."""
 
     why_stopped: Mapping[LeaseKey, str] | None = None
-    """The errors of the first SHARDS_TOLD shards in `stopped`, in a line each, without values of records."""
+    """The errors of the first SHARDS_TOLD shards in `stopped`, one line each, without values of records."""
 
     failing: tuple[LeaseKey, ...] | None = None
-    """Shards whose last attempt failed, stopped ones included, SHARDS_TOLD at most."""
+    """Shards whose last attempt failed, including stopped ones, at most SHARDS_TOLD."""
 
     attempts: Mapping[LeaseKey, str] | None = None
-    """Of shards in `failing` that are not stopped: which attempt failed last, as "3 of 5". SHARDS_TOLD at most."""
+    """For shards in `failing` that have not stopped: which attempt failed last, as "3 of 5". At most SHARDS_TOLD.
+    """
 
     slow_since: Mapping[LeaseKey, int] | None = None
-    """Since when, in epoch seconds, the consumer's code has been working on a batch of these shards, where it works
-    for long. SHARDS_TOLD at most."""
+    """For shards on whose batch the consumer's code has been working for a long time: since when, in epoch seconds.
+    At most SHARDS_TOLD."""
 
     held_since: Mapping[str, int] | None = None
-    """Background threads of the worker that do not go on with their steps, and since when, in epoch seconds. While
-    its renewals do not go on, its leases expire."""
+    """Background threads of the worker that make no progress, and since when, in epoch seconds. If the thread that
+    renews is among them, the worker's leases expire."""
 
     lease_ms: int | None = None
-    """The lease duration by which the worker renews, in milliseconds."""
+    """The lease duration, in milliseconds, on which the worker bases its renewals."""
 
     properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_bounded(self) -> bool:
-        """It stops by itself when it has read what was there."""
+        """Whether this is a bounded run: it ends when it has read what had arrived."""
         return self.slot == BOUNDED_SLOT
 
     @property
@@ -95,5 +95,5 @@ def slot_name(index: int) -> str:
 
 
 def worker_id(slot: str, run_id: str) -> WorkerId:
-    """One incarnation of a slot: a relaunched slot is another worker."""
+    """The id of the worker that runs in this slot in this run. A relaunched slot is another worker."""
     return WorkerId(f"{slot}:{run_id[:8]}")

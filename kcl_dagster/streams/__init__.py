@@ -1,1 +1,1 @@
-"""Kinesis: which shards there are, what is in them, and what the records contain."""
+"""Kinesis: the shards of a stream, their records, and the content of the records."""

@@ -1,4 +1,4 @@
-"""Positions of a shard as times, by the arrival of the records at them."""
+"""Converts positions in a shard to times: the arrival times of the records at these positions."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,21 +10,22 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.records import arrival_millis
 
-MOST_SECONDS: Final = 30.0  # for all shards of an application; an operator waits for the answer
-MOST_PAGES: Final = 3  # Kinesis answers with empty pages where a shard has few records
+MOST_SECONDS: Final = 30.0  # for all shards of an application; an operator waits for the result
+MOST_PAGES: Final = 3  # Kinesis returns empty pages if a shard has few records
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From the arrival of the record at the present checkpoint to that of the record at the target, in epoch
-    milliseconds. None: it is not known, for example because the record has left the stream."""
+    """The time from the arrival of the record at the present checkpoint to that of the record at the target, in
+    epoch milliseconds. None if a time is not known, for example because the record has left the stream."""
 
     before: int | None
     after: int | None
 
     @property
     def seconds(self) -> float | None:
-        """Negative if records are read again, positive if records are skipped."""
+        """The seconds between both times: negative if records are read again, positive if records are skipped. None
+        if not known."""
         return None if self.before is None or self.after is None else (self.after - self.before) / 1000
 
     def __str__(self) -> str:
@@ -46,17 +47,17 @@ class Span:
 
 
 class Arrivals:
-    """Looks up arrival times, for `seconds` from its creation. A position that cannot be looked up in that
-    time, or at all, is unknown: no call raises an error of AWS."""
+    """Looks up arrival times, for at most `seconds` after its creation. Later, or if a look-up fails, the time is
+    unknown. No call raises an error of AWS."""
 
     def __init__(self, kinesis: aws.Client, runtime: Runtime, seconds: float = MOST_SECONDS) -> None:
         self._kinesis, self._runtime = kinesis, runtime
         self._deadline = runtime.clock.monotonic() + seconds
 
     def at(self, stream: str, shard: str, checkpoint: Checkpoint | None, timestamp_ms: int | None) -> int | None:
-        """When the record at `checkpoint` arrived. `timestamp_ms`: what LATEST and AT_TIMESTAMP mean.
+        """When the record at `checkpoint` arrived. `timestamp_ms`: the time that LATEST and AT_TIMESTAMP stand for.
 
-        A position behind the last record is the present time, because no record lies between.
+        If the position is after the last record, the present time is returned: no record lies between.
         """
         if checkpoint is None:
             return None
@@ -70,8 +71,8 @@ class Arrivals:
     def first_after(
         self, stream: str, shard: str, checkpoint: Checkpoint | None, timestamp_ms: int | None
     ) -> float | None:
-        """When the first record after `checkpoint` arrived; infinite if there is none. Of an aggregate that was
-        processed in part, or may have been, when the aggregate arrived."""
+        """When the first record after `checkpoint` arrived; infinite if there is none. If the checkpoint is inside
+        an aggregate, the arrival time of that aggregate."""
         if checkpoint is None:
             return None
         kind = "AT_SEQUENCE_NUMBER" if checkpoint.sub_sequence else "AFTER_SEQUENCE_NUMBER"
@@ -86,9 +87,13 @@ class Arrivals:
         timestamp_ms: int | None,
         stored_through: float,
     ) -> float | None:
-        """As `first_after`, for the decision whether a worker is needed. None where a worker has to look: it could
-        not be found out, or the shard is closed, so that its children wait for its end. The record at a checkpoint
-        inside of an aggregate counts as read if it arrived before `stored_through`, epoch seconds."""
+        """When the first unread record arrived, to decide whether a worker is needed; infinite if there is none.
+        None if a worker has to look: because the look-up failed, or because the shard is closed and its children
+        wait for its end.
+
+        If the checkpoint is inside an aggregate, that aggregate counts as read if it arrived before
+        `stored_through` (epoch seconds).
+        """
         if checkpoint is None:
             return None
         kind = "AT_SEQUENCE_NUMBER" if checkpoint.sub_sequence else "AFTER_SEQUENCE_NUMBER"
@@ -121,8 +126,8 @@ class Arrivals:
             return None
 
     def _first(self, stream: str, shard: str, place: dict[str, Any], sequence: str | None) -> float | None:
-        """When the first record from `place` on arrived; infinite if there is none. `sequence`: it must be this
-        one."""
+        """When the first record at or after `place` arrived; infinite if there is none. None if `sequence` is given
+        and is not that record."""
         answer = self._ask("get_shard_iterator", StreamName=stream, ShardId=shard, **place)
         iterator, named = answer["ShardIterator"], aws.stream_arn(self._kinesis, stream)
         for _ in range(MOST_PAGES):
@@ -143,7 +148,8 @@ class Arrivals:
 
 
 def _place(checkpoint: Checkpoint, timestamp_ms: int | None, kind: str) -> dict[str, Any] | None:
-    """A request's position. None: the shard has ended, or nothing says which moment LATEST means."""
+    """The position as parameters of a request. None if the shard has ended, or if the time of LATEST is not
+    known."""
     if checkpoint.is_shard_end:
         return None
     if not checkpoint.is_sentinel:
@@ -162,7 +168,7 @@ def _moment(millis: int | None) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """The two largest units: `3 h 12 min`."""
+    """The duration in its two largest units: `3 h 12 min`."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -1,4 +1,4 @@
-"""Enhanced fan-out consumers: a name registered with a stream, under which shards push their records."""
+"""Enhanced fan-out consumers. A consumer is a name registered with a stream, to which shards push their records."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -15,10 +15,11 @@ LOOK_SECONDS: Final = 1.0
 def ensure_consumer(
     client: Client, stream: str, name: str, runtime: Runtime, seconds: float = REGISTRATION_SECONDS
 ) -> str:
-    """The ARN of the stream's consumer `name`, registered and active. Safe to call from many workers at once.
+    """Register the stream's consumer `name` if necessary, and return its ARN. Safe to call from many workers at
+    once.
 
-    Waits for `seconds` until it is active, and looks once in any case. Raises StreamNotFound, and ServiceError when
-    the consumer is not active by then. A stream that has too many consumers is not waited for.
+    Waits up to `seconds` until the consumer is active, and looks at least once. Raises StreamNotFound, and
+    ServiceError if the consumer is not active by then, or at once if the stream has too many consumers.
     """
     deadline = runtime.clock.monotonic() + seconds
     stream_arn = describe(client, stream, runtime=runtime, seconds=seconds).arn
@@ -28,21 +29,21 @@ def ensure_consumer(
             return str(found["ConsumerARN"])
         if runtime.clock.monotonic() + LOOK_SECONDS > deadline:
             raise ServiceError(f"consumer {name} of stream {stream} is still {found['ConsumerStatus']}")
-        # DELETING: a consumer of that name was just removed; it can be registered again when it is gone.
+        # DELETING: a consumer with this name was just removed. It can be registered again when it is gone.
         runtime.clock.sleep(LOOK_SECONDS)
 
 
 def find_consumer(client: Client, stream: str, name: str, runtime: Runtime) -> str | None:
-    """The ARN of the stream's consumer `name`, whatever its state; None without one. Raises StreamNotFound."""
+    """The ARN of the stream's consumer `name` in any state; None if there is none. Raises StreamNotFound."""
     stream_arn = describe(client, stream, runtime=runtime).arn
     found = _described(client, stream_arn, name, runtime, runtime.clock.monotonic() + LISTING_SECONDS)
     return None if found is None else str(found["ConsumerARN"])
 
 
 def remove_consumer(client: Client, stream: str, name: str, runtime: Runtime) -> bool:
-    """Deregister the consumer, which AWS charges for by the hour and shard. False when there is none.
+    """Deregister a consumer, for which AWS charges per hour and shard. Returns False if there is none.
 
-    Never done by workers: another application version, or a KCL fleet, may use the name.
+    Workers never call this: another version of the application, or a KCL fleet, may use the name.
     """
     stream_arn = describe(client, stream, runtime=runtime).arn
     deadline = runtime.clock.monotonic() + REGISTRATION_SECONDS
@@ -60,7 +61,7 @@ def remove_consumer(client: Client, stream: str, name: str, runtime: Runtime) ->
 def _described(
     client: Client, stream_arn: str, name: str, runtime: Runtime, deadline: float
 ) -> Mapping[str, Any] | None:
-    """The consumer as it is; None without one."""
+    """The consumer's description; None if there is none."""
     try:
         answer = retried(
             lambda: call(client, "describe_stream_consumer", StreamARN=stream_arn, ConsumerName=name),
@@ -74,13 +75,13 @@ def _described(
 
 
 def _register(client: Client, stream_arn: str, name: str) -> Mapping[str, Any]:
-    """The consumer as it is then."""
+    """Register the consumer, and return its description."""
     try:
         answer = call(client, "register_stream_consumer", StreamARN=stream_arn, ConsumerName=name)
     except (ResourceBusy, Unanswered):
         return {"ConsumerStatus": "CREATING"}  # another worker was faster, or the stream is changing: look again
     except (RequestRefused, Throttled) as error:
-        # LimitExceeded is also the answer when the stream has all the consumers it may have: not to be waited out.
+        # LimitExceeded also means that the stream has the most consumers it may have. Waiting would not help.
         raise ServiceError(f"consumer {name} could not be registered: {error}") from error
     registered: Mapping[str, Any] = answer["Consumer"]
     return registered

@@ -1,4 +1,8 @@
-"""Which of the records that a shard gives belong to a range, and whether the shard still has all of them."""
+"""Selects the records of a shard that belong to a range, and detects records that have left the stream.
+
+A range is the records after one checkpoint and through another. It is pinned if its end is known, because its batch
+was begun before. Otherwise it is open. The anchor is the last record before the range.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,48 +13,49 @@ from kcl_dagster.streams.pacing import Allowance
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord, arrival_millis, sizes_of
 
-# Answers in a row that nothing follows, after which the records of a pinned range count as lost.
+# Responses in a row at the tip of the shard, after which the missing records of a pinned range count as lost.
 MOST_TIPS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Between two answers of a shard, records may have left the stream unread."""
+    """A place between two responses of a shard where records may have left the stream unread."""
 
     after: str
-    """The last record before it."""
+    """The last record before the gap."""
 
     is_certain: bool
-    """That record is no longer in the stream. False: the shard did not say whether it is."""
+    """Whether that record is known to have left the stream. False: the shard did not answer the question."""
 
 
 class RangeCut:
-    """Told every page of a shard in order, it keeps the range's records. Whole Kinesis records only: the edges
-    inside an aggregate are cut where aggregates are opened."""
+    """Selects the range's records from the pages of a shard, which it has to get in order. It handles whole Kinesis
+    records. `unpacking` cuts aggregates in which a range begins or ends."""
 
     def __init__(self, bounds: Bounds, name: str, *, goes_on: bool) -> None:
-        """`name` is the shard's, for messages. `goes_on`: the first page follows a record that was read before."""
+        """`name`: the shard's name, for messages. `goes_on`: the first page follows a record that was read
+        before."""
         self.bounds = bounds
         self.last_sequence: str | None = None
         self.is_start_trimmed = False
         self.has_gap = False
-        """The range ended before a gap that is certain."""
+        """Whether the range ended before a certain gap."""
 
         self.has_begun = False
-        """The range has a record that is to be processed."""
+        """Whether the range has a record that is to be processed."""
 
         self.has_more = False
-        """The last page had records beyond the range."""
+        """Whether the last page had records after the end of the range."""
 
         self.rest_is_left = False
-        """Part of the last page belongs to the next range: it had no room in this one."""
+        """Whether part of the last page is left for the next range, because this one had no room for it."""
 
         self._name = name
         self._saw_anchor = goes_on
-        self._is_start_unknown = False  # a gap behind the record at which the range begins was not certain
-        self._is_all_early = False  # the last page had records, all of them from before the range's time
+        self._is_start_unknown = False  # whether a gap after the anchor was not certain
+        self._is_all_early = False  # whether the last page had records, but only from before the range's start time
         self._last_arrival_ms: int | None = None  # of the last page
-        self._tips = 0  # answers in a row that the shard has no further record
+        self._tips = 0  # responses in a row that found the shard at its tip
 
     @property
     def is_pinned(self) -> bool:
@@ -64,18 +69,19 @@ class RangeCut:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing to wait for: the range is complete, or it is pinned and its records are gone.
-        They were read once, so a shard that has nothing behind the last record has lost them."""
+        """Whether reading can end: the range is complete, or it is pinned and its records are gone. A pinned range
+        was read before, so if a shard at its tip does not return its last record, that record has left the stream.
+        """
         return self.is_complete or (self.is_pinned and self._tips >= MOST_TIPS)
 
     def start_over(self) -> None:
-        """The next page begins where the range does."""
+        """Prepare for a page that begins at the range's first record again."""
         self._saw_anchor = False
 
     def keep(self, page: list[StreamRecord]) -> list[StreamRecord]:
-        """The page's records that belong to the range.
+        """The records of a page that belong to the range.
 
-        Raises DataLoss when a pinned range can no longer be read as it was written.
+        Raises DataLoss if a pinned range no longer has all the records that it had when it was begun.
         """
         self.has_more = self._is_all_early = False
         if not page:
@@ -94,8 +100,8 @@ class RangeCut:
         return mine
 
     def claim(self, records: list[StreamRecord], allowance: Allowance) -> list[StreamRecord]:
-        """Those of the range's records that the allowance has room for. The record at which the range begins costs
-        nothing if it was processed to its end."""
+        """The records for which the allowance has room. The anchor costs nothing, unless it is an aggregate that
+        was processed only in part."""
         anchors = self.anchors_in(records)
         if anchors and self._has_rest(records[0]["Data"]):
             anchors = 0
@@ -109,43 +115,44 @@ class RangeCut:
         return records[:taken] if self.rest_is_left else records
 
     def leave_rest(self, millis_behind: int | None, last_arrival_ms: int | None) -> int:
-        """The last page was taken up to a record that arrived then, or not at all; how far that is behind the
-        tip, when the end of the page is `millis_behind`."""
+        """Record that the last page was used only up to a record that arrived at `last_arrival_ms` (None: not at
+        all). Returns the lag at that record, in milliseconds. `millis_behind`: the lag at the end of the page."""
         self.rest_is_left = True
         left_ms = (self._last_arrival_ms or 0) - (last_arrival_ms or self._last_arrival_ms or 0)
         return max(1, (millis_behind or 0) + left_ms)
 
     def _has_rest(self, data: bytes) -> bool:
-        """Whether this is an aggregate, and the range begins inside of it."""
+        """Whether this is an aggregate inside which the range begins."""
         return data.startswith(MAGIC) and last_index(data) > self.bounds.after.sub_sequence
 
     def anchors_in(self, records: list[StreamRecord]) -> int:
-        """How many of these records are the one at which the range begins: none or one."""
+        """How many of these records are the anchor: 0 or 1."""
         return int(bool(records) and records[0]["SequenceNumber"] == self.bounds.after.sequence)
 
     def is_only_anchor(self, records: list[StreamRecord]) -> bool:
-        """Nothing but the record at which the range begins."""
+        """Whether these records consist of the anchor alone."""
         return len(records) == self.anchors_in(records) == 1
 
     def is_before_the_first(self, records: list[StreamRecord]) -> bool:
-        """Whether the last page, of which these records were kept, ends before the first record that is to be
-        processed. The next reader of the range would begin with the same page."""
+        """Whether the last page ends before the first record that is to be processed. `records`: those of the page
+        that were kept. The next reader of the range would begin with the same page."""
         return self._is_all_early or self.is_only_anchor(records)
 
     def reached_end(self) -> None:
-        """The shard has no further record: its tip was reached, or the shard is closed. If no page had records, the
-        record at which the range begins has left the stream, and so has whatever followed it until now."""
+        """Record that the shard has no further record now: its tip was reached, or it is closed. If no page had
+        records, the anchor has left the stream, and so has every record that followed it until now."""
         self._tips += 1
         if not self._saw_anchor and self.bounds.begins_at_record is not None:
             self.is_start_trimmed = True
 
     def ends_before(self, gap: Gap | None) -> bool:
-        """Whether the range has to end before the next page, because of a gap between the two.
+        """Whether the range has to end before the next page, because of a gap between this page and the next.
 
-        No open range extends over a gap: the next range begins at the record before it, and so finds that this
-        record has left the stream. What lies before the gap is stored by then. An open range without a record so
-        far goes on, since it would make no progress otherwise; so does a pinned one, which ends where it has to.
-        Raises DataLoss for a certain gap in a pinned range, which would have other records than it had.
+        - An open range with records ends at the gap. The records before the gap are then stored. The next range
+          begins at the last record before the gap, and so detects that it has left the stream.
+        - An open range without records goes on, because it would make no progress otherwise.
+        - A pinned range goes on to its known end. If the gap is certain, this raises DataLoss: the range would have
+          other records than before.
         """
         if gap is None:
             return False
@@ -163,7 +170,7 @@ class RangeCut:
         return self.has_begun
 
     def lost_the_end(self) -> DataLoss:
-        """For a pinned range whose shard has no records up to its end."""
+        """The error for a pinned range whose shard does not have the records up to its end."""
         place = "has none of its records" if self.last_sequence is None else f"ends at {self.last_sequence}"
         return DataLoss(
             f"{self._name}: records through {self.bounds.through} belong to a batch that was begun, but the shard "
@@ -188,7 +195,7 @@ class RangeCut:
         if not bounds.after.is_initial_position:
             return int(record["SequenceNumber"]) < int(bounds.after.sequence)
         if bounds.first is None and bounds.timestamp_ms is not None:
-            # boto3 sends timestamps in whole seconds, so a page may begin up to a second early.
+            # boto3 sends timestamps in whole seconds, so a page may begin up to a second too early.
             arrival = arrival_millis(record)
             return arrival is not None and arrival < bounds.timestamp_ms
         return False

@@ -1,16 +1,19 @@
-"""Records inside records: the aggregation format of the Kinesis Producer Library.
+"""Opens aggregates: Kinesis records into which the Kinesis Producer Library packed several user records.
 
-An aggregate is four magic bytes, a protobuf message, and the MD5 digest of the message. The message holds a table
-of partition keys, a table of explicit hash keys, and records that point into both.
+An aggregate consists of four magic bytes, a protobuf message, and the MD5 digest of the message. The message has a
+table of partition keys, a table of explicit hash keys, and records that refer to both tables.
 
-Two rules differ from the KCL on purpose, because its own lose data without a word. A record outside the shard's
-hash range is left out alone (the producer library sends it again), where the KCL leaves out the whole aggregate.
-And a message with a good digest that cannot be read is an error that names its cause, where the KCL delivers the
-part before the fault. `kcl=True` gives the KCL's behaviour, for comparisons.
+Two rules differ from the KCL on purpose, because the KCL's rules lose data silently. `kcl=True` selects the KCL's
+rules, for comparisons.
 
-A few bytes of a message can stand for very much: a record is six bytes and names a key of any length. So an
-aggregate is opened in slices. Its message is checked to the end at every reading, in time that grows with its
-bytes, and only the records that are wanted and have room become objects.
+- If a record is outside the shard's hash range, only this record is left out (the producer sends it again). The KCL
+  leaves out the whole aggregate.
+- If the digest of a message is right but the message is invalid, an error names the cause. The KCL delivers the
+  records before the fault.
+
+A small message can expand to very much data, because a record of six bytes can refer to a key of any length. An
+aggregate is therefore opened in slices. Each time, the whole message is checked, in time proportional to its size.
+Objects are made only for the records that are wanted and have room.
 """
 
 import sys
@@ -34,15 +37,16 @@ _KEYS_TAG: Final = 1 << 3 | _LENGTH  # in the message
 _HASH_KEYS_TAG: Final = 2 << 3 | _LENGTH
 _RECORD_TAG: Final = 3 << 3 | _LENGTH
 _KEY_TAG, _EXPLICIT_TAG, _DATA_TAG = 1 << 3 | _VARINT, 2 << 3 | _VARINT, 3 << 3 | _LENGTH  # in a record
-_FIRST_FIELD: Final = 1 << 3  # below it is no tag of a field
-_LONGEST_HEAD: Final = 10  # bytes of a usual record before its data: tags, sizes of two bytes, indexes of one
-_MOST_DIGITS: Final = len(str(MAX_HASH_KEY))  # a producer may write any number of them, and Python reads only some
-_MAX_VARINT_BITS: Final = 63  # ten bytes of seven bits; anything longer is not a varint
-_ABSENT: Final = -1  # the index of a hash key that a record does not name
-# Records are taken from a message in windows of about this size: what is not wanted of one is dropped at its end.
+_FIRST_FIELD: Final = 1 << 3  # smaller numbers are not tags of a field
+_LONGEST_HEAD: Final = 10  # bytes of a usual record before its data: tags, sizes of two bytes, indexes of one byte
+# A producer may write more digits; Python refuses to parse very long numbers
+_MOST_DIGITS: Final = len(str(MAX_HASH_KEY))
+_MAX_VARINT_BITS: Final = 63  # ten bytes of seven bits; a longer number is not a varint
+_ABSENT: Final = -1  # stands for the index in a record without an explicit hash key
+# Records are taken from a message in windows of about this size. Unwanted records are dropped after each window.
 _WINDOW_BYTES: Final = 64 * 1024
 _WINDOW_RECORDS: Final = 4096
-_KEPT_KEYS: Final = 65_536  # of a table that are kept as text
+_KEPT_KEYS: Final = 65_536  # keys of a table that are kept as text
 
 
 class SubRecord(NamedTuple):
@@ -56,10 +60,11 @@ class SubRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SubRecords:
-    """User records as columns, as which they are stored: an object for each would cost more than to read it."""
+    """User records as columns, the form in which they are stored. One object per record would cost more than
+    reading it."""
 
     places: Sequence[int] = ()
-    """Their sub-sequence numbers."""
+    """The sub-sequence numbers of the records."""
 
     partition_keys: Sequence[str] = ()
     explicit_hash_keys: Sequence[str | None] = ()
@@ -72,7 +77,7 @@ class SubRecords:
         return map(SubRecord._make, zip(*self._columns(), strict=True))
 
     def only(self, wanted: Sequence[bool]) -> "SubRecords":
-        """Those that are wanted."""
+        """Only the records for which `wanted` is True."""
         return SubRecords(*(list(compress(column, wanted)) for column in self._columns()))
 
     def _columns(self) -> tuple[Sequence[Any], ...]:
@@ -80,7 +85,8 @@ class SubRecords:
 
 
 class Room(NamedTuple):
-    """What a slice of an aggregate may hold. `bytes` count payloads and keys, the key of each record anew."""
+    """The most that a slice of an aggregate may contain. `bytes` counts payloads and keys, each key once per
+    record."""
 
     rows: int
     bytes: int
@@ -91,12 +97,13 @@ UNBOUNDED: Final = Room(sys.maxsize, sys.maxsize)
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """What a slice of an aggregate holds for one shard.
+    """The records of an aggregate's slice that belong to one shard.
 
-    `last_index` is the sub-sequence number of the aggregate's last record, whichever shard that belongs to: a
-    checkpoint there covers the aggregate. `reached` is that of the last record the slice covers; what follows it
-    had no room. `misplaced` counts records of the slice outside the shard's hash range, `bytes` is the size of the
-    others.
+    - `last_index`: the sub-sequence number of the aggregate's last record, of any shard. A checkpoint there covers
+      the whole aggregate.
+    - `reached`: the sub-sequence number of the last record that the slice covers. Later records had no room.
+    - `misplaced`: the number of the slice's records outside the shard's hash range.
+    - `bytes`: the size of the slice's other records.
     """
 
     records: SubRecords
@@ -116,12 +123,12 @@ def is_aggregate(data: bytes) -> bool:
 
 
 def hash_key(partition_key: str) -> int:
-    """The 128-bit hash key Kinesis derives from a partition key."""
+    """The 128-bit hash key that Kinesis derives from a partition key."""
     return int.from_bytes(md5(partition_key.encode(), usedforsecurity=False).digest(), "big")
 
 
 def explicit_hash(digits: str) -> int:
-    """The number that an explicit hash key stands for, or one beyond all hash keys."""
+    """The number of an explicit hash key; a number above all hash keys if the text is too long."""
     significant = digits.lstrip("0")
     return int(significant or "0") if len(significant) <= _MOST_DIGITS else MAX_HASH_KEY + 1
 
@@ -135,14 +142,14 @@ def deaggregate(
     room: Room = UNBOUNDED,
     kcl: bool = False,
 ) -> Aggregate | None:
-    """Open an aggregate, keeping what belongs to `hash_range`. None when `data` is not an aggregate.
+    """Open an aggregate, and keep the records that belong to `hash_range`. Returns None if `data` is not an
+    aggregate.
 
-    The slice begins at the record `first`, ends with `last` if that is given, and earlier where `room` is used up.
-    A room of one row and as many bytes as `data` has always admits one more record.
+    The slice begins at the record `first`. It ends with `last`, if given, or earlier if `room` is used up. A room
+    of one row and of as many bytes as `data` has always admits at least one record.
 
-    Raises BrokenAggregate when the digest is right and the message is not, wherever the fault is. With `kcl`, such
-    a message is None (a plain record) if it does not parse at all, and the records before the fault if an index is
-    wrong.
+    Raises BrokenAggregate if the digest is right but the message is invalid anywhere. With `kcl`, a message that
+    cannot be parsed gives None (a plain record), and one with a wrong index gives the records before the fault.
     """
     if not is_aggregate(data):
         return None
@@ -163,8 +170,7 @@ def deaggregate(
 
 
 def last_index(data: bytes) -> int:
-    """The sub-sequence number at which a record is processed to its end: 0 unless it is an aggregate of several
-    user records that can be opened."""
+    """The sub-sequence number of the last user record in a record: 0 unless it is a valid aggregate of several."""
     try:
         aggregate = deaggregate(data, room=Room(1, len(data)))
     except BrokenAggregate:
@@ -173,11 +179,11 @@ def last_index(data: bytes) -> int:
 
 
 class _Malformed(Exception):
-    """The message is not a valid aggregated record."""
+    """Raised if the message is not a valid aggregated record."""
 
 
 class _Fault(NamedTuple):
-    """A record that points outside a table, or at what is no hash key."""
+    """A record that refers to a key outside a table, or to an explicit hash key that is not a number."""
 
     at: int
     problem: str
@@ -185,7 +191,7 @@ class _Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Records as columns that point into tables."""
+    """Records as columns of payloads and of indexes into the tables."""
 
     keys: list[int] = field(default_factory=list)
     explicits: list[int] = field(default_factory=list)
@@ -201,8 +207,8 @@ class _Window:
 
 
 class _Table:
-    """The keys of a message. A message can hold millions that no record names: of those beyond the first ones it
-    is only known where in the message they are."""
+    """The keys of a message. A message can have millions of keys to which no record refers, so only the first ones
+    are kept as text. For the others, only their positions in the message are kept."""
 
     __slots__ = ("_message", "_starts", "_stops", "_texts")
 
@@ -233,7 +239,7 @@ class _Table:
         return self._message[self._starts[index] : self._stops[index]].decode()
 
     def texts(self, indexes: Sequence[int]) -> list[str]:
-        """Those of many records: one that many records name is one object."""
+        """The keys with these indexes. Records with the same index share one object."""
         try:
             return [self._texts[index] for index in indexes]
         except IndexError:
@@ -242,7 +248,7 @@ class _Table:
 
 
 class _Walk:
-    """Steps through a message once. The tables are complete when `windows` is at its end."""
+    """Passes through a message once. The tables are complete when `windows` has ended."""
 
     def __init__(self, message: bytes) -> None:
         self.partition_keys = _Table(message)
@@ -265,8 +271,8 @@ class _Walk:
         yield self._window
 
     def _usual_keys(self, position: int, end: int) -> int:
-        """Take the keys of less than 128 bytes that come next, and step over short numbers that nothing is known
-        of; where that ends."""
+        """Take the next keys that are shorter than 128 bytes, and skip short unknown numeric fields. Returns the
+        position of the first field of another form."""
         message, last = self._message, end - 2
         while position <= last:
             tag, start = message[position], position + 2
@@ -289,15 +295,15 @@ class _Walk:
         return position
 
     def _usual_records(self, message: bytes, position: int, end: int) -> int:
-        """Take the records that are as every known producer writes them: indexes below 128 first, then data of less
-        than 16 KiB and nothing more. Where that or the window ends; a record in any other form, right or wrong, is
-        left alone.
+        """Take the next records that have the form of every known producer: indexes below 128, then less than 16
+        KiB of data and nothing else. Returns the position of the first record in another form (valid or not), or of
+        the window's end.
 
-        All that is read of most records is read in this loop, so it calls nothing it can do without.
+        Most records are read completely by this loop, so it avoids function calls.
         """
         window = self._window
         keys, explicits, data = window.keys.append, window.explicits.append, window.data.append
-        # What begins here at the latest can be looked at without running past the end.
+        # A record that begins here or earlier can be examined without reading past the end.
         last = min(end - _LONGEST_HEAD, position + _WINDOW_BYTES)
         while position <= last and message[position] == _RECORD_TAG:
             start, high = position + 2, message[position + 2]
@@ -334,7 +340,7 @@ class _Walk:
         return position
 
     def _field(self, position: int, end: int) -> int:
-        """Take one field in whatever form; where it ends."""
+        """Take one field of any form. Returns the position after it."""
         message = self._message
         tag, position = _varint(message, position, end)
         number, wire = tag >> 3, tag & 7
@@ -358,13 +364,13 @@ class _Walk:
 
 @dataclass(slots=True)
 class _Slice:
-    """The records of a message from `first` on that are wanted, and what has to be known of all others."""
+    """The wanted records of a message from `first` on, and what is needed to check all others."""
 
     partition_keys: _Table
     hash_keys: _Table
     first: int
     count: int = 0
-    """Of all records of the message."""
+    """The number of all records of the message."""
 
     highest_key: int = _ABSENT
     highest_explicit: int = _ABSENT
@@ -393,11 +399,12 @@ class _Slice:
             self.wanted.extend(window.part(low, high))
 
     def fault(self, message: bytes) -> _Fault | None:
-        """The first record that points nowhere, or at what is no hash key."""
+        """The first record with an index outside a table, or with an explicit hash key that is not a number; None
+        if there is none."""
         points_nowhere = self.highest_key >= len(self.partition_keys) or self.highest_explicit >= len(
             self.hash_keys
         )
-        # Each key is looked at once: it may be as long as the message, and named by each of a thousand records.
+        # Each key is checked once: it may be as long as the message, and a thousand records may refer to it.
         unsound = bytearray(not _is_hash_key(self.hash_keys.text(i) or "0") for i in range(len(self.hash_keys)))
         if not points_nowhere and not any(unsound):
             return None
@@ -414,8 +421,8 @@ class _Slice:
         return None
 
     def resolve(self, hash_range: HashRange | None, most_bytes: int, *, whole_or_none: bool) -> Aggregate:
-        """The records of the slice that belong to the range and have room. `whole_or_none`: none where one does not
-        belong to it."""
+        """The slice's records that belong to the hash range and have room. `whole_or_none`: no records if one is
+        outside."""
         last_index = max(self.count - 1, 0)
         keys, explicits, data = self.wanted.keys, self.wanted.explicits, self.wanted.data
         places: Sequence[int] = range(self.first, self.first + len(data))
@@ -449,7 +456,8 @@ class _Slice:
         return Aggregate(records, last_index, reached, misplaced, size)
 
     def _inside(self, hash_range: HashRange | None) -> list[bool] | None:
-        """Which records belong to the range; None if all do. A key is hashed once, however many records name it."""
+        """For each record whether it belongs to the hash range; None if all do. Each key is hashed once, even if
+        many records refer to it."""
         if hash_range is None or (hash_range.start == 0 and hash_range.end == MAX_HASH_KEY):
             return None
         keys, explicits = self.wanted.keys, self.wanted.explicits
@@ -514,7 +522,7 @@ def _varint(message: bytes, position: int, end: int) -> tuple[int, int]:
 
 
 def _skip(message: bytes, position: int, end: int, field: int, wire: int) -> int:
-    """Step over a field of a later version of the format, or one we do not need (tags)."""
+    """Skip a field of a later version of the format, or one that is not needed (tags)."""
     if field == 0:
         raise _Malformed(f"field number 0 at byte {position}")
     if wire == _VARINT:

@@ -1,9 +1,10 @@
-"""Read one shard with SubscribeToShard (enhanced fan-out): the service pushes the records.
+"""Reads one shard with SubscribeToShard (enhanced fan-out): the service pushes the records.
 
 `FanoutReader` has the interface of `polling.ShardReader`: it reads one range once, on one thread, and reports how
-far it came. A subscription lasts for five minutes. Where a reader ends before, the next reader of the same process
-goes on with its subscription, if that is at the place where the next range begins. Otherwise it subscribes, at the
-continuation sequence number of the last event, which the service allows five seconds after the last subscription.
+far it has read. A subscription lasts for five minutes. If a reader ends earlier, it leaves its subscription to the
+next reader of the same process, which uses it if its range begins where the subscription continues. Otherwise the
+next reader subscribes again, at the continuation sequence number of the last event. The service allows this five
+seconds after the last subscription.
 """
 
 import queue
@@ -33,19 +34,21 @@ from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.presence import Gaps, Presence
 from kcl_dagster.streams.records import StreamRecord, arrival_millis, child_shards
 
-# A consumer may subscribe to a shard again five seconds after its last subscription, which is then taken over.
+# A consumer may subscribe to a shard again five seconds after its last subscription. The new one replaces the old
+# one.
 RESUBSCRIBE_SECONDS: Final = 5.1
 RETRY_SECONDS: Final = 1.0
-# For which a subscription waits for its next reader. Then the lease is read elsewhere, or not at all.
+# How long a subscription waits for its next reader. After that, the lease is probably read elsewhere, or not at
+# all.
 KEPT_SECONDS: Final = 30.0
-# The next event may arrive while one is processed. With the event that waits for a place in the queue, a shard has
-# at most four events of about a megabyte in memory. The rest remains in the connection, whose flow-control window
-# the service respects.
+# One event may arrive while another is processed. Together with the event that waits for a place in the queue, a
+# shard has at most four events of about a megabyte in memory. The rest remains in the connection, whose
+# flow-control window the service respects.
 QUEUED_EVENTS: Final = 2
 
 Event = Mapping[str, Any]
 Place = str | Bounds
-"""Where a subscription goes on: behind the continuation sequence number of its last event, or at the beginning of a
+"""Where a subscription continues: after the continuation sequence number of its last event, or at the start of a
 range."""
 
 
@@ -65,9 +68,9 @@ class FanoutReader:
         in_background: bool = True,
         subscriptions: "Subscriptions | None" = None,
     ) -> None:
-        """`subscriptions`: those that former readers of this process have left, and where this one leaves its own.
-        `in_background`: receive events on a separate thread, so that a deadline is kept on a shard without
-        records. False for clients that return at once and may be used on one thread only."""
+        """`subscriptions`: where former readers of this process have left subscriptions, and where this one leaves
+        its own. `in_background`: receive events on a separate thread, so that the deadline is met even if a shard
+        has no records. Use False for clients that return at once and may be used on one thread only."""
         self._client = client
         self._consumer_arn = consumer_arn
         self._stream = stream
@@ -98,7 +101,7 @@ class FanoutReader:
 
     @property
     def bookmark(self) -> Bookmark | None:
-        """Where the next reader continues. None: it has to find the position itself."""
+        """The position for the next reader, and what it needs to know. None: it has to find the position itself."""
         wait = max(0.0, self._not_before - self._now())
         failing = 0.0 if self._failing_since is None else self._now() - self._failing_since
         if self.is_ended or (self._continuation is None and not wait and not failing):
@@ -110,9 +113,9 @@ class FanoutReader:
     def pages(
         self, allowance: Allowance, deadline: ReadDeadline, is_stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[list[StreamRecord]]:
-        """Yield the records of the range, as `ShardReader.pages` does, with two differences for an open range that
-        begins with a subscription. If that is not allowed before `deadline`, it yields nothing. If the wait is
-        shorter, the deadline is moved by the time waited."""
+        """Yield the records of the range, as `ShardReader.pages` does. An open range that begins with a new
+        subscription differs in two points: if a subscription is not allowed before `deadline`, nothing is yielded;
+        if the wait is shorter, the deadline is extended by the time waited."""
         pinned = self._cut.is_pinned
         patience = PINNED_PATIENCE_SECONDS if pinned else OPEN_PATIENCE_SECONDS
         began = self._now()
@@ -125,16 +128,19 @@ class FanoutReader:
                     self.millis_behind += max(1, round((self._now() - began) * 1000))
                 return
             # Otherwise each batch would start its subscription as late as the batch before, and would read only for
-            # the remaining time: if that was half a second of five once, for half a second of five ever after.
+            # the remaining time. If that was half a second of five once, it would remain half a second in all later
+            # batches.
             least = self._not_before + min(deadline.at - began, RESUBSCRIBE_SECONDS)
-        # Until the first subscription succeeds. The former reader of the shard may have subscribed just now.
+        # When to give up before the first subscription succeeds. The former reader of the shard may have subscribed
+        # just now.
         first_wait = max(began, self._not_before) + max(patience, RESUBSCRIBE_SECONDS + RETRY_SECONDS)
         give_up = max(deadline.at, least, first_wait)
-        if self._failing_since is not None:  # or batches that others close soon would hide it for ever
+        # Otherwise short batches, ended early by other shards, would hide the failure for ever
+        if self._failing_since is not None:
             give_up -= began - self._failing_since
         stood = answered = False
-        # A silent one is no failure: events of a shard without records come every five seconds. If it has broken
-        # off, its connection says so.
+        # A kept subscription without events has not failed: a shard without records sends an event every five
+        # seconds. If the subscription has broken off, its connection reports it.
         is_old = kept is not None
 
         def until() -> float:
@@ -156,7 +162,7 @@ class FanoutReader:
                     self._runtime.clock.sleep(wait)
                 else:
                     deadline.sleep(wait)
-                continue  # a task that was abandoned meanwhile must not take over the subscription of its successor
+                continue  # an abandoned task must not replace the subscription of its successor
             try:
                 is_old = kept is not None
                 events, kept, is_whole = kept or self._subscribe(), None, False
@@ -171,7 +177,7 @@ class FanoutReader:
                         if isinstance(event, Woken):
                             continue
                         if event is None:
-                            break  # five minutes are over, or the deadline is
+                            break  # the five minutes or the deadline are over
                         if pinned:
                             give_up = self._now() + patience
                         accepted = self._accept(event)
@@ -193,18 +199,19 @@ class FanoutReader:
                     raise EndpointUnreachable(f"{self._name} sent no event for {patience:.0f} s")
             except ServiceError as error:
                 if isinstance(error, ResourceBusy) and answered and not pinned:
-                    return  # another reader under this consumer took it over: the lease has moved, or is about to
+                    return  # another reader with this consumer replaced it: the lease has moved, or is about to
                 self._recover(error, give_up)
         if not self._was_answered:
-            self.millis_behind = None  # it was at the tip before: records may have arrived since, and were not read
+            # It was at the tip before, but records may have arrived since that were not read
+            self.millis_behind = None
         if pinned and not self._cut.is_complete and not is_stopped():
             raise self._cut.lost_the_end()
 
     def opened(self, rows: int, bytes_: int, records: int) -> None:
-        """Do nothing: the service decides how much it pushes."""
+        """Does nothing: the service decides how much it pushes."""
 
     def leave_rest(self, last_arrival_ms: int | None) -> None:
-        """As `ShardReader.leave_rest`."""
+        """See `ShardReader.leave_rest`."""
         self.millis_behind = self._cut.leave_rest(self.millis_behind, last_arrival_ms)
         self._continuation = None
         self.is_ended, self.children = False, ()
@@ -214,7 +221,7 @@ class FanoutReader:
 
     @property
     def _place(self) -> Place | None:
-        """Where the next event begins. None: it is not known, as an event was taken that has no continuation."""
+        """Where the next event begins. None if that is not known, because the last event had no continuation."""
         if self._continuation is not None or self._was_answered:
             return self._continuation
         return self._bounds
@@ -226,8 +233,9 @@ class FanoutReader:
         return registry.take(self._consumer_arn, self._shard_id, place)
 
     def _leave(self, events: "_Events") -> bool:
-        """Leave the subscription to the next reader, also if it has sent nothing yet: if others close each batch
-        before its first event, a new subscription in each batch would never send one. False: it cannot go on."""
+        """Leave the subscription to the next reader, even if it has sent nothing yet: if other shards end each
+        batch before its first event, a new subscription per batch would never deliver one. Returns False if it
+        cannot continue."""
         place = self._place
         if self._subscriptions is None or place is None or not events.waits():
             return False
@@ -246,7 +254,7 @@ class FanoutReader:
         return _Events(self._client, request, answer["EventStream"], self._runtime, threaded=self._in_background)
 
     def _accept(self, event: Event) -> list[StreamRecord] | None:
-        """As `ShardReader._accept`."""
+        """See `ShardReader._accept`."""
         continuation = event.get("ContinuationSequenceNumber")
         millis_behind = event.get("MillisBehindLatest", self.millis_behind)
         is_far, has_records = is_far_behind(millis_behind), bool(event["Records"])
@@ -274,7 +282,8 @@ class FanoutReader:
                 self._confirm_shard()
                 self.is_gone = self.is_ended = True
             case RequestRefused(code="InvalidArgumentException") if self._continuation is not None:
-                self._continuation = self._cut.last_sequence  # not a place of this stream: find it again
+                # The service does not know this position: find it again
+                self._continuation = self._cut.last_sequence
             case ResourceBusy() | Throttled() | EndpointUnreachable() | Unanswered() | RequestRefused():
                 pause = RETRY_SECONDS * self._runtime.random.uniform(0.5, 1.0)
                 self._not_before = max(self._not_before, self._now() + pause)
@@ -284,8 +293,8 @@ class FanoutReader:
                 raise error
 
     def _confirm_shard(self) -> None:
-        """Raise if the stream or the consumer is missing. If both exist, the shard is missing, and so at its
-        end."""
+        """Raise an error if the stream or the consumer is missing. If both exist, the shard itself is missing: it
+        has expired."""
         try:
             call(self._client, "describe_stream_summary", StreamName=self._stream)
         except ResourceMissing as missing:
@@ -297,14 +306,14 @@ class FanoutReader:
 
 
 class Subscriptions:
-    """Those of one process that wait for their next readers. Safe for threads."""
+    """The subscriptions of one process that wait for their next readers. Thread-safe."""
 
     def __init__(self) -> None:
         self._left: dict[tuple[str, str], tuple[Place, _Events]] = {}
         self._lock = threading.Lock()
 
     def take(self, consumer_arn: str, shard_id: str, place: Place) -> "_Events | None":
-        """The subscription of a shard, if its next event is the one at `place`. Any other one ends."""
+        """Take the subscription of a shard if it continues at `place`; otherwise close it and return None."""
         with self._lock:
             found = self._left.pop((consumer_arn, shard_id), None)
         if found is None:
@@ -316,7 +325,7 @@ class Subscriptions:
         return None
 
     def leave(self, consumer_arn: str, shard_id: str, place: Place, events: "_Events") -> None:
-        """`place`: where its next event begins."""
+        """Leave a subscription to the next reader. `place`: where its next event begins."""
         with self._lock:
             former = self._left.pop((consumer_arn, shard_id), None)
             self._left[consumer_arn, shard_id] = place, events
@@ -325,7 +334,7 @@ class Subscriptions:
 
 
 class Woken:
-    """Stands for the event that a reader waits for: its deadline was brought forward."""
+    """Returned to a waiting reader in place of an event, after its deadline was brought forward."""
 
 
 WOKEN: Final = Woken()
@@ -346,7 +355,7 @@ class _Events:
         self._waits_since: float | None = None
         self._waiting = threading.Lock()
         self.is_over = False
-        """Whether the service has ended it, or it has failed."""
+        """Whether the subscription has ended or failed."""
 
         self._queue: queue.Queue[Event | KclError | Woken | None] | None = None
         if threaded:
@@ -354,7 +363,8 @@ class _Events:
             threading.Thread(target=self._pump, name="kcl-subscription", daemon=True).start()
 
     def next(self, until: float) -> Event | Woken | None:
-        """The next event; None when there will be no more, or none before `until`. WOKEN after `wake`."""
+        """The next event. None if the subscription has ended, or if no event came before `until`. WOKEN after
+        `wake`."""
         if self._queue is None:
             event = self._draw()
             self.is_over = event is None
@@ -370,19 +380,19 @@ class _Events:
         return found
 
     def wake(self) -> None:
-        """End the wait of a reader for the next event. Has no effect on a reader that finds an event at once."""
+        """End a reader's wait for the next event. Has no effect on a reader that does not wait."""
         if self._queue is not None:
             with suppress(queue.Full):
                 self._queue.put_nowait(WOKEN)
 
     def waits(self) -> bool:
-        """It is without a reader from now on. False: it cannot be."""
+        """Record that the subscription has no reader from now on. Returns False if it cannot wait without one."""
         with self._waiting:
             self._waits_since = self._runtime.clock.monotonic()
         return self._queue is not None
 
     def goes_on(self) -> bool:
-        """It has a reader again. False: it has ended."""
+        """Record that the subscription has a reader again. Returns False if it has been closed meanwhile."""
         with self._waiting:
             self._waits_since = None
             return not self._closed.is_set()
@@ -396,7 +406,8 @@ class _Events:
         try:
             with mapped_errors(self._client, "subscribe_to_shard", self._request):
                 found = next(self._iterator, None)
-        except (TransportError, ParserError, OSError) as error:  # botocore leaves these as they are in a stream
+        # Botocore does not translate these errors within a stream
+        except (TransportError, ParserError, OSError) as error:
             raise Unanswered(f"the subscription to {self._request['ShardId']} broke off: {error}") from error
         if found is None:
             return None
@@ -408,7 +419,8 @@ class _Events:
         return event
 
     def _pump(self) -> None:
-        """Body of the thread. No other thread uses the connection: closing it during a read would block."""
+        """The body of the thread. Only this thread uses the connection: closing it elsewhere during a read would
+        block."""
         try:
             while not self._closed.is_set():
                 try:
@@ -419,21 +431,22 @@ class _Events:
                 if event is None or isinstance(event, KclError):
                     return
         finally:
-            with suppress(Exception):  # a connection that is broken already
+            with suppress(Exception):  # the connection may be broken already
                 self._stream.close()
             if self._closed.is_set():
                 self._discard_events()
 
     def _discard_events(self) -> None:
-        """The registry keeps a closed subscription until its shard is read here again, which may be never. An event
-        may be megabytes."""
+        """Drop queued events, which may be megabytes. The registry keeps a closed subscription until this process
+        reads its shard again, which may be never."""
         assert self._queue is not None
         with suppress(queue.Empty):
             while True:
                 self._queue.get_nowait()
 
     def _put(self, event: Event | KclError | None) -> None:
-        """Without a reader the queue is full soon: an event comes every five seconds."""
+        """Add an event to the queue. If the subscription has no reader, the queue is soon full, because an event
+        comes at least every five seconds. After KEPT_SECONDS without a reader, the subscription is closed."""
         assert self._queue is not None
         while not self._closed.is_set():
             with suppress(queue.Full):

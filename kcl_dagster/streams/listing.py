@@ -1,4 +1,4 @@
-"""Which shards a stream has, and what the stream is."""
+"""Lists the shards of a stream, and describes the stream."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -12,15 +12,15 @@ from kcl_dagster.errors import KclError, StreamError, StreamNotFound
 from kcl_dagster.model.shard import HashRange, Shard
 from kcl_dagster.runtime import Runtime, system
 
-PAGE_SHARDS: Final = 1_000  # the default of ListShards; with more, a lost page costs more
-LISTING_SECONDS: Final = 30.0  # if a listing is throttled for longer, it fails, and its caller tries again later
+PAGE_SHARDS: Final = 1_000  # the default of ListShards; the larger a page, the more is lost with it
+LISTING_SECONDS: Final = 30.0  # a listing that is throttled for longer fails, and its caller tries again later
 
 
 @dataclass(frozen=True, slots=True)
 class StreamDescription:
-    """A stream as DescribeStreamSummary tells it. `created` is epoch seconds.
+    """A stream as DescribeStreamSummary returns it. `created`: epoch seconds.
 
-    `answered` is the service's own clock when it did, in whole epoch seconds; None where the answer has no date.
+    `answered`: the time of the response by the service's clock, in whole epoch seconds; None if it has no date.
     """
 
     name: str
@@ -44,7 +44,7 @@ class StreamDescription:
 def describe(
     client: Client, stream: str, *, runtime: Runtime | None = None, seconds: float = LISTING_SECONDS
 ) -> StreamDescription:
-    """What the stream is. Waits out throttling for `seconds`. Raises StreamNotFound."""
+    """Describe a stream. Retries for `seconds` if throttled. Raises StreamNotFound."""
     runtime = runtime or system()
     try:
         answer = retried(
@@ -69,7 +69,7 @@ def describe(
 
 
 def retentions(client: Client, streams: Iterable[str], runtime: Runtime) -> dict[str, float]:
-    """Seconds for which each stream keeps its records, without those that cannot be asked."""
+    """For how many seconds each stream keeps its records. Streams that cannot be described are left out."""
     found = {}
     for stream in streams:
         with suppress(KclError):
@@ -78,8 +78,8 @@ def retentions(client: Client, streams: Iterable[str], runtime: Runtime) -> dict
 
 
 def created_within_retention(client: Client, application: Application, runtime: Runtime) -> float | None:
-    """When the first of an application's streams was created, epoch seconds, if nothing that ever arrived can have
-    left them, and all are read from the beginning. None otherwise, and where a stream cannot be asked."""
+    """When the first of an application's streams was created (epoch seconds), if all streams are read from their
+    beginning and no record can have expired from them. Otherwise, or if a stream cannot be described, None."""
     if any(stream.start.position is not Position.TRIM_HORIZON for stream in application.streams):
         return None
     try:
@@ -93,7 +93,8 @@ def created_within_retention(client: Client, application: Application, runtime: 
 
 
 def _date_of(answer: Mapping[str, Any]) -> float | None:
-    """When the service answered. Our own clock may be wrong, and Kinesis refuses to read from the future."""
+    """When the service sent the response. Our own clock may be wrong, and Kinesis refuses to read from the
+    future."""
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     try:
         return parsedate_to_datetime(date).timestamp() if date else None
@@ -109,10 +110,10 @@ def list_shards(
     runtime: Runtime,
     seconds: float = LISTING_SECONDS,
 ) -> list[Shard]:
-    """The stream's shards, closed ones within retention included unless `shard_filter` says otherwise.
+    """The stream's shards, including closed ones within the retention unless `shard_filter` excludes them.
 
-    Waits out throttling for `seconds`. A page token that expires between two pages starts the listing over, so the
-    answer is one listing, not two halves. Raises StreamNotFound, or StreamError while the stream is being created.
+    Retries for `seconds` if throttled. If a page token expires, the listing starts again, so the result is always
+    one consistent listing. Raises StreamNotFound, or StreamError while the stream is being created or deleted.
     """
     deadline = runtime.clock.monotonic() + seconds
     first: dict[str, Any] = {"StreamName": stream, "MaxResults": PAGE_SHARDS}

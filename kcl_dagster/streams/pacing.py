@@ -12,29 +12,30 @@ from typing import Final
 
 from kcl_dagster.runtime import Clock
 
-# Kinesis allows five GetRecords a second on a shard, for all consumers together: one call is left for others.
+# Kinesis allows five GetRecords per second per shard, for all consumers together. One call is left for others.
 READS_PER_SECOND: Final = 4.0
-# Kinesis serves 2 MiB a second and answers a larger page by refusing the shard until the debt is paid off. A
-# twentieth less, because its count (keys included) and its clock are not ours.
+# Kinesis serves 2 MiB per second per shard. After a larger page, it refuses requests until the average is met. The
+# limit here is 5 % lower, because Kinesis counts keys, too, and its clock differs from ours.
 BYTES_PER_SECOND: Final = 1.9 * 1024 * 1024
-# An empty shard is asked once a second: that leaves four fifths of the shard's reads to others.
+# A shard without records is read once per second, which leaves four fifths of the allowed requests to others.
 IDLE_SECONDS: Final = 1.0
-# Of shards at their tip, so that what has arrived is in the batch that ends. Each takes a request: the last reads
-# of many shards begin earlier.
+# How long before the end of a batch shards at their tip are read for the last time, so that what has arrived is
+# included. Each read takes a request, so with many shards the last reads begin earlier.
 LAST_READ_SECONDS: Final = 0.05
 LAST_READ_SECONDS_OF_SHARD: Final = 0.005
-# The largest page of GetRecords, and the largest record that a stream can be set up for.
+# The size of the largest page of GetRecords, and of the largest record that a stream can be configured for.
 MAX_PAGE_BYTES: Final = 10 * 1024 * 1024
-# The largest record of a stream that was not set up for larger ones.
+# The largest record of a stream that was not configured for larger ones.
 LIKELY_LARGEST_RECORD_BYTES: Final = 1024 * 1024
-# The first page of a shard tells how large its records are; few of them tell as much as many.
+# The first page of a shard shows how large its records are. A few records suffice for this.
 FIRST_PAGE_RECORDS: Final = 20
 STOP_POLL_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class ShardLimits:
-    """What a shard grants one consumer. `unlimited()` is for emulators and benchmarks that set no limits."""
+    """The rates at which one consumer reads a shard. `unlimited()` is for emulators and benchmarks without
+    limits."""
 
     reads_per_second: float = READS_PER_SECOND
     bytes_per_second: float = BYTES_PER_SECOND
@@ -45,8 +46,8 @@ class ShardLimits:
         return cls(reads_per_second=1e6, bytes_per_second=1e15, idle_seconds=idle_seconds)
 
     def wait_after(self, page_bytes: int, *, is_at_tip: bool, left: float = math.inf) -> float:
-        """Seconds to leave the shard alone after a page, counted from when the page was asked for. `left`: until
-        the last read of the batch."""
+        """Seconds to wait after a page, counted from when it was requested. `left`: seconds until the last read of
+        the batch."""
         pause = 1 / self.reads_per_second
         if not is_at_tip:
             return max(pause, page_bytes / self.bytes_per_second)
@@ -55,9 +56,11 @@ class ShardLimits:
 
 
 class ReadDeadline:
-    """When the readers of a batch stop to wait for records. Shared by them. Safe for threads.
+    """The time at which the readers of a batch stop waiting for records. Shared by the readers. Thread-safe.
 
-    With a `linger`, it comes as long after the first records as that says, and wakes the readers that wait."""
+    With a `linger`, the deadline is brought forward to `linger` seconds after the first records, and waiting
+    readers are woken.
+    """
 
     def __init__(self, at: float, clock: Clock, linger: float | None = None) -> None:
         """`at`: by the monotonic clock. With a `linger`, readers wait in real time."""
@@ -67,19 +70,19 @@ class ReadDeadline:
         self._changed = threading.Condition()
         self._wake: list[Callable[[], None]] = []
         self.is_early = False
-        """Whether records have brought it forward."""
+        """Whether the deadline was brought forward."""
 
     @property
     def at(self) -> float:
         return self._at
 
     def records_came(self) -> None:
-        """Called after each page."""
+        """Called after each page of a shard near its tip. Brings the deadline forward if there is a `linger`."""
         if self._linger is not None and not self.is_early:
             self.bring_forward(self._linger)
 
     def bring_forward(self, seconds: float = 0.0) -> None:
-        """To so many seconds from now."""
+        """Bring the deadline forward to `seconds` from now, unless it is earlier already."""
         with self._changed:
             self._at = min(self._at, self._clock.monotonic() + seconds)
             self.is_early = True
@@ -89,12 +92,12 @@ class ReadDeadline:
             one()
 
     def wakes(self, one: Callable[[], None]) -> None:
-        """Have `one` called when the deadline is brought forward, on the thread that does it."""
+        """Register a function that is called when the deadline is brought forward, on the thread that does it."""
         with self._changed:
             self._wake.append(one)
 
     def sleep(self, seconds: float) -> None:
-        """May return early once the deadline was brought forward, and then not before it is over."""
+        """Wait for `seconds`, but if the deadline is brought forward, only until the deadline."""
         if self._linger is None:
             self._clock.sleep(seconds)
             return
@@ -105,11 +108,11 @@ class ReadDeadline:
 
 
 class Allowance:
-    """The budget of a batch, shared by the readers of one task. Safe for threads.
+    """The budget of a batch, shared by the readers of one task. Thread-safe.
 
-    What is kept never exceeds the budget, except for the first record of all, which is kept whatever its size. A
-    page holds up to ten megabytes however few records are asked for, so readers take turns: another one asks only
-    if all the pages that are under way would fit, and one alone may always ask.
+    The records that are kept never exceed the budget, except that a first record is kept whatever its size. A page
+    has up to ten megabytes, however few records are requested. A reader may therefore request a page only if all
+    pages that are under way would fit, or if no other page is under way.
     """
 
     def __init__(self, records: int, bytes_: int, readers: int) -> None:
@@ -130,14 +133,15 @@ class Allowance:
         return self._is_closed or (not self._is_untouched and (self._records <= 0 or self._bytes <= 0))
 
     def last_read_seconds(self, chance: float) -> float:
-        """How long before the end of the batch a shard at its tip is read for the last time. `chance`: from 0 to
-        1."""
+        """How many seconds before the end of the batch a shard at its tip is read for the last time. `chance`: from
+        0 to 1, to spread the reads of several shards."""
         return LAST_READ_SECONDS + chance * LAST_READ_SECONDS_OF_SHARD * self._readers
 
     @contextmanager
     def page_permit(self, is_stopped: Callable[[], bool], *, pinned: bool = False) -> Iterator[bool]:
-        """Wait until another page may be requested, in the order of arrival; False if no more may be. Until the
-        end of the block a page counts as under way. A pinned range gets its permit although the budget is spent."""
+        """Wait until another page may be requested, in the order of arrival. Yields False if no more pages may be
+        requested. Until the end of the block, the page counts as under way. A pinned range is always permitted,
+        even if the budget is spent."""
         granted, ticket = False, object()
         with self._changed:
             self._waiting.append(ticket)
@@ -160,8 +164,8 @@ class Allowance:
                     self._changed.notify_all()
 
     def claim(self, sizes: Sequence[int]) -> int:
-        """Take records of these sizes, in order, as far as there is room; how many. If not all fit, the budget is
-        spent: what follows is read by the next batch."""
+        """Take records of these sizes, in order, as far as there is room. Returns how many were taken. If not all
+        fit, the budget counts as spent, and the next batch reads the rest."""
         with self._changed:
             if len(sizes) <= self._records and sum(sizes) <= self._bytes:
                 fitting = len(sizes)
@@ -173,13 +177,14 @@ class Allowance:
             return fitting
 
     def spend(self, records: int, bytes_: int) -> None:
-        """Take room that may be there or not: for records that have to be read."""
+        """Take room even if there is none, for records that have to be read."""
         with self._changed:
             self._spend(records, bytes_)
 
     @contextmanager
     def opening(self, claimed: int) -> Iterator["Opening"]:
-        """Room for the records inside of one record of `claimed` bytes, which was claimed before. One at a time."""
+        """Room for the user records inside one record of `claimed` bytes, which was claimed before. Only one record
+        is opened at a time."""
         with self._changed:
             opening = Opening(max(self._records, 0) + 1, max(self._bytes, 0) + claimed)
             yield opening
@@ -187,14 +192,14 @@ class Allowance:
             self._spend(max(opening.rows_taken - 1, 0), max(opening.bytes_taken - claimed, 0))
 
     def page_limit(self, record_bytes: float, most: int, record_rows: float = 1.0) -> int:
-        """How many records to ask for, so that readers who ask at once stay near the budget together. A record
-        holds about `record_rows` user records of `record_bytes` altogether."""
+        """How many records to request, so that concurrent readers together stay near the budget. Each record
+        contains about `record_rows` user records of `record_bytes` in total."""
         by_bytes = int(min(self._page_bytes, self._bytes) / max(record_bytes, 1.0))
         by_rows = int(min(self._page_records, self._records) / max(record_rows, 1.0))
         return max(1, min(most, by_rows, by_bytes))
 
     def first_page_limit(self) -> int:
-        """How many records to ask a shard for whose records are of unknown size."""
+        """How many records to request from a shard whose record sizes are not known yet."""
         likely_largest = self._page_bytes // LIKELY_LARGEST_RECORD_BYTES
         return max(1, min(FIRST_PAGE_RECORDS, likely_largest, self._page_records, self._records))
 
@@ -210,7 +215,7 @@ class Allowance:
 
 @dataclass(slots=True)
 class Opening:
-    """Room for what is inside of one record, and how much of it was taken."""
+    """Room for the user records inside one record, and how much of it was used."""
 
     rows: int
     bytes: int

@@ -1,9 +1,9 @@
-"""Answers of GetRecords, read fast.
+"""Fast parsing of GetRecords responses.
 
-botocore's own parser spends most of a consumer's CPU: it walks the answer record by record in Python. msgspec
-reads the same JSON in C, base64 included. The handler below takes the body from botocore before it is parsed, and
-gives the finished answer back; when msgspec does not understand a body, botocore gets it as if nothing had been
-there. One difference is wanted: times of arrival are epoch seconds, not datetimes.
+botocore's parser would take most of a consumer's CPU time: it handles the response record by record in Python.
+msgspec parses the same JSON in C, including base64. The handler below takes the body before botocore parses it, and
+returns the parsed response to botocore. If msgspec cannot parse a body, botocore parses it as usual. One difference
+is intended: arrival times are epoch seconds, not datetimes.
 """
 
 from typing import Any, Final, NotRequired, TypedDict
@@ -33,9 +33,9 @@ _NOTHING_LEFT: Final = b"{}"
 
 
 def parse_get_records(body: bytes) -> _Answer:
-    """The answer as botocore would give it, but for the times. Raises msgspec.MsgspecError."""
+    """Parse the response as botocore would, except for the times. Raises msgspec.MsgspecError."""
     answer = _DECODER.decode(body)
-    # botocore leaves out what is null.
+    # botocore omits values that are null.
     for name in ("NextShardIterator", "ChildShards"):
         if answer.get(name, ...) is None:
             del answer[name]  # type: ignore[misc]
@@ -43,7 +43,7 @@ def parse_get_records(body: bytes) -> _Answer:
 
 
 def install(client: Client) -> None:
-    """Make this client parse GetRecords with msgspec. Does nothing to a stand-in that has no events."""
+    """Make this client parse GetRecords with msgspec. Does nothing for a fake client that has no events."""
     events = getattr(getattr(client, "meta", None), "events", None)
     if events is not None:
         events.register("before-parse.kinesis.GetRecords", _before_parse, unique_id="kcl-dagster-get-records")
@@ -52,7 +52,7 @@ def install(client: Client) -> None:
 def _before_parse(
     response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_context: object
 ) -> None:
-    """Called by botocore between the HTTP answer and its parser."""
+    """Called by botocore between the HTTP response and its parser."""
     if response_dict["status_code"] != 200:
         return
     try:

@@ -1,7 +1,8 @@
-"""Reading one shard with GetRecords.
+"""Reads one shard with GetRecords.
 
-`ShardReader.pages` gives the records of a range page by page; the reader's attributes say how far it came. One
-reader reads one range once, on one thread. It waits on the runtime's clock and starts no thread.
+`ShardReader.pages` yields the records of a range page by page; the reader's attributes show how far it has read. A
+reader reads one range once, on one thread. It waits on the runtime's clock and starts no thread. A range is pinned
+if its end is known, because its batch was begun before; otherwise it is open.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,42 +21,44 @@ from kcl_dagster.streams.records import StreamRecord, arrival_millis, child_shar
 
 MAX_PAGE_RECORDS: Final = 10_000  # GetRecords refuses a larger limit
 
-# A pinned range is read to its end although the budget is spent, but not for ever.
+# How long a pinned range may take to read. The budget does not limit it.
 PINNED_PATIENCE_SECONDS: Final = 120.0
-# A shard that has not answered once is given this long, however short the batch: a throttle passes in a second.
+# How long a shard that has not answered yet may take, even in a shorter batch. Throttling usually ends within a
+# second.
 OPEN_PATIENCE_SECONDS: Final = 5.0
 FIRST_BACKOFF_SECONDS: Final = 0.25
 LONGEST_BACKOFF_SECONDS: Final = 5.0
 
 
-# Less than a day, for which any stream keeps its records, by more than a bookmark may be old.
+# Shorter than a day, the minimum retention of a stream, by more than the largest age of a bookmark.
 FAR_BEHIND_MILLIS: Final = (24 * 3600 - 600) * 1000
 
 
 def is_far_behind(millis_behind: int | None) -> bool:
-    """Records may leave the stream before they are read. An iterator skips them in silence, so reading begins again
-    at the record before them, which is there or tells that it is not."""
+    """Whether records may leave the stream before they are read. An iterator would skip them silently. Reading then
+    begins again at the last record that was read: the response shows whether it is still there."""
     return millis_behind is not None and millis_behind > FAR_BEHIND_MILLIS
 
 
 @dataclass(frozen=True, slots=True)
 class Bookmark:
-    """An iterator that stands where a range ended, and what was learnt of the shard on the way there.
+    """The position at which a range ended, for the next reader, and what is known of the shard.
 
-    Kinesis forgets iterators after five minutes; a reader falls back to the range's beginning then. It does so as
-    well without an iterator.
+    Kinesis forgets iterators after five minutes. Then, or without an iterator, the reader starts from the range's
+    beginning.
     """
 
     iterator: str | None
     record_bytes: float | None = None
-    """Of a Kinesis record, with all that is inside of it; None while it is not known."""
+    """The average size of a Kinesis record, including all user records in it; None if not known."""
 
     record_rows: float = 1.0
-    """User records in a Kinesis record."""
+    """The average number of user records per Kinesis record."""
 
-    wait_seconds: float = 0.0  # the shard asks to be left alone for this long yet
-    millis_behind: int | None = None  # as it last said, for a range that has no time to ask it
-    failing_seconds: float = 0.0  # for which it has not answered, so that short batches do not hide it for ever
+    wait_seconds: float = 0.0  # how long the shard should not be read yet
+    millis_behind: int | None = None  # the last known lag, for a range that ends before a response
+    # For how long the shard has not answered; kept, so that short batches do not hide a failure for ever
+    failing_seconds: float = 0.0
 
 
 class ShardReader:
@@ -73,8 +76,8 @@ class ShardReader:
         bookmark: Bookmark | None = None,
         reads_on: bool = False,
     ) -> None:
-        """`reads_on`: do not end the range after its first records while it is far behind, but check for a gap
-        before each further page, which costs requests."""
+        """`reads_on`: if the range is far behind, do not end it after its first records, but check for a gap before
+        each further page. That costs requests."""
         self._client = client
         self._stream = stream
         self._shard_id = shard_id
@@ -88,7 +91,7 @@ class ShardReader:
         self._not_before = runtime.clock.monotonic() + (bookmark.wait_seconds if bookmark else 0.0)
         self._page_bytes = 0
         self._last_read = 0.0
-        self._failures = 0  # since the last answer
+        self._failures = 0  # since the last response
         failing = bookmark.failing_seconds if bookmark else 0.0
         self._failing_since = runtime.clock.monotonic() - failing if failing else None
         self._cut = RangeCut(bounds, f"{shard_id} of stream {stream}", goes_on=self._iterator is not None)
@@ -102,7 +105,7 @@ class ShardReader:
 
     @property
     def bookmark(self) -> Bookmark | None:
-        """Where to go on; None when the next reader must find the place itself."""
+        """The position for the next reader. None: it has to find the position itself."""
         if self._iterator is None and not self._cut.rest_is_left and self._failing_since is None:
             return None
         now = self._now()
@@ -114,15 +117,14 @@ class ShardReader:
     def pages(
         self, allowance: Allowance, deadline: ReadDeadline, is_stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[list[StreamRecord]]:
-        """The records of the range, in order, in non-empty pages.
+        """Yield the records of the range, in order, in non-empty pages.
 
-        Ends when the range is complete, when the shard ends, when `allowance` or the time until `deadline` is used
-        up, or when `is_stopped` says so. An open range gets one answer at least, unless other ranges have used up
-        the allowance or brought the deadline forward before. A pinned range knows neither allowance nor deadline.
-
-        Whole Kinesis records: the edges inside an aggregate are the caller's to cut. Raises DataLoss when the
-        records of a pinned range are gone, and Throttled, EndpointUnreachable or OutcomeUnknown when the shard
-        did not answer for too long.
+        Ends when the range is complete, the shard ends, `allowance` or the time until `deadline` is used up, or
+        `is_stopped` returns True. An open range gets at least one response, unless other ranges have used up the
+        allowance or brought the deadline forward. A pinned range is not limited by allowance or deadline. Kinesis
+        records are whole: the caller has to cut aggregates in which the range begins or ends. Raises DataLoss if
+        records of a pinned range are gone, and Throttled, EndpointUnreachable or OutcomeUnknown if the shard did
+        not answer for too long.
         """
         pinned = self._cut.is_pinned
         patience = PINNED_PATIENCE_SECONDS if pinned else OPEN_PATIENCE_SECONDS
@@ -154,7 +156,8 @@ class ShardReader:
                 records = self._cut.claim(accepted, allowance)
                 if self._cut.rest_is_left:
                     self.leave_rest(arrival_millis(records[-1]) if records else None)
-                # What is not processed is no answer, or a small budget would end here each time.
+                # A page without records to process is not enough. Otherwise a small budget would end the range here
+                # each time.
                 answered = answered or not (self._cut.is_before_the_first(records) and self.millis_behind)
                 if records:
                     yield records
@@ -177,23 +180,25 @@ class ShardReader:
 
     @property
     def has_gap(self) -> bool:
-        """Whether the range ended because records behind it have left the stream."""
+        """Whether the range ended because records after it have left the stream."""
         return self._cut.has_gap
 
     def opened(self, rows: int, bytes_: int, records: int) -> None:
-        """Called after each page: what its `records` turned out to hold. Sets the size of the pages to come."""
+        """Called after each page, with the number and size of the user records in its `records`. Determines the
+        size of the next pages."""
         self._record_rows = max(rows / records, 1.0)
         self._record_bytes = max(bytes_ / records, self._record_bytes or 1.0)
 
     def leave_rest(self, last_arrival_ms: int | None) -> None:
-        """Called when only part of the last page was taken, up to a record that arrived then. The rest belongs to
-        the next range, which finds its place itself."""
+        """Called if only part of the last page was used, up to a record that arrived at `last_arrival_ms`. The rest
+        belongs to the next range, which finds its position itself."""
         self.millis_behind = self._cut.leave_rest(self.millis_behind, last_arrival_ms)
         self._iterator = None
         self.is_ended, self.children = False, ()
 
     def _limit(self, allowance: Allowance) -> int:
-        """With the record at which the range begins comes the next one, or that might leave between two pages."""
+        """How many records to request. The first request of a range also returns the record before the range. It
+        asks for one more, because the next record could leave the stream between two pages."""
         if self._cut.is_pinned:
             return MAX_PAGE_RECORDS
         if self._record_bytes is None:
@@ -207,7 +212,7 @@ class ShardReader:
         return self._runtime.clock.monotonic()
 
     def _ask(self, limit: int, give_up: float) -> Mapping[str, Any] | None:
-        """One GetRecords. None when the shard has to be asked again or has turned out to be gone."""
+        """Send one GetRecords. None if the request has to be repeated, or if the shard is gone."""
         began = self._now()
         try:
             if self._iterator is None:
@@ -218,7 +223,7 @@ class ShardReader:
             return None
         self._failures, self._failing_since = 0, None
         size = self._page_bytes = size_of(answer["Records"])
-        # A page can be empty far from the tip; only at the tip there is nothing to hurry for.
+        # A page can be empty far from the tip. Only at the tip should the next read wait.
         is_at_tip = size == 0 and not answer.get("MillisBehindLatest")
         left = self._last_read - began
         self._not_before = began + self._limits.wait_after(size, is_at_tip=is_at_tip, left=left)
@@ -238,14 +243,16 @@ class ShardReader:
         return iterator
 
     def _recover(self, error: ServiceError, give_up: float) -> None:
-        """What a failed call means: find the place again, wait, a shard that is gone, or an error to raise."""
+        """React to a failed call: find the position again, wait, record that the shard is gone, or raise the
+        error."""
         match error:
             case RequestRefused(code="ExpiredIteratorException") if not self._failures:
                 self._iterator, self._failures = None, 1  # a new one is not old: if it is refused, too, wait
             case RequestRefused(code="InvalidArgumentException") if (
                 self._iterator is not None and not self._failures
             ):
-                self._iterator, self._failures = None, 1  # not an iterator of this service; only once
+                # Another service made this iterator; find the position again once
+                self._iterator, self._failures = None, 1
             case ResourceMissing():
                 self._confirm_stream()
                 self.is_gone = self.is_ended = True
@@ -262,21 +269,22 @@ class ShardReader:
         self._failures += 1
         if self._failing_since is None:
             self._failing_since = self._now()
-        # Jitter over the upper half: consumers of one shard must not come back together.
+        # Jitter over the upper half, so that consumers of one shard do not retry at the same time.
         self._not_before = self._now() + backoff * self._runtime.random.uniform(0.5, 1.0)
         if self._not_before > give_up:
             raise error
 
     def _confirm_stream(self) -> None:
-        """A missing shard of an existing stream has expired; a missing stream must not end its shards."""
+        """Raise an error if the stream is missing. If it exists, the shard has expired; a missing stream must not
+        end its shards."""
         try:
             call(self._client, "describe_stream_summary", StreamName=self._stream)
         except ResourceMissing as error:
             raise StreamNotFound(f"stream {self._stream} does not exist any more") from error
 
     def _accept(self, answer: Mapping[str, Any]) -> list[StreamRecord] | None:
-        """Take in a page: its records that belong to the range, and what it says of the shard. None: the range ends
-        before it."""
+        """Handle a page: keep the shard's state, and return the page's records that belong to the range. None: the
+        range ends before this page."""
         millis_behind = answer.get("MillisBehindLatest", self.millis_behind)
         page: list[StreamRecord] = answer["Records"]
         is_far = is_far_behind(millis_behind)

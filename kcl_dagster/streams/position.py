@@ -1,4 +1,4 @@
-"""Where in a shard to begin reading, and which records belong to a range. Pure."""
+"""The position at which reading a shard begins, and the records that belong to a range. Pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +8,11 @@ from kcl_dagster.model.checkpoint import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The records of one shard strictly after `after`, through `through` if that is known, else open.
+    """The records of one shard after `after`, and up to `through`. If `through` is None, the range is open.
 
-    `first` names the first record where it is known: of a pinned range. Else reading begins at the record `after`,
-    or when that is an initial position, at the time `timestamp_ms`, else where the position says.
+    `first`: the first record, if known, as in a pinned range (one whose batch was begun before). Otherwise reading
+    begins at the record `after`. If `after` is an initial position, reading begins at the time `timestamp_ms`, or
+    without one at the place that the position names.
     """
 
     after: Checkpoint
@@ -28,16 +29,16 @@ class Bounds:
 
     @property
     def begins_at_record(self) -> str | None:
-        """The record whose presence proves that nothing before the range's end has left the stream.
+        """The record whose presence proves that no record of the range has left the stream before it was read.
 
-        Reading begins at it, not after it: of a stream that has trimmed it we are told nothing otherwise.
+        Reading begins at this record, not after it. Otherwise, nothing would show that the stream has trimmed it.
         """
         if self.first is not None:
-            return self.first  # a pinned range: what lies before it was processed and may be gone
+            return self.first  # a pinned range: earlier records were processed and may be gone
         return None if self.after.is_initial_position else self.after.sequence
 
     def starting_point(self) -> dict[str, Any]:
-        """GetShardIterator's parameters for the beginning of the range."""
+        """The parameters of GetShardIterator for the beginning of the range."""
         record = self.begins_at_record
         if record is not None:
             return {"ShardIteratorType": "AT_SEQUENCE_NUMBER", "StartingSequenceNumber": record}
@@ -48,7 +49,7 @@ class Bounds:
         return {"ShardIteratorType": self.after.sequence}
 
     def is_before(self, sequence: str, sub_sequence: int) -> bool:
-        """Whether this user record was already processed."""
+        """Whether this user record was processed before."""
         if self.after.is_initial_position:
             return False
         return (int(sequence), sub_sequence) <= (int(self.after.sequence), self.after.sub_sequence)

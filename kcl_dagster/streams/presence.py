@@ -1,8 +1,8 @@
-"""Whether a record is still in its shard.
+"""Checks whether a record is still in its shard.
 
-Of records that leave a stream while it is read, a reader gets no notice: an iterator and a subscription skip them.
-A shard loses its oldest records first. So if the last record before a page is still there after the page has
-arrived, nothing between the two was skipped.
+A reader is not informed when records leave a stream while it is read: iterators and subscriptions skip them. A
+shard loses its oldest records first. So if the last record before a page is still there after the page has arrived,
+no record between them was skipped.
 """
 
 from typing import Any, Final
@@ -12,15 +12,15 @@ from kcl_dagster.errors import EndpointUnreachable, ServiceError, Throttled
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.cutting import Gap
 
-# Well below the time that a reader waits for its shard: a check that fails must not end what can be read.
+# Far below the time that a reader waits for its shard: a failing check must not prevent reading.
 CHECK_SECONDS: Final = 2.0
-# Of the five a second that all consumers of a shard share.
+# At most this many of the five requests per second that all consumers of a shard share.
 MOST_REQUESTS: Final = 4
 PAUSE_SECONDS: Final = 0.4
 
 
 class Presence:
-    """Looks for records of one shard. Used on the thread of its reader."""
+    """Looks up records of one shard. Used on the thread of its reader."""
 
     def __init__(self, client: Client, stream: str, shard_id: str, runtime: Runtime) -> None:
         self._client = client
@@ -29,8 +29,8 @@ class Presence:
         self._runtime = runtime
 
     def has(self, sequence: str) -> bool | None:
-        """Whether the record with this number can be read. None: that was not found out with a few requests within
-        two seconds."""
+        """Whether the record with this number can be read. None if a few requests within two seconds do not show
+        it."""
         clock = self._runtime.clock
         give_up = clock.monotonic() + CHECK_SECONDS
         iterator: str | None = None
@@ -49,7 +49,7 @@ class Presence:
             except (Throttled, EndpointUnreachable, Unanswered):
                 continue
             except ServiceError:
-                return None  # such as a missing right; the reader itself may do without it
+                return None  # for example a missing permission; the reader may still be able to read
             if answer["Records"]:
                 return bool(answer["Records"][0]["SequenceNumber"] == sequence)
             iterator = answer.get("NextShardIterator")
@@ -65,7 +65,7 @@ class Presence:
 
 
 class Gaps:
-    """Finds where records left the stream between two answers of which the first one was far behind."""
+    """Detects whether records left the stream between two responses, the first of which was far behind."""
 
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
@@ -73,15 +73,15 @@ class Gaps:
         self._is_unknown = False
 
     def before(self, *, is_far: bool, has_records: bool) -> Gap | None:
-        """The gap that there may be before this answer, or None. `is_far`: whether the answer is far behind."""
+        """The gap that may exist before this response, or None. `is_far`: whether the response is far behind."""
         if self._far_after is None or (is_far and not has_records):
-            return None  # whatever comes next is compared with the same record
+            return None  # the next response is compared with the same record
         is_there = self._presence.has(self._far_after)
         self._is_unknown = is_there is None
         return None if is_there else Gap(self._far_after, is_certain=not self._is_unknown)
 
     def went_on(self, last: str | None, *, is_far: bool, has_records: bool) -> None:
-        """Called with each answer that is used; `last` is the last record of the range so far. While it is not
-        known whether there was a gap, the record before it is looked for again after the next answer."""
+        """Called with each response that is used. `last`: the last record of the range so far. While it is not
+        known whether there was a gap, the record before it is looked up again after the next response."""
         if not self._is_unknown and (has_records or not is_far):
             self._far_after = last if is_far else None

@@ -1,4 +1,4 @@
-"""What GetRecords and SubscribeToShard answer with: records, and the children of a shard that has ended."""
+"""Responses of GetRecords and SubscribeToShard: records, and the children of a shard that has ended."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -9,7 +9,7 @@ from kcl_dagster.model.shard import ChildShard, HashRange
 
 
 class StreamRecord(TypedDict):
-    """The time of arrival is epoch seconds, or a datetime where the stock botocore parser made it."""
+    """A record. Its arrival time is in epoch seconds, or a datetime if botocore's own parser made it."""
 
     SequenceNumber: str
     Data: bytes
@@ -18,12 +18,12 @@ class StreamRecord(TypedDict):
 
 
 def arrival_millis(record: StreamRecord) -> int | None:
-    """When the record arrived, in epoch milliseconds; None when the stream did not say."""
+    """When the record arrived, in epoch milliseconds; None if the response has no time."""
     return millis(arrival_seconds([record])[0])
 
 
 def arrival_seconds(records: Sequence[StreamRecord]) -> list[float | None]:
-    """When the records arrived, in epoch seconds; None where the stream did not say."""
+    """When the records arrived, in epoch seconds; None for each that has no time."""
     try:
         found: list[Any] = [record["ApproximateArrivalTimestamp"] for record in records]
     except KeyError:
@@ -38,18 +38,18 @@ def millis(seconds: float | None) -> int | None:
 
 
 def size_of(records: Iterable[StreamRecord]) -> int:
-    """Bytes of payload."""
+    """The bytes of all payloads."""
     return sum(map(len, map(_data, records)))
 
 
 def sizes_of(records: Sequence[StreamRecord]) -> list[int]:
-    """Bytes of each record's payload and partition key: what it takes up when it is kept."""
+    """The bytes of payload and partition key of each record: the room it takes when it is kept."""
     keys = utf8_sizes([record["PartitionKey"] for record in records])
     return list(map(add, map(len, map(_data, records)), keys))
 
 
 def utf8_sizes(texts: Sequence[str]) -> list[int]:
-    """Bytes of each text. Equal ones are measured once: they may be long, and many."""
+    """The bytes of each text in UTF-8. Equal texts are measured once, because they may be long, and many."""
     if all(map(str.isascii, texts)):
         return list(map(len, texts))
     sizes = {text: len(text.encode()) for text in set(texts)}
@@ -60,7 +60,7 @@ _data = itemgetter("Data")
 
 
 def child_shards(answer: Mapping[str, Any]) -> tuple[ChildShard, ...]:
-    """The children that the last answer of a closed shard names."""
+    """The children that the last response of a closed shard names."""
     return tuple(_child(child) for child in answer.get("ChildShards") or ())
 
 

@@ -1,8 +1,8 @@
-"""From Kinesis records to the user records of a range. Pure, and on the hot path: columns, not objects.
+"""Converts Kinesis records to the user records of a range. Pure, and performance-critical: columns, not objects.
 
-A place in a shard means the same whether aggregates are opened or not: everything through that user record. So an
-aggregate that is left closed has the place of its last user record, and one in which a range begins or ends is
-opened, whatever the setting says. The setting may be changed at any checkpoint.
+A position in a shard has the same meaning whether aggregates are opened or not: everything up to that user record.
+An aggregate that is not opened therefore has the position of its last user record. An aggregate in which a range
+begins or ends is opened even if the setting excludes it. The setting may be changed at any checkpoint.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ MINUTE: Final = 60
 
 @dataclass(slots=True)
 class Columns:
-    """User records, one list per column. `arrival` is epoch seconds; `problem` says why a record was left as an
-    unopened aggregate."""
+    """User records, one list per column. `arrival`: epoch seconds. `problem`: why an aggregate could not be opened,
+    and is stored as it is."""
 
     data: list[bytes] = field(default_factory=list)
     partition_key: list[str] = field(default_factory=list)
@@ -42,20 +42,21 @@ class Columns:
 
 
 class PageReader(Protocol):
-    """What gives pages: `ShardReader`, `FanoutReader`, `WindowReader`."""
+    """The reader of pages: `ShardReader`, `FanoutReader` or `WindowReader`."""
 
     def opened(self, rows: int, bytes_: int, records: int) -> None:
-        """All of the last page, of so many `records`, was taken, and this much was inside of it."""
+        """Called if the last page, of so many `records`, was used completely. `rows` and `bytes_`: its user
+        records."""
 
     def leave_rest(self, last_arrival_ms: int | None) -> None:
-        """Of the last page only a part was taken, up to a record that arrived then."""
+        """Called if only part of the last page was used, up to a record that arrived at `last_arrival_ms`."""
 
 
 class Unpacker:
-    """Opens the records of one range and keeps count. One per range; fed in order, on one thread."""
+    """Opens the records of one range, and counts them. Gets the pages in order, on one thread."""
 
     def __init__(self, bounds: Bounds, hash_range: HashRange | None, *, opens_aggregates: bool = True) -> None:
-        """`opens_aggregates`: False leaves those closed that lie in the range as a whole."""
+        """`opens_aggregates`: if False, aggregates that lie completely in the range are not opened."""
         self._bounds = bounds
         self._hash_range = hash_range
         self._opens_aggregates = opens_aggregates
@@ -73,7 +74,8 @@ class Unpacker:
     def unpack_from(
         self, reader: PageReader, page: Sequence[StreamRecord], into: Columns, allowance: Allowance
     ) -> bool:
-        """`unpack`, and tell the reader that gave the page what became of it. False when the range ends there."""
+        """Unpack a page, and report to its reader how much was used. Returns False if the range ends within the
+        page."""
         rows, bytes_ = self.records, self.bytes
         is_whole = self.unpack(page, into, allowance)
         if is_whole:
@@ -83,11 +85,12 @@ class Unpacker:
         return is_whole
 
     def unpack(self, page: Sequence[StreamRecord], into: Columns, allowance: Allowance | None = None) -> bool:
-        """Append the user records of a page that belong to the range. No record may lie beyond the pinned end.
+        """Append the user records of a page that belong to the range. No record may be after a pinned range's end.
 
-        What is inside of aggregates is taken as far as `allowance` has room for it, beside what the page's records
-        have claimed there themselves. False when that was not all: the range ends where `through` says, be it
-        inside of an aggregate. A pinned range is taken whole, since it was given room when it was read first.
+        The user records in aggregates are taken as far as `allowance` has room for them, in addition to the room
+        that the page's records have claimed. Returns False if not all were taken. The range then ends at `through`,
+        which may be inside an aggregate. A pinned range is taken completely, because it was given room when it was
+        first read.
         """
         begin = 0
         while self.first is None and begin < len(page):
@@ -104,7 +107,7 @@ class Unpacker:
         return True
 
     def _unpack_one(self, record: StreamRecord, into: Columns, allowance: Allowance | None) -> bool:
-        """Whether all of it was taken."""
+        """Append the user records of one record. Returns whether all of them were taken."""
         data, sequence = record["Data"], record["SequenceNumber"]
         if not data.startswith(MAGIC):
             self._add_one(record, None, into)
@@ -130,7 +133,7 @@ class Unpacker:
         return is_whole or self._bounds.through is not None
 
     def _has_edge_in(self, sequence: str, last: int) -> bool:
-        """Whether the range begins or ends inside of an aggregate whose last user record is `last`."""
+        """Whether the range begins or ends inside an aggregate whose last user record is `last`."""
         after, through = self._bounds.after, self._bounds.through
         begins = sequence == after.sequence and after.sub_sequence < last
         return begins or (through is not None and sequence == through.sequence and through.sub_sequence < last)
@@ -152,18 +155,18 @@ class Unpacker:
             return aggregate
 
     def _is_before(self, sequence: str, last_index: int) -> bool:
-        """Whether the record was processed before: it is the one at which the range begins."""
+        """Whether the record was processed before. This is so only for the one at which the range begins."""
         return self.first is None and self._bounds.is_before(sequence, last_index)
 
     def _begin(self, record: StreamRecord) -> float | None:
-        """When a record of the range arrived."""
+        """When a record of the range arrived. Remembers the first one."""
         arrival = arrival_seconds([record])[0]
         if self.first is None:
             self.first, self.first_arrival_ms = record["SequenceNumber"], millis(arrival)
         return arrival
 
     def _add_one(self, record: StreamRecord, problem: str | None, into: Columns, last: int = 0) -> None:
-        """A record as it came; the last user record in it is `last`."""
+        """Append a record as it is. `last`: the sub-sequence number of its last user record."""
         data, sequence = record["Data"], record["SequenceNumber"]
         if self._is_before(sequence, last):
             return
@@ -177,7 +180,7 @@ class Unpacker:
         self._fill(into, 1, [sequence], [arrival], problem, len(data))
 
     def _add_plain(self, page: Sequence[StreamRecord], data: Sequence[bytes], into: Columns) -> None:
-        """The rest of a range, where nothing has to be opened or left out: most of what a consumer ever reads."""
+        """Append the rest of a range in which nothing has to be opened or left out: the usual case."""
         rows = len(page)
         sequences = [record["SequenceNumber"] for record in page]
         arrivals = arrival_seconds(page)
@@ -218,9 +221,10 @@ class Unpacker:
     def _count(
         self, into: Columns, rows: int, sequences: list[str], arrivals: list[float | None], bytes_: int
     ) -> None:
-        """By the minute of arrival. Nearly always it is one minute, which takes no look at each record."""
+        """Count records by the minute of arrival. Usually there is one minute, and single records need not be
+        examined."""
         times = [arrival for arrival in arrivals if arrival is not None] if None in arrivals else arrivals
-        if len(times) < rows:  # a record without a time belongs to no minute
+        if len(times) < rows:  # a record without an arrival time belongs to no minute
             self.has_minutes = False
             return
         first, last = _minute(min(times)), _minute(max(times))  # type: ignore[type-var, arg-type]
@@ -242,8 +246,8 @@ class Unpacker:
 
     @property
     def minutes(self) -> list[tuple[int, int, int, str, str]] | None:
-        """Records by the minute in which they arrived: its start, records, bytes, first and last sequence number.
-        None where a record does not say when it arrived."""
+        """Counts by the minute of arrival: its start, records, bytes, first and last sequence number. None if a
+        record has no arrival time."""
         if not self.has_minutes:
             return None
         return [(minute, *counted) for minute, counted in sorted(self._minutes.items())]

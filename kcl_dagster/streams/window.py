@@ -1,7 +1,7 @@
-"""Read the part of a shard that arrived in a time window, in pieces that are the same at every read.
+"""Reads the part of a shard that arrived in a time window, in pieces that are the same at every read.
 
-A piece ends before the first record that arrived after the window, or where it is large enough. Its end depends on
-its records alone, never on pages, pauses or budgets. So a second read of the window gives the same pieces.
+A piece ends before the first record that arrived after the window, or when it is large enough. Its end depends only
+on its records, never on pages, pauses or budgets. A second read of the window therefore gives the same pieces.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ PIECE_RECORDS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Where a piece ends: before the first record that arrived at `until_ms` (epoch milliseconds) or later, and
+    """The end of a piece: before the first record that arrived at `until_ms` (epoch milliseconds) or later, and
     after the record with which its payload reaches `most_bytes`."""
 
     until_ms: int
@@ -37,8 +37,8 @@ class Window:
 
 
 class WindowReader:
-    """Reads one piece. Has the interface of `ShardReader`. `is_ended`: the window has no more records in this
-    shard."""
+    """Reads one piece. Has the interface of `ShardReader`. `is_ended`: the shard has no more records of the
+    window."""
 
     def __init__(
         self,
@@ -96,10 +96,11 @@ class WindowReader:
         self.is_ended = True
 
     def opened(self, rows: int, bytes_: int, records: int) -> None:
-        """Do nothing: the shard's pace alone determines the size of a page, not the content of its records."""
+        """Does nothing: only the limits of the shard determine the size of a page, not the content of its
+        records."""
 
     def leave_rest(self, last_arrival_ms: int | None) -> None:
-        """As `ShardReader.leave_rest`. The next piece begins where this one ends."""
+        """See `ShardReader.leave_rest`. The next piece begins where this one ends."""
         self._reader.leave_rest(last_arrival_ms)
         self._is_full, self.is_ended = True, False
 
@@ -129,7 +130,7 @@ class WindowReader:
 
 
 class _SmallPages(Allowance):
-    """An allowance without an end, in pages that use up the read limits of about a second."""
+    """An unlimited allowance. Its pages use up the read limits of about one second."""
 
     def __init__(self, page_bytes: float) -> None:
         super().__init__(MAX_PAGE_RECORDS, int(page_bytes), 1)
@@ -139,7 +140,7 @@ class _SmallPages(Allowance):
         return False
 
     def claim(self, sizes: Sequence[int]) -> int:
-        """Allow the whole page; another may follow."""
+        """Accept the whole page; another may follow."""
         return len(sizes)
 
     def first_page_limit(self) -> int:

@@ -1,7 +1,7 @@
-"""Names in the tables, and strict reading of attributes.
+"""Names of attributes in the tables, and strict reading of their values.
 
-An item is DynamoDB JSON: `{"leaseCounter": {"N": "7"}}`. A reader refuses whatever no KCL writes, naming item and
-attribute, because a row that is not understood may not be written to either.
+An item is DynamoDB JSON: `{"leaseCounter": {"N": "7"}}`. A reader refuses values that no KCL writes, and names the
+item and the attribute. A row that cannot be read correctly must not be written to either.
 """
 
 import math
@@ -65,7 +65,8 @@ _DECIMAL: Final = re.compile(r"[0-9]{1,39}")  # 2^128 - 1 has 39 digits
 
 
 class ItemReader:
-    """Typed access to one item. Absent attributes are None; present ones are right or refused."""
+    """Typed access to one item. An absent attribute is read as None. A present one is valid, or is refused with an
+    error."""
 
     def __init__(self, item: Mapping[str, Any], key_attribute: str) -> None:
         self._item = item
@@ -76,12 +77,13 @@ class ItemReader:
         raise UnreadableItem(self.key, attribute, problem)
 
     def raw(self, attribute: str, kind: str) -> Any:
-        """What stands under `kind` ("S", "N", ...), or None when the attribute is absent."""
+        """The value of the attribute if its type is `kind` ("S", "N", ...); None if the attribute is absent."""
         if attribute not in self._item:
             return None
         value = self._item[attribute]
         if type(value) is dict and len(value) == 1 and kind in value:
-            return value[kind]  # what botocore answers with, without the cost of looking for an abstract mapping
+            # Botocore returns plain dicts: the check for an abstract mapping is slow and not needed
+            return value[kind]
         if not isinstance(value, Mapping) or set(value) != {kind}:
             self.refuse(attribute, f"should be of type {kind}, is {_shown(value)}")
         return value[kind]
@@ -89,7 +91,7 @@ class ItemReader:
     def text(self, attribute: str) -> str | None:
         value = self._item.get(attribute)
         if type(value) is dict and len(value) == 1:
-            plain = value.get("S")  # nearly always, and a leader reads ten of them of each row
+            plain = value.get("S")  # the usual case; a leader reads ten texts per row
             if type(plain) is str and plain:
                 return plain
         elif value is None and attribute not in self._item:
@@ -176,7 +178,7 @@ def _shown(value: object) -> str:
 
 
 def key_of(item: Mapping[str, Any], key_attribute: str) -> str:
-    """The key for messages and for lists of unreadable items; never raises."""
+    """The item's key, for messages and for lists of unreadable items. Never raises."""
     value = item.get(key_attribute)
     text = value.get("S") if isinstance(value, Mapping) else None
     return text if isinstance(text, str) else "?"
@@ -201,17 +203,17 @@ def names(members: frozenset[str]) -> Value:
     return {"SS": sorted(members)}
 
 
-@lru_cache(maxsize=1024)  # a renewal needs it twice, for the row and for what is known of it
+@lru_cache(maxsize=1024)  # a renewal needs the result twice: for the row, and for the lease in memory
 def rounded(number: float) -> float:
-    """Six decimals, half up, as the KCL stores throughput and utilization."""
-    if abs(number) >= 2**52 or number % 1 == 0:  # has no decimals
+    """Round to six decimals, half up, as the KCL stores throughput and utilization."""
+    if abs(number) >= 2**52 or number % 1 == 0:  # it has no decimals
         return float(number)
     return float(Decimal(repr(number)).quantize(Decimal("0.000001"), rounding=ROUND_HALF_UP))
 
 
 @lru_cache(maxsize=1024)
 def java_double(number: float) -> str:
-    """The text Java's Double.toString gives: what the KCL sends for a floating-point attribute."""
+    """The text of Java's Double.toString, which the KCL writes for floating-point attributes."""
     if number == 0:
         return "0.0"
     if not math.isfinite(number):

@@ -1,4 +1,4 @@
-"""The audit log: one row for each manual intervention, which is never changed afterwards.
+"""The audit log: one row for each manual intervention. Rows are never changed.
 
 Interventions are rare, so there are few rows. The program never deletes them; operators may.
 """
@@ -23,7 +23,7 @@ ACTION: Final = "did"
 BY: Final = "changedBy"
 AT: Final = "changedAt"  # epoch milliseconds
 DETAIL: Final = "detail"  # JSON
-LARGEST_DETAIL: Final = 300 * 1024  # bytes; DynamoDB takes 400 KB an item. About 2,000 leases with both positions.
+LARGEST_DETAIL: Final = 300 * 1024  # bytes; DynamoDB takes 400 KB per item. About 2,000 leases with both positions.
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class AuditTable:
         self._runtime = runtime
 
     def write(self, action: str, by: str, detail: Mapping[str, Any]) -> AuditEntry:
-        """Record what is about to be done."""
+        """Record an intervention before it is carried out."""
         entry = AuditEntry(action, by, int(self._runtime.clock.now() * 1000), detail)
         self._sender.overwrite(write_entry(self._place, entry, self._runtime.new_id()))
         return entry

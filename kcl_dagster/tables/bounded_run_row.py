@@ -1,7 +1,8 @@
-"""The row that says how the last bounded run ended. Its leases do not: the run gave them back.
+"""The row that records how the last bounded run ended. The leases do not show this: the run has released them.
 
-Of two runs, the one that was to read further counts, and of two with the same bound the later one. So a run that
-ended well replaces the failure of each run whose records it has stored as well.
+A bounded run is a worker that ends when everything that arrived before its bound is stored. The row keeps the run
+with the latest bound; of two runs with the same bound, the one that ended later. A successful run therefore
+replaces the failure of every run whose records it has stored, too.
 """
 
 from dataclasses import dataclass
@@ -27,8 +28,9 @@ LONGEST_PROBLEM: Final = 4_000  # characters; a run names five shards, with 300 
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """The end of a bounded run. `bound`: everything that had arrived by then was to be stored. Both moments are in
-    epoch seconds. `problem`: why not everything is, and which shards are left; empty if everything is."""
+    """The end of a bounded run. `bound`: the run was to store everything that had arrived by this moment. Both
+    moments are in epoch seconds. `problem`: why the run did not store everything, and for which shards; empty if it
+    did."""
 
     run_id: str
     ended_at: int
@@ -56,11 +58,11 @@ class BoundedRunRow:
         self._place = layout.coordinator
 
     def load(self) -> EndedRun | None:
-        """None: no bounded run has ended yet. Raises UnreadableItem."""
+        """Read the row. None if no bounded run has ended yet. Raises UnreadableItem."""
         return self._parsed(self._sender.get(self._place.table, {self._place.key: s(BOUNDED_RUN_KEY)}))
 
     def save(self, run: EndedRun) -> bool:
-        """Replace the row. False: a run that was to read further has written it."""
+        """Replace the row. Returns False if a run with a later bound has written it."""
         wanted = EndedRun(run.run_id, run.ended_at, run.bound, run.problem[:LONGEST_PROBLEM])
 
         def judge(item: Item | None) -> WriteVerdict:
@@ -86,7 +88,7 @@ class BoundedRunRow:
 
 
 def save_bounded_run(place: Place, run: EndedRun) -> Request:
-    """Fails if the row is of a run that was to read further."""
+    """Fails if the row is of a run with a later bound."""
     item: Item = {
         place.key: s(BOUNDED_RUN_KEY),
         ENTITY_TYPE: s(BOUNDED_RUN),

@@ -1,13 +1,13 @@
-"""The row with the moment through which an application is complete, beside the leader's memory.
+"""The row with the moment through which an application is complete: every record that arrived earlier is stored.
 
-Within an epoch the moment never falls, even with several writers: each advance is conditional on the epoch that its
-writer read before it read the leases, and on an earlier moment in the row. What leases record stays true until they
-are reset, so an advance does not require the leader lock. A reset or an import raises the epoch, before and after
-it changes leases: an advance that was calculated from the former leases is refused, or the second raise corrects
-it.
+The row also has an epoch, which a reset or an import raises. Within an epoch the moment never falls, even with
+several writers. A writer reads the row, then the leases, and then advances the moment. The write is conditional on
+the epoch that was read, and on an earlier moment in the row. What leases record stays true until they are reset, so
+an advance does not require the leader lock. A reset raises the epoch before and after it changes leases. If an
+advance was calculated from leases of before the reset, it is refused, or the second raise corrects it.
 
-The row also has the first moment of the application. The first advance stores it, and only a reset of all leases
-changes it.
+The row also has the first moment of the application, see `FirstMoment`. The first advance stores it, and only a
+reset of all leases changes it.
 """
 
 from collections.abc import Sequence
@@ -30,15 +30,16 @@ COMPLETENESS: Final = "KD_COMPLETE"
 THROUGH: Final = "kdThrough"  # epoch seconds
 EPOCH: Final = "kdEpoch"
 BACK_TO: Final = "kdBackTo"  # epoch seconds
-RESETS: Final = "kdResets"  # such as 1795000000:1794990000,1795000900: with one entry for each epoch
+RESETS: Final = "kdResets"  # for example 1795000000:1794990000,1795000900: with one entry per epoch
 MOST_RESETS: Final = 16  # each takes 22 bytes of the row
-FIRST: Final = "kdFirst"  # such as 1795000000, or 1795000000:created; see FirstMoment
-RAISES: Final = 5  # attempts to raise the epoch, of which one is refused for each leader that advances meanwhile
+FIRST: Final = "kdFirst"  # for example 1795000000, or 1795000000:created; see FirstMoment
+RAISES: Final = 5  # attempts to raise the epoch; each leader that advances meanwhile makes one fail
 
 
 @dataclass(frozen=True, slots=True)
 class SetBack:
-    """A reset or an import: the epoch that it began, and the moment to which it went back. None: not known."""
+    """A reset or an import: the epoch that it began, and the moment to which it went back. None if that is not
+    known."""
 
     epoch: int
     back_to: int | None = None
@@ -47,27 +48,28 @@ class SetBack:
 @dataclass(frozen=True, slots=True)
 class WrittenThrough:
     """The content of the row. `through` is None before anything is known. `back_to`: the moment to which the reset
-    or the import that began the epoch went back. It is None in the first epoch, and if that moment is not known."""
+    or the import that began the epoch went back. None in the first epoch, and if that moment is not known."""
 
     through: int | None = None
     epoch: int = 0
     back_to: int | None = None
     resets: tuple[SetBack, ...] = field(default=(), compare=False)
-    """Those that a later one does not include, oldest first. An epoch has one list, so it is not compared."""
+    """The resets and imports that no later one includes, oldest first. Not compared, because it follows from the
+    epoch."""
 
     first: FirstMoment | None = None
-    """None before the first advance, and in applications that former versions or Java workers began."""
+    """None before the first advance, and in applications that an earlier version or a Java worker began."""
 
     @property
     def awaits_first(self) -> bool:
-        """Whether the next advance is to store the first moment."""
+        """Whether the next advance has to store the first moment."""
         if self.first is not None:
             return not self.first.is_settled
         return self.through is None and self.epoch == 0
 
 
 class CompletenessRow:
-    """Reads, advances and sets back the moment. Stateless: any thread may call it."""
+    """Reads and writes the moment through which the application is complete. Stateless: any thread may call it."""
 
     def __init__(
         self,
@@ -83,13 +85,13 @@ class CompletenessRow:
         self._clock = runtime.clock
 
     def load(self) -> WrittenThrough:
-        """Raises UnreadableItem."""
+        """Read the row. Raises UnreadableItem."""
         return self._parsed(self._sender.get(self._place.table, {self._place.key: s(COMPLETENESS_KEY)}))
 
     def advance(self, known: WrittenThrough, through: int, first: FirstMoment | None = None) -> WrittenThrough:
-        """Write a later moment. `known`: the row as it was read before the leases were. `first`: stored if `known`
-        awaits it. Returns the row afterwards. If another writer was faster, that is another epoch, a later moment
-        or another first moment."""
+        """Write a later moment. `known`: the row, read before the leases. `first`: the first moment, stored if
+        `known` lacks it. Returns the row as it is afterwards. If another writer was faster, that row has another
+        epoch, a later moment or another first moment."""
         if known.through is not None and through <= known.through:
             return known
         settled = first if known.awaits_first else None
@@ -113,12 +115,12 @@ class CompletenessRow:
         unless_known: FirstMoment | None = None,
         all_from: FirstMoment | None = None,
     ) -> WrittenThrough:
-        """Begin another epoch, complete through `to` at most. None: the moment is not known.
+        """Begin a new epoch, complete through `to` at most. None: that moment is not known.
 
-        `unless_known`: the first moment of an application that has not stored it yet. `all_from`: the first moment
-        if all leases were put back; stored if the known one is later.
+        `unless_known`: the first moment, used if the application has not stored one yet. `all_from`: the first
+        moment after a reset of all leases; stored if the known one is later.
 
-        The epoch is the present time, so that none is used again if the row is lost and made anew.
+        The epoch is the present time, so that no epoch is used twice if the row is lost and created again.
         """
         for _ in range(RAISES):
             known = self.load()
@@ -170,8 +172,8 @@ def first_after(
 
 
 def with_reset(known: Sequence[SetBack], new: SetBack) -> tuple[SetBack, ...]:
-    """With another reset, which includes earlier ones that went back less far. If there are too many, the oldest
-    counts as part of the one after it: more is read again by that than was."""
+    """Add a reset, and drop earlier ones that it includes because they went back less far. If there are too many,
+    the oldest is merged into the one after it. The merged reset covers more than was in fact read again."""
     kept = [one for one in known if not _includes(new, one)] + [new]
     moments = [one for one in kept if one.back_to is not None]
     if len(moments) > MOST_RESETS:
@@ -192,7 +194,7 @@ def _packed(resets: Sequence[SetBack]) -> str:
 
 
 def _unpacked(text: str) -> tuple[SetBack, ...]:
-    """Raises ValueError."""
+    """Decode what `_packed` returned. Raises ValueError."""
     pairs = [one.split(":") for one in text.split(",")]
     return tuple(SetBack(int(epoch), int(back_to) if back_to else None) for epoch, back_to in pairs)
 
@@ -200,8 +202,8 @@ def _unpacked(text: str) -> tuple[SetBack, ...]:
 def advance_completeness(
     place: Place, before: WrittenThrough, through: int, first: FirstMoment | None = None
 ) -> Request:
-    """Fails in another epoch, and if the row has a moment as late. Creates the row of the first epoch. With
-    `first`: fails if the first moment is not the known one any more."""
+    """Fails if the epoch has changed, or if the row has a moment that is as late. Creates the row in the first
+    epoch. With `first`: also fails if the first moment has changed."""
     update = Update(place.table, place.key, s(COMPLETENESS_KEY))
     update.set({ENTITY_TYPE: s(COMPLETENESS), THROUGH: n(through), EPOCH: n(before.epoch)})
     known = f"{EPOCH} = :{EPOCH} AND (attribute_not_exists({THROUGH}) OR {THROUGH} < :{THROUGH})"
@@ -214,7 +216,7 @@ def advance_completeness(
 
 
 def set_completeness_back(place: Place, known_epoch: int, wanted: WrittenThrough) -> Request:
-    """Fails if the epoch is not the known one any more."""
+    """Fails if the epoch has changed."""
     update = Update(place.table, place.key, s(COMPLETENESS_KEY))
     update.set({ENTITY_TYPE: s(COMPLETENESS), EPOCH: n(wanted.epoch), RESETS: s(_packed(wanted.resets))})
     if wanted.back_to is None:

@@ -1,4 +1,4 @@
-"""What an operator wants of a running application: one row that leaders obey."""
+"""The row with an operator's wishes for a running application. Leaders carry them out."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,8 +23,12 @@ CHANGED_AT: Final = "changedAt"  # epoch milliseconds
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """`paused`: no leases are given, no runs launched, and workers are drained. `leases`: those that stay unowned
-    although the others are served. `slots`: those that have no worker although the fleet may want one."""
+    """What is paused.
+
+    - `paused`: the whole application: no leases are assigned, no runs are launched, and workers are drained.
+    - `leases`: these stay without an owner, although others are served.
+    - `slots`: these get no worker, although the fleet may need one.
+    """
 
     paused: bool = False
     leases: frozenset[LeaseKey] = field(default_factory=frozenset)
@@ -38,12 +42,13 @@ class Control:
 
     @property
     def paused_by(self) -> str | None:
-        """Who changed it last; None where nothing is paused."""
+        """The operator who changed the row last; None if nothing is paused."""
         return (self.changed_by or "an operator") if self.paused or self.leases or self.slots else None
 
 
 class ControlRow:
-    """Loads and saves the row. The last writer wins: two operators who disagree must talk to each other."""
+    """Loads and saves the row. The last writer wins, without a warning to an operator whose change is
+    overwritten."""
 
     def __init__(
         self,
@@ -58,7 +63,7 @@ class ControlRow:
         self._place = layout.coordinator
 
     def load(self) -> Control:
-        """What stands there; nothing is paused where there is no row. Raises UnreadableItem."""
+        """Read the row. Nothing is paused if there is no row. Raises UnreadableItem."""
         item = self._sender.get(self._place.table, {self._place.key: s(CONTROL_KEY)})
         if item is None:
             return Control()

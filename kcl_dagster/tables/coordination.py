@@ -1,4 +1,7 @@
-"""Every request that writes rows other than leases, as data: worker rows, leader lock, state, memory, starts."""
+"""Every request that writes rows other than leases, as data: worker rows, leader lock, state, memory, starts.
+
+"Fails if ..." in a docstring means that DynamoDB refuses the write because its condition does not hold.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -18,7 +21,8 @@ PRESENT: Final = "attribute_exists(#key)"
 
 
 def put_worker(place: Place, worker: WorkerId, values: Mapping[str, Value]) -> Request:
-    """Write a heartbeat, whether or not there is a row. Where kinds share a table, fails on one of another kind."""
+    """Write a heartbeat, and create the row if needed. In a shared table, fails if the key belongs to another kind
+    of row."""
     update = Update(place.table, place.key, s(worker)).set(values)
     if place.key == a.LEASE_KEY:
         update.set({a.ENTITY_TYPE: s(a.WORKER)}).require(f"({ABSENT} OR {a.ENTITY_TYPE} = :{a.ENTITY_TYPE})")
@@ -26,8 +30,8 @@ def put_worker(place: Place, worker: WorkerId, values: Mapping[str, Value]) -> R
 
 
 def beat_worker(place: Place, worker: WorkerId, values: Mapping[str, Value]) -> Request:
-    """Write a heartbeat into a row that exists. Fails without one: a heartbeat that arrives after the worker has
-    deleted its row does not write the row again."""
+    """Write a heartbeat into an existing row. Fails if there is no row: a heartbeat that arrives after the worker
+    has deleted its row must not create the row again."""
     update = Update(place.table, place.key, s(worker)).set(values).require(PRESENT)
     if place.key == a.LEASE_KEY:
         update.set({a.ENTITY_TYPE: s(a.WORKER)}).require(f"{a.ENTITY_TYPE} = :{a.ENTITY_TYPE}")
@@ -35,7 +39,7 @@ def beat_worker(place: Place, worker: WorkerId, values: Mapping[str, Value]) -> 
 
 
 def delete_worker(place: Place, row: WorkerRow) -> Request:
-    """Fails if the worker has written since."""
+    """Delete a worker's row. Fails if the worker has written since `row` was read."""
     update = Update(place.table, place.key, s(row.id)).require(PRESENT)
     update.require_equal(LAST_UPDATE, "seen", None if row.last_update is None else n(row.last_update))
     condition = update.remove(LAST_UPDATE).request().parameters
@@ -49,7 +53,7 @@ def delete_worker(place: Place, row: WorkerRow) -> Request:
 
 
 def request_drain(place: Place, worker: WorkerId, *, wanted: bool) -> Request:
-    """Fails if the worker has no row."""
+    """Ask a worker to drain, or withdraw the request. Fails if the worker has no row."""
     update = Update(place.table, place.key, s(worker)).require(PRESENT).require(f"attribute_exists({LAST_UPDATE})")
     return update.set({DRAIN: {"BOOL": wanted}}).request()
 
@@ -61,7 +65,7 @@ LOCK_OWNER: Final = "ownerName"
 LOCK_DURATION: Final = "leaseDuration"  # milliseconds, as text
 LOCK_VERSION: Final = "recordVersionNumber"
 LOCK_RELEASED: Final = "isReleased"
-LOCK_PROCESS: Final = "kdProcess"  # ours: which process of which machine holds it; others ignore it
+LOCK_PROCESS: Final = "kdProcess"  # ours: the process that holds the lock, and its machine; the KCL ignores it
 
 
 def _lock_item(place: Place, owner: str, milliseconds: int, version: str, process: str | None) -> Item:
@@ -98,7 +102,7 @@ def take_lock(
 def heartbeat_lock(
     place: Place, owner: str, milliseconds: int, version: str, held: str, *, process: str | None = None
 ) -> Request:
-    """Prolong a lock that `owner` holds. Fails if the row has another version than `held` or another owner."""
+    """Renew a lock that `owner` holds. Fails if the row has another version than `held`, or another owner."""
     update = Update(place.table, place.key, s(LEADER_KEY)).require(PRESENT)
     update.require_equal(LOCK_VERSION, "held", s(held)).require_equal(LOCK_OWNER, "owner", s(owner))
     update.set({LOCK_DURATION: s(str(milliseconds)), LOCK_VERSION: s(version)})
@@ -108,7 +112,8 @@ def heartbeat_lock(
 
 
 def still_leads(place: Place, owner: str, milliseconds: int, version: str) -> Request:
-    """Change nothing. Fails if the row has another version or another owner. For use within a transaction."""
+    """Write the row without a change. Fails if it has another version or another owner. For use within a
+    transaction."""
     update = Update(place.table, place.key, s(LEADER_KEY)).require(PRESENT)
     update.require_equal(LOCK_VERSION, "held", s(version)).require_equal(LOCK_OWNER, "owner", s(owner))
     return update.set({LOCK_DURATION: s(str(milliseconds))}).request("NONE")
@@ -140,7 +145,7 @@ def _version_values(version: str, by: str, at: int) -> dict[str, Value]:
 
 
 def create_version(place: Place, version: str, by: str, at: int) -> Request:
-    """A new application declares which protocol its workers speak."""
+    """Declare the protocol that a new application's workers use. Fails if it is declared already."""
     item: dict[str, Any] = {place.key: s(CLIENT_VERSION_KEY), a.ENTITY_TYPE: s(a.CLIENT_VERSION)}
     history = [{"M": _version_values("CLIENT_VERSION_INIT", by, at)}]
     return put(place.table, place.key, item | _version_values(version, by, at) | {HISTORY: {"L": history}}, ABSENT)
@@ -149,7 +154,8 @@ def create_version(place: Place, version: str, by: str, at: int) -> Request:
 def change_version(
     place: Place, version: str, by: str, at: int, known: Mapping[str, Value], history: Sequence[Value]
 ) -> Request:
-    """Fails if the version is not the `known` one any more. `history`: what the row holds already."""
+    """Declare another protocol. Fails if the version is no longer the `known` one. `history`: the row's present
+    history."""
     kept = [{"M": {name: known[name] for name in (VERSION, MODIFIED_BY, MODIFIED) if name in known}}, *history]
     update = Update(place.table, place.key, s(CLIENT_VERSION_KEY)).require(PRESENT)
     update.require_equal(VERSION, "known", known[VERSION]).set(_version_values(version, by, at))
@@ -158,7 +164,7 @@ def change_version(
 
 # --- ours --------------------------------------------------------------------------------------------------------
 
-MEMORY_KEY: Final = "kdLeaderMemory"  # one row, overwritten
+MEMORY_KEY: Final = "kdLeaderMemory"  # one row, overwritten each time
 DOCUMENT: Final = "document"
 FORMAT: Final = "format"
 
@@ -172,7 +178,8 @@ START_COUNTED: Final = "countedSince"  # epoch seconds
 
 
 def save_memory(place: Place, document: bytes, layout_version: int) -> Request:
-    """Overwrites by design: losing a document, or going back to an older one, may only delay a takeover."""
+    """Save the leader's memory without a condition: if a document is lost or replaced by an older one, a takeover
+    may be delayed, but nothing else."""
     item: Item = {
         place.key: s(MEMORY_KEY),
         a.ENTITY_TYPE: s(a.LEADER_MEMORY),
@@ -183,17 +190,18 @@ def save_memory(place: Place, document: bytes, layout_version: int) -> Request:
 
 
 def record_start(place: Place, stream: str, values: Mapping[str, Value]) -> Request:
-    """Where a stream's shards start, decided once. Fails if it was decided already."""
+    """Store where a stream's shards start. Fails if that is stored already."""
     return put(place.table, place.key, start_item(place.key, stream, values), ABSENT)
 
 
 def replace_start(place: Place, stream: str, values: Mapping[str, Value]) -> Request:
-    """Decide anew: an audited reset, or another stream under the old name."""
+    """Replace where a stream's shards start: for an audited reset, or for another stream with the same name."""
     return put(place.table, place.key, start_item(place.key, stream, values), None)
 
 
 def delete_start(place: Place, stream: str) -> Request:
-    """May be sent twice. The stream is part of the key, so a younger one of the same name has another row."""
+    """Delete where a stream's shards start. May be sent twice: the key names the stream with its creation time, so
+    a newer stream with the same name has another row."""
     return delete(place.table, place.key, s(start_key(stream)), None)
 
 

@@ -1,4 +1,4 @@
-"""Making the tables of an application."""
+"""Creates the tables of an application."""
 
 from typing import Any, Final
 
@@ -17,11 +17,12 @@ BACKUPS_WITHIN: Final = 60.0  # seconds; a new table may refuse backups for a mo
 
 
 def create_tables(client: aws.Client, application: Application, layout: TableLayout, runtime: Runtime) -> list[str]:
-    """Make what is missing, wait until it can be used, and write down the protocol. Returns the tables we made.
+    """Create missing tables, wait until they can be used, and store the protocol. Returns the tables that were
+    created.
 
-    Safe to call by several processes at once and again and again. A new application's protocol is written down
-    before its first lease, so that Java workers that start later find it. Raises TableNotFound where tables are
-    made by others and one is missing, and LayoutRefused if the fleet's protocol changed since detection.
+    Safe to call repeatedly, and in several processes at once. The protocol of a new application is stored before
+    its first lease, so that Java workers that start later find it. Raises TableNotFound if a table is missing and
+    `tables.create` is False, and LayoutRefused if the fleet's protocol has changed since it was detected.
     """
     creation = _Creation(client, application, runtime)
     made = [
@@ -42,7 +43,8 @@ class _Creation:
         self._clock = runtime.clock
 
     def ensure(self, place: Place, *, with_index: bool) -> bool:
-        """True: we made it."""
+        """Create the table if it is missing, and wait until it is active. Returns whether this process created
+        it."""
         status = self._status(place.table)
         made = False
         if status is None:

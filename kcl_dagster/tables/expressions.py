@@ -1,4 +1,4 @@
-"""A conditional write as data, and the small builder every transition is written with."""
+"""A conditional write as data, and the builder that makes such writes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Request:
 
     @property
     def key(self) -> dict[str, Value]:
-        """The key of the item it writes, whatever the operation; of a transaction the first one's."""
+        """The key of the item that is written. For a transaction: the key of its first write."""
         if "Key" in self._subject:
             key: dict[str, Value] = self._subject["Key"]
             return key
@@ -40,10 +40,11 @@ class Request:
 
 
 def guarded(write: Request, guard: Request) -> Request:
-    """Both writes or none, in one transaction. `write` is what it is about: it is told from `guard` by its row.
+    """Combine a write with a guard in one transaction: both are applied, or neither. `Request.key` is that of
+    `write`.
 
-    The guard is a write, too, and not DynamoDB's ConditionCheck: that would need a right of its own, which the
-    policies of existing fleets do not have.
+    The guard is an update and not a ConditionCheck, because ConditionCheck needs a permission of its own, which the
+    IAM policies of existing fleets do not have.
     """
     return together([write, guard])
 
@@ -61,7 +62,7 @@ def together(writes: Sequence[Request]) -> Request:
 def put(
     table: str, key_attribute: str, item: Item, condition: str | None, values: Mapping[str, Value] | None = None
 ) -> Request:
-    """Write a whole item. `condition` speaks of the key as `#key`, because `key` itself is a reserved word."""
+    """Write a whole item. `condition` refers to the key as `#key`, because `key` itself is a reserved word."""
     return Request("put_item", _finished(table, condition, values or {}, key_attribute) | {"Item": item})
 
 
@@ -74,8 +75,8 @@ def delete(
 
 @dataclass(slots=True)
 class Update:
-    """An UpdateItem in the making. Values are named after their attribute, the values a condition expects after
-    what they are, so that a request reads like the sentence it is."""
+    """Builds an UpdateItem request. A value placeholder is named after its attribute. In a condition it is named
+    after its meaning, for example `:watched`."""
 
     table: str
     key_attribute: str
@@ -93,7 +94,7 @@ class Update:
         return self
 
     def copy(self, attribute: str, to: str) -> Self:
-        """Give `to` the value that the attribute has in the row when the update is applied."""
+        """Set `to` to the value that `attribute` has in the row when the update is applied."""
         self._sets.append(f"{to} = {attribute}")
         return self
 
@@ -112,7 +113,7 @@ class Update:
         return self
 
     def require_equal(self, attribute: str, name: str, value: Value | None) -> Self:
-        """The attribute still is what the caller knows; None: it is still absent."""
+        """Require that the attribute still has this value; None: that it is still absent."""
         if value is None:
             return self.require(f"attribute_not_exists({attribute})")
         return self.require(f"{attribute} = :{name}", {f":{name}": value})
@@ -131,7 +132,7 @@ class Update:
 def _finished(table: str, condition: str | None, values: Mapping[str, Value], key_attribute: str) -> dict[str, Any]:
     parameters: dict[str, Any] = {"TableName": table}
     if condition is not None:
-        # A refused write then says what stood in its way, which saves the read that would have to follow.
+        # A refused write then returns the row as it is, so it need not be read.
         parameters |= {"ConditionExpression": condition, "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
         if "#key" in condition:
             parameters["ExpressionAttributeNames"] = {"#key": key_attribute}

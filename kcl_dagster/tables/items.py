@@ -1,4 +1,4 @@
-"""Leases between their item and `Lease`."""
+"""Converts between `Lease` and its item in the table."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -24,14 +24,14 @@ __all__ = [
     "worker_row_values",
 ]
 
-_PARENTS_PLURAL: Final = "parentShardIds"  # how some descriptions of the KCL spell it; read, never written
+_PARENTS_PLURAL: Final = "parentShardIds"  # as some descriptions of the KCL spell it; read, never written
 
 
 def lease_from_item(item: Mapping[str, Any], *, multi_stream: bool | None = None) -> Lease | None:
-    """The lease of an item as KCL 2.x, 3.0-3.4, 3.5 or we write it; None for an item of another kind.
+    """The lease in an item that KCL 2.x, 3.0-3.4, 3.5 or kcl_dagster wrote. None for an item of another kind.
 
-    `multi_stream`: whether the application is; a lease of the other sort is then refused. None takes either.
-    Raises UnreadableItem for everything no KCL writes. Unknown attributes are ignored.
+    `multi_stream`: whether the application reads several streams; a lease of the other form is then refused. None
+    accepts both. Raises UnreadableItem for values that no KCL writes. Unknown attributes are ignored.
     """
     reader = ItemReader(item, a.LEASE_KEY)
     if reader.text(a.ENTITY_TYPE) not in {None, a.LEASE}:
@@ -65,7 +65,7 @@ def lease_from_item(item: Mapping[str, Any], *, multi_stream: bool | None = None
 
 
 def lease_to_item(lease: Lease) -> Item:
-    """The whole item, as a create writes it."""
+    """The whole item, for the creation of a lease."""
     item: Item = {a.LEASE_KEY: s(lease.key), a.ENTITY_TYPE: s(a.LEASE), a.COUNTER: n(lease.counter)}
     if lease.owner is not None:
         item[a.OWNER] = s(lease.owner)
@@ -115,7 +115,8 @@ def hash_range_values(hash_range: HashRange) -> dict[str, Value]:
 
 
 def stream_values(lease: Lease) -> dict[str, Value]:
-    """What a multi-stream lease carries beside its key; the KCL writes it again with every checkpoint."""
+    """The attributes of a multi-stream lease that name its stream and shard. The KCL writes them with every
+    checkpoint."""
     if lease.stream is None or not lease.stream.is_multi:
         return {}
     return {a.STREAM: s(str(lease.stream)), a.SHARD: s(lease.shard_id)}

@@ -1,4 +1,4 @@
-"""Read leases: one, those of an owner, or all."""
+"""Reads one lease, the leases of an owner, or all leases."""
 
 import logging
 from dataclasses import dataclass
@@ -19,12 +19,13 @@ from kcl_dagster.tables.workers import WorkerTable, newest_by_id, readable_worke
 
 log = logging.getLogger(__name__)
 
-INDEX_RECHECK_SECONDS: Final = 300.0  # how long a missing index is believed to be missing; making one takes minutes
+# Seconds before a missing index is looked for again; creating one takes minutes
+INDEX_RECHECK_SECONDS: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """The rows of the tables. Each was read at some moment between `started` and `ended` (monotonic seconds)."""
+    """The rows of the tables. Each row was read at some time between `started` and `ended` (monotonic seconds)."""
 
     leases: tuple[Lease, ...]
     workers: tuple[WorkerRow, ...]
@@ -34,9 +35,9 @@ class ScanResult:
 
 
 class LeaseReader:
-    """Reads leases. Stateless but for caches: any thread may call it.
+    """Reads leases. Stateless except for caches: any thread may call it.
 
-    `parallel` reads the segments of a scan side by side, for example `ThreadPoolExecutor.map`.
+    `parallel` reads the segments of a scan at the same time, for example `ThreadPoolExecutor.map`.
     """
 
     def __init__(
@@ -56,18 +57,19 @@ class LeaseReader:
         self._clock = runtime.clock
         self._parallel = parallel or map
         self._segments = Segments(application.tables.scan_segments, self._table_bytes, runtime.clock)
-        # Segments that are read one after the other only cost more requests.
+        # Reading segments one after another would only cost more requests.
         self._divides_scans = parallel is not None or application.tables.scan_segments > 0
         self._other_workers = None if layout.shares_one_table else WorkerTable(client, application, layout, runtime)
         self._no_index_until: float | None = None
         self._scanned: dict[LeaseKey, tuple[Item, Lease]] = {}
 
     def get(self, key: LeaseKey, consistent: bool = True) -> Lease | None:
-        """Raises UnreadableItem."""
+        """Read one lease; None if there is none. Raises UnreadableItem."""
         return self._lease(self._sender.get(self._table, {LEASE_KEY: s(key)}, consistent=consistent))
 
     def scan(self, consistent: bool = True) -> ScanResult:
-        """Read all leases and all worker rows, in whichever table they are. Reports rows that cannot be parsed."""
+        """Read all leases and all worker rows, from one table or two. Rows that cannot be parsed are listed in the
+        result."""
         started = self._clock.monotonic()
         segments = self._segments.count() if self._divides_scans else 1
         items = scan_items(
@@ -78,7 +80,8 @@ class LeaseReader:
         known = self._scanned
         seen: dict[LeaseKey, tuple[Item, Lease]] = {}
         for item in items:
-            # Most leases have not changed since the last scan, and to compare costs a tenth of reading.
+            # Most leases are unchanged since the last scan. Comparing an item takes a tenth of the time of parsing
+            # it.
             before = known.get(LeaseKey(key_of(item, LEASE_KEY)))
             if before is not None and before[0] == item:
                 seen[before[1].key] = before
@@ -118,14 +121,15 @@ class LeaseReader:
         return False
 
     def owned_by(self, worker: WorkerId) -> list[LeaseKey]:
-        """Keys of the leases whose `leaseOwner` is `worker`, by the index where there is one.
+        """The keys of the leases whose `leaseOwner` is `worker`, from the index if it exists.
 
-        The index lags behind, so the caller reads each lease again before it believes it.
+        The index is eventually consistent, so the caller has to read each lease again.
         """
         if self._no_index_until is None or self._clock.monotonic() >= self._no_index_until:
             try:
                 found = self._owned_by_index(worker)
-            except (aws.RequestRefused, AccessDenied, TableNotFound) as error:  # whichever says "no such index"
+            # Any of these can mean that there is no such index
+            except (aws.RequestRefused, AccessDenied, TableNotFound) as error:
                 self._no_index_until = self._clock.monotonic() + INDEX_RECHECK_SECONDS
                 log.warning("index %s of %s cannot be used, scanning: %s", OWNER_INDEX, self._table, error)
             else:

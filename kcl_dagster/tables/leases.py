@@ -1,4 +1,4 @@
-"""The lease table.
+"""Reads and changes leases in DynamoDB.
 
 Modelled in spec/ExactlyOnce.tla.
 """
@@ -25,24 +25,29 @@ from kcl_dagster.tables.sending import Applied, Refused
 __all__ = ["LeaseTable", "ScanResult"]
 
 CaughtUp = Callable[[Lease], None]
-"""Called by the owner's transitions with the lease as the table has it, if an earlier write of the same call
-turned out to be applied. If the call fails later, at most one further write separates that lease from the table."""
+"""Called when an owner's call finds that its earlier write was applied although the response was lost. The argument
+is the lease as it is in the table. If the call fails later, the table is at most one further write ahead of this.
+"""
 
-CREATED_AT_ONCE: Final = 50  # leases in one transaction, which may write a hundred rows
-LOST_IN_A_ROW: Final = 5  # lost responses after which one call of an owner gives up; the next renewal continues
+CREATED_AT_ONCE: Final = 50  # leases per transaction, which may write a hundred rows
+LOST_IN_A_ROW: Final = 5  # lost responses after which one call of an owner gives up; the next renewal tries again
 
 
 class LeaseTable(LeaseReader):
-    """Reads leases and carries out their transitions. Stateless but for caches: any thread may call it.
+    """Reads leases and carries out their transitions. Stateless except for caches: any thread may call it.
 
-    Transitions take the lease as the caller last read it and return it as it is afterwards. If another write came
-    first, a transition returns None if any worker or leader may try it, and raises LeaseLost if only the owner may.
-    All raise ServiceError and TableError if DynamoDB cannot be used, OutcomeUnknown among them.
+    A transition takes the lease as the caller last read it, and returns the lease as it is afterwards. If another
+    write came first:
 
-    If the owner's last write was applied and only its response was lost, the next write reads the row and writes
-    again: an owner may trust its lease only from the moment of a write that was certainly its own. The KCL takes
-    the earlier write for the later one, and then trusts the lease for longer than other workers do. The policy
-    `kcl` does the same.
+    - a transition that any worker or leader may try returns None;
+    - a transition of the owner raises LeaseLost.
+
+    All raise ServiceError and TableError if DynamoDB cannot be used, including OutcomeUnknown.
+
+    If an owner's write was applied but its response was lost, the next write finds another counter. The owner then
+    reads the row and writes again, because it may trust its lease only from the time of a write that was certainly
+    its own. The KCL does not write again. It regards the earlier write as the later one, and so trusts the lease
+    for longer than other workers do. With the policy `kcl`, this class does the same.
     """
 
     # --- transitions of the owner -------------------------------------------------------------------------------
@@ -79,10 +84,12 @@ class LeaseTable(LeaseReader):
     ) -> Lease:
         """Record progress and clear the pending checkpoint. Counts as a renewal. Raises LeaseLost.
 
-        `counts`: what was stored since the lease's checkpoint. It is added once, even if responses are lost.
-        `claim`: the chain that may have entries for the lease from now on; `ends_claim`: none may.
+        - `counts`: what was stored since the lease's last checkpoint. Added exactly once, even if responses are
+          lost.
+        - `claim`: the chain that may have entries for the lease from now on.
+        - `ends_claim`: no chain may have entries for the lease from now on.
 
-        Raises ValueError for a checkpoint before the lease's: progress never goes back.
+        Raises ValueError for a checkpoint before that of `lease`: progress never goes back.
         """
         _refuse_to_go_back(lease, checkpoint)
         return self._advance(
@@ -114,7 +121,8 @@ class LeaseTable(LeaseReader):
         batch: int | None = None,
         caught_up: CaughtUp | None = None,
     ) -> Lease:
-        """Announce the batch through `pending`; progress stays. Counts as a renewal. Raises as `checkpoint`."""
+        """Record that a batch through `pending` begins; progress stays. Counts as a renewal. Raises as `checkpoint`
+        does."""
         _refuse_to_go_back(lease, pending)
         return self._advance(
             lease,
@@ -124,27 +132,28 @@ class LeaseTable(LeaseReader):
         )
 
     def transfer(self, lease: Lease) -> Lease | None:
-        """Complete a handoff as the old owner. None: the lease was moved by another process meanwhile."""
+        """Complete a handoff as the old owner. None if another process has moved the lease meanwhile."""
         if lease.owner is None:
             return None
         return self._moved(requests.transfer(self._table, lease), outcomes.assigned(lease, lease.owner))
 
     def release(self, lease: Lease) -> Lease | None:
-        """Give a lease up. In a handoff, the next owner gets it. None: another process moved it meanwhile."""
+        """Give up a lease. In a handoff, the next owner gets it. None if another process has moved the lease
+        meanwhile."""
         return self._moved(requests.release(self._table, lease), outcomes.released(lease))
 
     def vacate(self, lease: Lease, *, counter: int | None = None) -> Lease | None:
-        """Remove the owners of a lease, also during a handoff, if they are still those of `lease` and its counter
-        is `counter`. None: they changed."""
+        """Remove the owners of a lease, also during a handoff. None if the owners are no longer those of `lease`,
+        or if the counter is no longer `counter`."""
         return self._moved(requests.vacate(self._table, lease, counter), outcomes.vacated(lease, counter))
 
     # --- transitions of others ----------------------------------------------------------------------------------
 
     def create(self, lease: Lease, guard: Request | None = None) -> bool:
-        """Create the row of a lease. False: there is a row with this key already, which remains as it is.
+        """Create the row of a lease. Returns False if there is a row with this key, which is not changed.
 
-        `guard`: a write that has to succeed in the same transaction, see `LeaderLock.guard`. If it fails, raises
-        Unsafe: the reason for which the caller creates the lease may not hold any more.
+        `guard`: a write that has to succeed in the same transaction, see `LeaderLock.guard`. If it fails, this
+        raises Unsafe: the caller's reason for creating the lease may no longer hold.
         """
         request = requests.create(self._table, lease)
         outcome = self._write(guarded(request, guard) if guard else request, outcomes.created(lease))
@@ -155,21 +164,22 @@ class LeaseTable(LeaseReader):
     def create_all(self, leases: Sequence[Lease], guard: Request) -> list[Lease]:
         """Create up to `CREATED_AT_ONCE` leases in one transaction with the guard. Returns those that had no row.
 
-        One transaction, because all transactions of a leader write the row of its lock, and DynamoDB refuses one of
-        two that write the same row at the same time. Raises as `create`.
+        There is one transaction because all transactions of a leader write the row of its lock, and DynamoDB
+        refuses one of two transactions that write a row at the same time. Raises as `create` does.
         """
         if len(leases) > 1:
             request = together([*(requests.create(self._table, lease) for lease in leases), guard])
-            with suppress(aws.ConditionFailed):  # some have a row, or we do not lead: single writes show which
+            with suppress(aws.ConditionFailed):  # some have a row, or we no longer lead: single writes show which
                 self._sender.overwrite(request)
                 return list(leases)
         return [lease for lease in leases if self.create(lease, guard)]
 
     def create_child(self, parent: Lease, child: Lease, children: frozenset[str]) -> bool:
-        """Create the lease of one of the `children` of a shard that was read to its end. False: it has one.
+        """Create the lease of a child of a shard that was read to its end. Returns False if the child has a lease
+        already.
 
-        If the parent's lease is finished or deleted, raises LeaseLost: another worker finished it, and since then
-        its children may have been read and their leases deleted.
+        `children`: all children of the parent. If the parent's lease is finished or deleted, this raises LeaseLost:
+        another worker finished it, and the children may have been read and their leases deleted since.
         """
         request = requests.create_child(self._table, child, parent.key, children)
         outcome = self._write(request, outcomes.created(child))
@@ -178,16 +188,17 @@ class LeaseTable(LeaseReader):
         return isinstance(outcome, Applied)
 
     def take(self, lease: Lease, new_owner: WorkerId) -> Lease | None:
-        """Take a lease if its counter is unchanged since it was read. None: it changed."""
+        """Take a lease if its counter has not changed since it was read. None if it has."""
         return self._moved(requests.take(self._table, lease, new_owner), outcomes.taken(lease, new_owner))
 
     def assign(self, lease: Lease, to: WorkerId, *, counter: int | None = None) -> Lease | None:
-        """Give a lease to a worker if its owners are still those of `lease`, and its counter is `counter`."""
+        """Give a lease to a worker. None if the owners are no longer those of `lease`, or the counter is no longer
+        `counter`."""
         request = requests.assign(self._table, lease, to, counter)
         return self._moved(request, outcomes.assigned(lease, to, counter))
 
     def initiate_handoff(self, lease: Lease, to: WorkerId) -> Lease | None:
-        """Ask the owner to hand over. None: the owner changed, or a handoff is under way."""
+        """Ask the owner to hand over. None if the owner has changed or a handoff is under way."""
         return self._moved(requests.initiate_handoff(self._table, lease, to), outcomes.handoff_begun(lease, to))
 
     def rewind(
@@ -198,23 +209,28 @@ class LeaseTable(LeaseReader):
         *,
         ended_parent: str | None = None,
     ) -> Lease | None:
-        """Move a lease without an owner to any position. For audited resets only. None: a worker owns it.
-        `counted_since`: see `requests.rewind`; `ended_parent`: see `Lease`."""
+        """Move a lease without an owner to any position, for audited resets only. None if a worker owns the lease.
+
+        `counted_since`: see `requests.rewind`. `ended_parent`: see `Lease`.
+        """
         request = requests.rewind(self._table, lease, checkpoint, counted_since, ended_parent)
         return self._moved(request, outcomes.rewound(lease, checkpoint))
 
     def update_children(self, key: LeaseKey, children: frozenset[str]) -> bool:
-        """False: the lease is gone. Raises UnreadableItem without writing."""
+        """Record the children of a shard. Returns False if there is no lease. Raises UnreadableItem without
+        writing."""
         request = requests.update_children(self._table, key, children)
         return self._described(key, request, outcomes.has_children(children))
 
     def update_hash_range(self, key: LeaseKey, hash_range: HashRange) -> bool:
-        """False: the lease is gone. Raises UnreadableItem without writing."""
+        """Record the hash range of a shard. Returns False if there is no lease. Raises UnreadableItem without
+        writing."""
         request = requests.update_hash_range(self._table, key, hash_range)
         return self._described(key, request, outcomes.has_hash_range(hash_range))
 
     def delete(self, lease: Lease, *, forced: bool = False) -> bool:
-        """Remove a finished lease; `forced`: an unfinished one whose owners did not change. True: it is gone."""
+        """Delete a finished lease; with `forced`, also an unfinished one, if its owners have not changed. Returns
+        whether the lease is gone."""
         request = requests.delete_lease(self._table, lease, forced=forced)
         outcome = self._write(request, outcomes.deleted(lease, forced=forced))
         return isinstance(outcome, Applied) or outcome.item is None
@@ -229,7 +245,7 @@ class LeaseTable(LeaseReader):
         return self._lease(outcome.item) if isinstance(outcome, Applied) else None
 
     def _described(self, key: LeaseKey, request: Request, judge: Judge) -> bool:
-        """Write metadata. The write is conditional on the key alone, so the row is read and checked first."""
+        """Write metadata. The write is conditional only on the key, so the row is read and checked first."""
         return self.get(key) is not None and isinstance(self._write(request, judge), Applied)
 
     def _advance(
@@ -247,7 +263,7 @@ class LeaseTable(LeaseReader):
         def is_behind(known: Lease, now: Lease) -> bool:
             if judge_for(known)(now) is WriteVerdict.APPLIED:
                 return True
-            # The KCL does not read the row: for its checkpoints, any other counter means that the lease is lost.
+            # The KCL does not read the row: if a checkpoint finds another counter, it gives up the lease.
             return not self._as_kcl and _only_renewed(known, now)
 
         return self._until_answered(lease, write, is_behind, caught_up)
@@ -261,7 +277,7 @@ class LeaseTable(LeaseReader):
             return _renewed(lease, throughput_kbps, stored_through)
         now = self._lease(outcome.item)
         if self._as_kcl and now is not None and outcomes.may_have_renewed(lease, now):
-            return now  # the KCL takes the write whose response was lost for this one
+            return now  # the KCL regards an earlier write, whose response was lost, as this one
         return outcome
 
     def _until_answered(
@@ -271,7 +287,7 @@ class LeaseTable(LeaseReader):
         is_behind: Callable[[Lease, Lease], bool],
         caught_up: CaughtUp | None,
     ) -> Lease:
-        """Write as the owner. If only the response to an earlier write was lost, write again from the stored
+        """Write as the owner. If only the response to an earlier write was lost, write again, based on the stored
         row."""
         deadline = self._sender.deadline()
         known = lease
@@ -289,8 +305,8 @@ class LeaseTable(LeaseReader):
 
 
 def _counted(known: Lease, checkpoint: Checkpoint, counts: BatchCounts | None, batch: int) -> StoredCounts | None:
-    """None: the row stays as it is. A lease that is at the checkpoint already has the counts: an earlier write of
-    them was applied, and its answer was lost."""
+    """The counts to write; None to leave them unchanged. If the lease has this checkpoint already, it has the
+    counts, too: an earlier write was applied, and its response was lost."""
     if counts is None or known.checkpoint == checkpoint:
         return None
     return counts.added_to(known.stored, known.checkpoint, checkpoint, batch)
@@ -303,7 +319,7 @@ def _claim_after(known: Lease, claim: Claim | None, *, ends_claim: bool) -> Clai
 
 
 def _renewed(lease: Lease, throughput_kbps: float | None, stored_through: int | None) -> Lease:
-    """The row after a renewal, as the condition implies it; the response contains none."""
+    """The row after a renewal. It follows from the write's condition; the response does not contain it."""
     throughput = lease.throughput_kbps if throughput_kbps is None else rounded(throughput_kbps)
     tip = lease.stored_through if stored_through is None else stored_through
     ended = lease.ended_parent if stored_through is None else None
@@ -312,7 +328,7 @@ def _renewed(lease: Lease, throughput_kbps: float | None, stored_through: int | 
 
 
 def _is_handed_over_by(lease: Lease, now: Lease) -> bool:
-    """Whether a handoff began: the row is as the owner last read it, except for the next owner."""
+    """Whether `now` differs from `lease`, as the owner last read it, only by a handoff that began."""
     return (
         now.counter == lease.counter
         and not lease.in_handoff

@@ -1,9 +1,9 @@
 """The leader lock: one row, used by all candidates for leadership, Java or Python.
 
-Compatible with Amazon's lock client: the holder changes the version in the row from time to time. A candidate that
-has observed one version unchanged for longer than the duration *stored in the row* may replace it. `Standing`
-records how long the version was unchanged. Unlike the KCL's memory it survives a restart of the observer: an
-observer that is restarted more often than the duration still reaches it.
+Compatible with Amazon's lock client. The holder changes the version in the row regularly. A candidate that has
+observed one version unchanged for longer than the duration *stored in the row* may replace the row. `Standing`
+records for how long a version was unchanged. Unlike the KCL's record in memory, it survives a restart. So even an
+observer that restarts more often than the duration can take over the lock of a dead holder.
 """
 
 import re
@@ -31,10 +31,10 @@ from kcl_dagster.tables.outcomes import WriteVerdict
 from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
 
-# Begins the names of leaders that launch no workers. Any other leader of ours takes the lock from a standby at
-# once: otherwise a fleet whose standby acquired the lock first would never get a worker again.
+# The prefix of the names of leaders that launch no workers (standbys). Any other leader of ours takes the lock from
+# a standby at once. Otherwise, a fleet whose standby got the lock first would never get a worker again.
 STANDBY: Final = "standby:"
-# Begins the names of leaders that launch their own workers.
+# The prefix of the names of leaders that launch their own workers.
 DEPLOYMENT: Final = "dagster:"
 
 
@@ -44,26 +44,27 @@ class LockView:
 
     held: bool
     owner: str | None
-    """The leader: this owner or another. None: another candidate was faster at this moment."""
+    """The name of the leader, this one or another. None if another candidate was faster just now."""
 
     trusted_until: float
     """Monotonic time until which no candidate of the same rank can have taken the lock; 0 if it is not held."""
 
     stood_for: float = 0.0
-    """For how long the other owner's version is known to be unchanged. Seconds."""
+    """For how many seconds another owner's version is known to be unchanged."""
 
     duration: float = 0.0
-    """After how long it may be taken over. Seconds, from the row, within `LONGEST_DURATION`."""
+    """The seconds after which another candidate may take the lock. From the row, at most `LONGEST_DURATION`."""
 
     is_shared: bool = False
-    """Whether another process with the same name has led since this one held the lock last."""
+    """Whether another process with the same name has led since this process last held the lock."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockProcess:
-    """The process that leads, by a name that other processes of its machine can check.
+    """The process that leads, by a name that other processes on its machine can check.
 
-    `is_dead` returns whether the process of that name is known to have ended; False for another machine's.
+    `is_dead` returns whether the named process is known to have ended. Returns False for a process of another
+    machine.
     """
 
     name: str
@@ -80,8 +81,8 @@ class _Row:
 
 
 # The longest duration that is accepted from a row, unless the configured one is longer. A leader changes the row
-# several times a minute. With a duration of years the fleet would have no leader once the owner has ended. A
-# takeover is safe at any moment: every write of the former leader is conditional.
+# several times per minute. If a row had a duration of years, the fleet would have no leader after its owner ended.
+# A takeover is safe at any time, because every write of the former leader is conditional.
 LONGEST_DURATION: Final = 3600.0
 
 _MILLISECONDS: Final = re.compile(r"[0-9]{1,15}")
@@ -89,10 +90,10 @@ _OVERTAKEN: Final = LockView(held=False, owner=None, trusted_until=0.0)
 
 
 class LeaderLock:
-    """One candidate for leadership. Not for use by two threads at once. Waits only if it is throttled.
+    """One candidate for leadership. Not for use by two threads at once. Waits only if DynamoDB throttles it.
 
-    `owner` names the deployment, not the process: the same owner re-enters at once. Two processes with the same
-    name both lead. This is safe, because every write of a leader is conditional.
+    `owner` names the deployment, not the process: a process with the holder's name gets the lock at once. Two
+    processes with the same name both lead. This is safe, because every write of a leader is conditional.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class LeaderLock:
         self._owner = owner
         self._process = process
         self._duration = application.timings.leader_lock if duration_seconds is None else duration_seconds
-        self._version: str | None = None  # the one we wrote last, while we hold the lock
+        self._version: str | None = None  # the version that we wrote last, while we hold the lock
 
     @property
     def standing_key(self) -> str:
@@ -122,7 +123,7 @@ class LeaderLock:
         return f"{self._place.table}/{LEADER_KEY}"
 
     def hold(self, standing: Standing) -> LockView:
-        """Acquire the lock or prolong it, with one or two requests. Call it well within the duration.
+        """Acquire or renew the lock, with one or two requests. Has to be called well before the duration ends.
 
         Raises UnreadableItem for a row that no lock client wrote.
         """
@@ -149,28 +150,31 @@ class LeaderLock:
 
     def _is_orphaned(self, row: _Row) -> bool:
         """Whether the holder's process is known to have ended. As in every takeover, the write is conditional on
-        the version that was read. Later writes of the former holder expect that version, and are refused."""
+        the version that was read. Later writes of the former holder expect that version, so they are refused."""
         return self._process is not None and row.process is not None and self._process.is_dead(row.process)
 
     def guard(self) -> Request:
-        """A write that fails if another leader held the lock since the last `hold`. For use within a transaction.
+        """A write that fails if another leader has held the lock since the last `hold`. For use within a
+        transaction.
 
-        Only leaders delete leases. So a leader that was paused for long after it read the leases cannot, under this
-        guard, recreate one that was finished and cleaned up meanwhile. Raises Unsafe if the lock is not held.
+        Only leaders delete leases. A leader may be paused for long after it has read the leases. This guard
+        prevents it from recreating a lease that was finished and deleted meanwhile. Raises Unsafe if the lock is
+        not held.
         """
         if self._version is None:
             raise Unsafe(f"{self._owner} does not lead any more")
         return coordination.still_leads(self._place, self._owner, self._milliseconds, self._version)
 
     def peek(self) -> str | None:
-        """The holder of the lock, as the row records it. None: there is no holder."""
+        """The holder's name in the row. None if the lock has no holder."""
         row = self._read()
         return None if row is None or row.is_released else row.owner
 
     def release(self) -> bool:
-        """Give the lock up, so that others can lead at once. False: another process with our name holds it.
+        """Release the lock, so that others can lead at once. Returns False if another process with our name holds
+        it.
 
-        Deletes only the version that this process wrote: another process with our name may lead under another.
+        Deletes the row only if it has the version that this process wrote.
         """
         version, self._version = self._version, None
         if version is None:
@@ -186,7 +190,7 @@ class LeaderLock:
         return self._parsed(outcome.item).owner != self._owner
 
     def _replace(self, watched: str | None, started: float) -> LockView:
-        """Write the whole row, in place of the version `watched` or of nothing."""
+        """Write the whole row. `watched`: the version that it replaces; None if there is no row."""
         version, place, duration = self._new_id(), self._place, self._milliseconds
         if watched is None:
             request = coordination.acquire_lock(place, self._owner, duration, version, process=self._name)
@@ -202,8 +206,8 @@ class LeaderLock:
         return self._write(request, version, held, started)
 
     def _write(self, request: Request, version: str, expected: str | None, started: float) -> LockView | None:
-        """None: the row is not the expected one any more. Versions never repeat, so the outcome is always
-        certain."""
+        """Returns None if the row no longer has the expected version. Versions never repeat, so the outcome is
+        always certain."""
 
         def judge(item: Item | None) -> WriteVerdict:
             found = self._version_in(item)
@@ -216,7 +220,7 @@ class LeaderLock:
             self._version = None
             return None
         self._version = version
-        # Others measure the duration from when they read the new version, which is after it was sent.
+        # Other candidates measure from when they read the new version, which is later than when it was sent.
         return LockView(
             held=True, owner=self._owner, trusted_until=started + self._duration, duration=self._duration
         )

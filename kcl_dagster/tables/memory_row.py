@@ -1,4 +1,4 @@
-"""What a leader wants the next one to know: one row, overwritten with every save."""
+"""The row in which a leader saves what the next leader needs to know. Each save overwrites it."""
 
 import json
 import logging
@@ -17,13 +17,15 @@ from kcl_dagster.tables.sending import DEADLINE_SECONDS, Sender
 
 log = logging.getLogger(__name__)
 
-FORMAT_NUMBER: Final = 1  # JSON, deflated; a document of another format is not believed
-LARGEST: Final = 380 * 1024  # bytes; DynamoDB takes 400 KB an item, names included
-LARGEST_UNPACKED: Final = 4 * 1024 * 1024  # bytes; a full document has about a tenth, a bomb has 380 MB
+FORMAT_NUMBER: Final = 1  # JSON, deflated; a document of another format is ignored
+LARGEST: Final = 380 * 1024  # bytes; DynamoDB takes 400 KB per item, including names
+# Bytes; a full document has about a tenth of this, a decompression bomb up to 380 MB
+LARGEST_UNPACKED: Final = 4 * 1024 * 1024
 
 
 class MemoryRow:
-    """Loads and saves a JSON document. Two leaders may overwrite each other; nothing in it may depend on order."""
+    """Loads and saves a JSON document. Two leaders may overwrite each other, so its content must not depend on
+    order."""
 
     def __init__(
         self,
@@ -39,7 +41,8 @@ class MemoryRow:
         self._application = application.name
 
     def load(self) -> dict[str, Any]:
-        """The last document, or an empty one if there is none that can be read. That only costs time."""
+        """The last document; an empty one if none can be read. Without a document the leader only takes longer to
+        decide."""
         item = self._sender.get(self._place.table, {self._place.key: s(MEMORY_KEY)})
         if item is None:
             return {}
@@ -54,7 +57,7 @@ class MemoryRow:
         return document if isinstance(document, dict) else {}
 
     def save(self, document: dict[str, Any]) -> None:
-        """Raises ValueError for a document that does not fit into a row."""
+        """Save a document. Raises ValueError if it does not fit into a row."""
         packed = zlib.compress(json.dumps(document, separators=(",", ":"), sort_keys=True).encode())
         if len(packed) > LARGEST:
             msg = f"the leader's memory of {self._application} has {len(packed)} bytes, a row takes {LARGEST}"
@@ -63,7 +66,7 @@ class MemoryRow:
 
 
 def _unpacked(packed: bytes) -> bytes:
-    """Raises ValueError for what unpacks to more than any leader writes, or ends too early."""
+    """Decompress a document. Raises ValueError if it is larger than any leader writes, or is cut off."""
     unpacking = zlib.decompressobj()
     document = unpacking.decompress(packed, LARGEST_UNPACKED)
     if not unpacking.eof:

@@ -1,8 +1,12 @@
-"""What became of a write whose answer was lost, judged from the lease as it stands now.
+"""Decide whether a write whose response was lost has been applied, from the lease as it is now.
 
-Asked right after a strongly consistent read; None stands for a lease that is gone. APPLIED is said of states that
-only this write leads to, or that serve its caller as well. STANDING means: the write has not been applied and would
-succeed if it were sent again, which is safe, because its condition lets at most one of the two through.
+Each function returns a judge, which is called right after a strongly consistent read. None stands for a deleted
+lease. The verdicts are:
+
+- APPLIED: only this write leads to the state, or the state serves the caller equally well.
+- STANDING: the write has not been applied, and would succeed if it were sent again. That is safe, because the
+  condition of the write lets at most one of the two succeed.
+- SUPERSEDED: the write can no longer be applied.
 """
 
 from collections.abc import Callable
@@ -25,7 +29,7 @@ Judge = Callable[[Lease | None], WriteVerdict]
 
 
 def created(lease: Lease) -> Judge:
-    """Two creators of one shard write the same; which of them was first makes no difference to either."""
+    """Two creators of one lease write the same row, so it does not matter which of them was first."""
 
     def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
@@ -36,7 +40,7 @@ def created(lease: Lease) -> Judge:
 
 
 def unmoved(before: Lease) -> Judge:
-    """For a renewal, which leaves no mark of its own: it is never known to have been applied."""
+    """For a renewal. It changes only the counter, so it is never known to have been applied."""
 
     def judge(now: Lease | None) -> WriteVerdict:
         if now is None or now.actual_owner != before.actual_owner:
@@ -47,7 +51,8 @@ def unmoved(before: Lease) -> Judge:
 
 
 def may_have_renewed(before: Lease, now: Lease) -> bool:
-    """The lease has the same owner and one step more: an earlier renewal, or an assignment to its own owner."""
+    """Whether the owner is the same and the counter one higher: by an earlier renewal, or an assignment to the same
+    owner."""
     return now.actual_owner == before.actual_owner and now.counter == before.counter + 1
 
 
@@ -61,8 +66,8 @@ def taken(before: Lease, by: WorkerId) -> Judge:
 
 
 def assigned(before: Lease, to: WorkerId, counter: int | None = None) -> Judge:
-    """The new owner may have renewed since, so any larger counter will do. If another leader made the same
-    decision, that is as good."""
+    """Any higher counter counts as applied, because the new owner may have renewed since. It also counts as applied
+    if another leader made the same decision."""
 
     def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
@@ -75,7 +80,7 @@ def assigned(before: Lease, to: WorkerId, counter: int | None = None) -> Judge:
 
 
 def handoff_begun(before: Lease, to: WorkerId) -> Judge:
-    """Also applied when the old owner has already let go."""
+    """Also applied if the old owner has already completed the handoff."""
 
     def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
@@ -105,7 +110,7 @@ def vacated(before: Lease, counter: int | None = None) -> Judge:
 
 
 def checkpointed(before: Lease, checkpoint: Checkpoint, claim: Claim | None = None) -> Judge:
-    """`claim`: of the row afterwards."""
+    """`claim`: the claim in the row after the write."""
 
     def judge(now: Lease | None) -> WriteVerdict:
         if now is None or now.actual_owner != before.actual_owner:
@@ -170,13 +175,14 @@ def deleted(before: Lease, *, forced: bool) -> Judge:
 
 
 def _by_counter(before: Lease, now: Lease, *, applied: bool) -> WriteVerdict:
-    """For writes that expect the counter and add one to it."""
+    """For writes that require the counter to be unchanged and add one to it."""
     if now.counter == before.counter:
         return WriteVerdict.STANDING
     return WriteVerdict.APPLIED if applied and now.counter == before.counter + 1 else WriteVerdict.SUPERSEDED
 
 
 def _by_owners(before: Lease, now: Lease, counter: int | None = None) -> WriteVerdict:
-    """For writes that expect the owners. Not applied: it would have changed them."""
+    """For writes that require the owners to be unchanged. If the owners are the same, the write has not been
+    applied."""
     same = (now.owner, now.checkpoint_owner) == (before.owner, before.checkpoint_owner)
     return WriteVerdict.STANDING if same and counter in {None, now.counter} else WriteVerdict.SUPERSEDED

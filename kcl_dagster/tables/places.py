@@ -1,4 +1,4 @@
-"""Where the rows of an application live."""
+"""Which table holds which rows of an application."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,10 +30,10 @@ class TableLayout:
     workers: Place
     coordinator: Place
     stored_version: str | None = None
-    """The client version in `Migration3.0` when the layout was detected; None: there is no such item yet."""
+    """The client version in `Migration3.0` when the layout was detected; None if there was no such item."""
 
     take_over: bool = False
-    """A table of KCL 2.x that the operator decided to take over: creation writes the new version."""
+    """Whether the operator decided to take over a table of KCL 2.x. Then `create_tables` writes the new version."""
 
     @classmethod
     def single(

@@ -1,20 +1,21 @@
 """Every transition of a lease, as a request.
 
-    create            without owner, nothing read; by the leader, or by the worker that finishes the parent
-    take              owned by the worker that takes it; the counter is the one that it read
-    assign            owned by the worker that the leader chose; any counter
+    create            no owner, nothing read; by the leader, or by the worker that finishes the parent
+    take              owned by the worker that takes it; requires the counter that this worker read
+    assign            owned by the worker that the leader chose; accepts any counter
     initiate_handoff  two owners: the next owner, and the old owner that still reads
     transfer          owned by the next owner
     renew             the counter is raised
     prepare           the pending checkpoint is set: a batch is about to be written
     checkpoint        the batch is written, nothing is pending; a chain may claim the lease, or end its claim
-    release           without owner again
-    vacate            without owner, also out of a handoff whose next owner has ended
+    release           no owner; in a handoff, owned by the next owner
+    vacate            no owner, also out of a handoff whose next owner has ended
     delete            the row is removed
 
 The conditions are the KCL's or stricter: its clients and ours may race on any row. `assign` can be made conditional
-on the counter. In this way a lease is taken without its owner's consent: a renewal in between makes the write fail.
-All writes are per attribute, so the attributes of other clients remain as they are.
+on the counter. A lease is taken without its owner's consent in this way: if the owner renews in between, the write
+fails. "Fails if ..." in a docstring means that DynamoDB refuses the write. All writes set single attributes, so the
+attributes of other clients are preserved. A chain is a worker's log of committed batches, see `kcl_dagster.chains`.
 
 Modelled in spec/ExactlyOnce.tla: each condition can be switched off there, and the model then finds a violation.
 """
@@ -42,7 +43,7 @@ _EXISTS = f"attribute_exists({a.LEASE_KEY})"
 
 
 def create(table: str, lease: Lease) -> Request:
-    """Fails if anything has this key."""
+    """Create a lease. Fails if the key is in use."""
     if lease.checkpoint is None:
         msg = f"lease {lease.key} has no checkpoint: the KCL could not read it"
         raise ValueError(msg)
@@ -51,10 +52,10 @@ def create(table: str, lease: Lease) -> Request:
 
 def create_child(table: str, child: Lease, parent: LeaseKey, children: frozenset[str]) -> Request:
     """Create the lease of a child, and record the `children` in the parent's lease. Fails if the child has a lease,
-    and if the parent's lease is finished or deleted.
+    or if the parent's lease is finished or deleted.
 
-    A child is not read, finished or cleaned up while its parent is unfinished. So a process that is paused before
-    this write cannot recreate the lease of a child that others have read meanwhile.
+    A child is not read, finished or cleaned up while its parent is unfinished. A process that is paused before this
+    write therefore cannot recreate a child's lease that others have finished and deleted meanwhile.
     """
     note = _update(table, parent).require(_EXISTS)
     note.require(f"{a.CHECKPOINT} <> :end", {":end": s(SHARD_END.sequence)}).set({a.CHILDREN: names(children)})
@@ -64,7 +65,7 @@ def create_child(table: str, child: Lease, parent: LeaseKey, children: frozenset
 def renew(
     table: str, lease: Lease, throughput_kbps: float | None = None, stored_through: int | None = None
 ) -> Request:
-    """Raise the counter. Fails if the counter or the owner changed, or if a handoff began that is not in
+    """Raise the counter. Fails if the counter or the owner has changed, or if a handoff began that is not in
     `lease`."""
     update = _by_owner(table, lease)
     if lease.checkpoint_owner is None:
@@ -73,19 +74,20 @@ def renew(
         update.set({a.THROUGHPUT: throughput_value(throughput_kbps)})
     if stored_through is not None:
         update.set({a.STORED_THROUGH: n(stored_through)})
-        if lease.ended_parent is not None:  # the shard was read
+        if lease.ended_parent is not None:  # the shard has been read
             update.remove(a.ENDED_PARENT)
-    return update.request("NONE")  # the condition implies what the row holds now
+    return update.request("NONE")  # the condition implies the row's content
 
 
 def take(table: str, lease: Lease, new_owner: WorkerId) -> Request:
-    """Take a lease, with or without its owner's consent. Fails if its counter moved. Ends a handoff."""
+    """Take a lease, with or without its owner's consent. Fails if the counter has changed. Ends a handoff."""
     update = _by_counter(table, lease).set({a.OWNER: s(new_owner)}).remove(a.CHECKPOINT_OWNER)
     return _count_switch(update, lease, new_owner).request()
 
 
 def assign(table: str, lease: Lease, to: WorkerId, counter: int | None = None) -> Request:
-    """Give a lease to a worker. Fails if its owners changed; with `counter` also if that moved. Ends a handoff."""
+    """Give a lease to a worker. Fails if the owners have changed, and with `counter` also if the counter differs.
+    Ends a handoff."""
     update = _by_owners(table, lease)
     if counter is not None:
         update.require_equal(a.COUNTER, "counter", n(counter))
@@ -102,10 +104,8 @@ def transfer(table: str, lease: Lease) -> Request:
 
 
 def initiate_handoff(table: str, lease: Lease, to: WorkerId) -> Request:
-    """Name the next owner; the present one goes on until it transfers. The counter stays, so it keeps renewing.
-
-    Fails if the owner changed or a handoff is under way.
-    """
+    """Name the next owner. The present owner reads on until it transfers the lease. The counter is not changed, so
+    the present owner can still renew. Fails if the owner has changed or a handoff is under way."""
     if lease.owner is None or lease.checkpoint_owner is not None or to == lease.owner:
         msg = f"lease {lease.key} of {lease.owner} cannot be handed over to {to}"
         raise ValueError(msg)
@@ -116,7 +116,7 @@ def initiate_handoff(table: str, lease: Lease, to: WorkerId) -> Request:
 
 
 def release(table: str, lease: Lease) -> Request:
-    """Give a lease up: unowned, or in a handoff the next owner's. Fails if its owners changed."""
+    """Give up a lease. It has no owner then, or in a handoff the next owner. Fails if the owners have changed."""
     update = _by_owners(table, lease)
     if lease.checkpoint_owner is None:
         update.remove(a.OWNER)
@@ -124,8 +124,8 @@ def release(table: str, lease: Lease) -> Request:
 
 
 def vacate(table: str, lease: Lease, counter: int | None = None) -> Request:
-    """Leave a lease without an owner, also one in a handoff. Fails if its owners changed; with `counter` also if
-    that moved."""
+    """Remove the owners of a lease, also during a handoff. Fails if the owners have changed, and with `counter`
+    also if the counter differs."""
     update = _by_owners(table, lease)
     if counter is not None:
         update.require_equal(a.COUNTER, "counter", n(counter))
@@ -145,7 +145,7 @@ def checkpoint(
     claim: Claim | None = None,
     ends_claim: bool = False,
 ) -> Request:
-    """Record progress, clear what was pending, count as a renewal. Fails if the counter moved."""
+    """Record progress and clear the pending checkpoint. Counts as a renewal. Fails if the counter has changed."""
     update = _by_owner(table, lease).set(checkpoint_values(checkpoint)).set({a.SWITCHES: n(0)})
     if children:
         update.set({a.CHILDREN: names(children)})
@@ -170,7 +170,7 @@ def checkpoint(
 def prepare_checkpoint(
     table: str, lease: Lease, pending: Checkpoint, *, state: bytes | None = None, batch: int | None = None
 ) -> Request:
-    """Announce a batch before it is written; progress stays. Counts as a renewal. Fails if the counter moved."""
+    """Record that a batch begins; progress stays. Counts as a renewal. Fails if the counter has changed."""
     update = _by_owner(table, lease).set(checkpoint_values(pending, pending=True))
     if batch is not None:
         update.set({a.BATCH: n(batch)})
@@ -188,12 +188,14 @@ def rewind(
     counted_since: int | None = None,
     ended_parent: str | None = None,
 ) -> Request:
-    """Put an unowned lease to another position, whatever was pending. Fails if another process owns or wrote it.
+    """Move a lease without an owner to another position, and clear the pending checkpoint. Fails if another process
+    owns the lease or has written it.
 
-    `counted_since`: all records that arrived then (epoch seconds) or later are behind the position. What is stored
-    of windows that begin earlier is not known from then on. None: it is found with the first batch.
+    `counted_since`: epoch seconds. All records that arrived then or later are after the position. The counts of
+    windows that begin earlier are not known from then on. None: the first batch determines this time.
 
-    The chain that may have entries for the lease remains named, so its next owner settles it: they are no progress.
+    The row still names the chain that may have entries for the lease. The next owner settles that chain, but its
+    entries are not progress of the lease.
     """
     update = _by_counter(table, lease).remove(a.CLAIM, a.CLAIM_STATE)
     if ended_parent is None:
@@ -209,7 +211,8 @@ def rewind(
 
 
 def update_children(table: str, key: LeaseKey, children: frozenset[str]) -> Request:
-    """Fails if the lease is gone: a late write must not bring back half a lease."""
+    """Record the children of a shard. Fails if there is no lease: a late write must not create an incomplete
+    row."""
     return _update(table, key).require(_EXISTS).set({a.CHILDREN: names(children)}).request()
 
 
@@ -218,7 +221,8 @@ def update_hash_range(table: str, key: LeaseKey, hash_range: HashRange) -> Reque
 
 
 def delete_lease(table: str, lease: Lease, *, forced: bool = False) -> Request:
-    """Remove a finished lease; `forced`: any lease whose owners did not change. The KCL asks for neither."""
+    """Delete a finished lease. With `forced`, delete any lease whose owners have not changed. The KCL checks
+    neither condition."""
     key = s(lease.key)
     if not forced:
         condition, values = f"{a.CHECKPOINT} = :end", {":end": s(SHARD_END.sequence)}
@@ -235,7 +239,8 @@ def _update(table: str, key: LeaseKey) -> Update:
 
 def _by_owner(table: str, lease: Lease) -> Update:
     """A write by the owner, conditional on the counter and on the owner. The counter alone would suffice if leases
-    were never deleted: a new lease counts from 0 again, and reaches the number that a former owner read."""
+    were never deleted. A recreated lease counts from 0 again, and could reach the counter that a former owner read.
+    """
     update = _by_counter(table, lease)
     owner = lease.actual_owner
     if owner is None:
@@ -256,7 +261,8 @@ def _by_owners(table: str, lease: Lease) -> Update:
 
 
 def _count_switch(update: Update, lease: Lease, new_owner: WorkerId) -> Update:
-    """As the KCL counts: a completed handoff is not a switch, because the next owner was already written."""
+    """Count a switch of owners as the KCL does. A completed handoff does not count, because its beginning wrote the
+    next owner."""
     if (lease.owner is not None and lease.owner != new_owner) or lease.checkpoint_owner == new_owner:
         update.add_one(a.SWITCHES)
     return update

@@ -1,4 +1,4 @@
-"""Worker rows between their item and `WorkerRow`."""
+"""Converts between `WorkerRow` and its item in the table."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -30,13 +30,13 @@ SLOW_SINCE: Final = "kdSlowSince"
 HELD_SINCE: Final = "kdHeldSince"
 LEASE_MS: Final = "kdLeaseMs"
 
-OLDEST_REPORT: Final = 60  # seconds; the KCL refuses to write a row that its readers would call dead
+OLDEST_REPORT: Final = 60  # seconds; the KCL does not write a row that its readers would regard as dead
 
 
 def worker_row_from_item(item: Mapping[str, Any], *, key: str = LEASE_KEY) -> WorkerRow | None:
-    """The worker of a row; None for a row of another kind. `key`: the table's key attribute.
+    """The worker row in an item; None for a row of another kind. `key`: the table's key attribute.
 
-    In the lease table a row says that it is a worker's; in a table of its own it need not.
+    In the lease table, `entityType` marks worker rows. In a table of their own they need not have it.
     """
     reader = ItemReader(item, key)
     kind = reader.text(ENTITY_TYPE)
@@ -72,9 +72,9 @@ def worker_row_from_item(item: Mapping[str, Any], *, key: str = LEASE_KEY) -> Wo
 
 
 def worker_row_values(row: WorkerRow) -> dict[str, Value]:
-    """The attributes that one heartbeat writes. A value of None leaves the attribute as it is, as in the KCL.
+    """The attributes that one heartbeat writes. A value of None leaves the attribute unchanged, as in the KCL.
 
-    Not among them: the key, `kdDrain` (the leader writes it), `properties` (no component writes it).
+    Not included: the key, `kdDrain` (the leader writes it) and `properties` (no component writes it).
     """
     values: dict[str, Value | None] = {
         LAST_UPDATE: None if row.last_update is None else n(row.last_update),
@@ -105,7 +105,7 @@ def worker_row_values(row: WorkerRow) -> dict[str, Value]:
 
 
 def worker_row_to_item(row: WorkerRow, *, key: str = LEASE_KEY) -> Item:
-    """The whole row as an item, for files of golden rows and for stand-ins."""
+    """The whole row as an item, for golden files and for fakes."""
     item: Item = {key: s(row.id)}
     if key == LEASE_KEY:
         item[ENTITY_TYPE] = s(WORKER)
@@ -118,7 +118,7 @@ def worker_row_to_item(row: WorkerRow, *, key: str = LEASE_KEY) -> Item:
 
 
 def why_not_writable(row: WorkerRow, now: float) -> str | None:
-    """What the KCL refuses to write, in its order; None when the row is good."""
+    """The first reason for which the KCL would not write the row, in its order; None if there is none."""
     if row.last_update is None:
         return "has no last_update"
     if now - row.last_update > OLDEST_REPORT:
@@ -200,7 +200,7 @@ def _texts(values: Mapping[LeaseKey, str]) -> dict[str, Value]:
 
 
 def _read_texts(reader: ItemReader, attribute: str) -> dict[LeaseKey, str] | None:
-    """For people to read: what is odd is left out."""
+    """Texts for people to read. Values of other types are left out."""
     members = reader.mapping(attribute)
     if members is None:
         return None
@@ -212,6 +212,6 @@ def _properties(reader: ItemReader) -> dict[str, str]:
     found = {}
     for name, value in (reader.mapping(PROPERTIES) or {}).items():
         text = value.get("S") if isinstance(value, Mapping) else None
-        if isinstance(text, str) and text:  # free form and not used: what is odd is left out
+        if isinstance(text, str) and text:  # free form and not used: values of other types are left out
             found[name] = text
     return found

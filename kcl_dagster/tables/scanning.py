@@ -1,4 +1,4 @@
-"""Reading a whole table."""
+"""Reads a whole table."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol, TypeVar
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class Map(Protocol):
-    """The builtin `map`, or that of an executor: how segments of a scan are read side by side."""
+    """The builtin `map`, or that of an executor. Used to read the segments of a scan at the same time."""
 
     def __call__(self, function: Callable[[T], R], values: Iterable[T], /) -> Iterable[R]: ...
 
@@ -30,7 +30,8 @@ def segments_for(table_bytes: int) -> int:
 
 
 class Segments:
-    """Into how many segments a scan is divided: as configured, or by the table's size, which is asked rarely."""
+    """The number of segments into which a scan is divided: configured, or by the table's size, which is looked up
+    rarely."""
 
     def __init__(self, configured: int, table_bytes: Callable[[], int], clock: Clock) -> None:
         self._configured = configured
@@ -47,13 +48,13 @@ class Segments:
         try:
             count = segments_for(self._table_bytes())
         except (ServiceError, TableNotFound, ResourceBusy):
-            return SEGMENTS_WHEN_UNKNOWN  # and ask again next time
+            return SEGMENTS_WHEN_UNKNOWN  # look up the size again next time
         self._known = (now, count)
         return count
 
 
 def pages(sender: Sender, method: str, **parameters: Any) -> Iterator[list[Item]]:
-    """The pages of a Scan or Query, until there are no more."""
+    """Yield the pages of a Scan or Query."""
     start: Item | None = None
     while True:
         resumed = parameters if start is None else {**parameters, "ExclusiveStartKey": start}

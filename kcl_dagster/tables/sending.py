@@ -1,4 +1,4 @@
-"""How requests are sent: reads until they succeed, conditional writes until their outcome is known."""
+"""Sends requests: reads until they succeed, conditional writes until their outcome is known."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,12 +11,13 @@ from kcl_dagster.tables.attributes import Item
 from kcl_dagster.tables.expressions import Request
 from kcl_dagster.tables.outcomes import WriteVerdict
 
-DEADLINE_SECONDS: Final = 10.0  # a third of the default lease duration: what takes longer has failed
+# A third of the default lease duration; a request that takes longer counts as failed
+DEADLINE_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The write was applied. `item`: the row afterwards, where the request asked for it or it was read back."""
+    """The write was applied. `item`: the row afterwards, if the request returned it or it was read back."""
 
     item: Item | None
 
@@ -29,7 +30,8 @@ class Refused:
 
 
 class Sender:
-    """Sends requests for one table's owner, inside `seconds` each. Holds no state; any thread may use it."""
+    """Sends requests for one object that reads or writes a table, each within `seconds`. Stateless: any thread may
+    use it."""
 
     def __init__(self, client: aws.Client, runtime: Runtime, seconds: float = DEADLINE_SECONDS) -> None:
         self._client = client
@@ -37,7 +39,7 @@ class Sender:
         self._seconds = seconds
 
     def read(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A request that may be sent twice. Raises TableNotFound and ServiceError."""
+        """Send a request that may be repeated. Raises TableNotFound and ServiceError."""
         return self._read(method, parameters, self.deadline())
 
     def get(self, table: str, key: Item, *, consistent: bool = True) -> Item | None:
@@ -46,10 +48,11 @@ class Sender:
     def write(
         self, request: Request, judge: Callable[[Item | None], WriteVerdict], deadline: float | None = None
     ) -> Applied | Refused:
-        """A conditional write. An answer that is lost is replaced by reading the row and asking `judge`.
+        """Send a conditional write. If the response is lost, the row is read and `judge` decides whether the write
+        was applied.
 
-        Raises OutcomeUnknown when neither helps until the deadline, and Throttled or EndpointUnreachable when the
-        write was never carried out.
+        Raises OutcomeUnknown if this cannot be decided until the deadline, and Throttled or EndpointUnreachable if
+        the write was never carried out.
         """
         deadline = self.deadline() if deadline is None else deadline
         in_doubt: aws.Unanswered | None = None
@@ -59,7 +62,7 @@ class Sender:
                 answer = self._call(request.operation, request.parameters, request.table)
             except aws.ConditionFailed as refusal:
                 item = refusal.item
-                if item is None:  # no such row, or an endpoint that does not say
+                if item is None:  # there is no such row, or the endpoint does not return it
                     item = self._read_back(request, deadline, in_doubt)
                 applied = in_doubt is not None and judge(item) is WriteVerdict.APPLIED
                 return Applied(item) if applied else Refused(item)
@@ -85,13 +88,14 @@ class Sender:
         raise AssertionError("pauses never end")  # pragma: no cover
 
     def overwrite(self, request: Request) -> Item | None:
-        """A write that may be applied twice; repeated until answered. Raises as `read`, and ConditionFailed."""
+        """Send a write that may be applied twice, until it is answered. Raises as `read` does, and
+        ConditionFailed."""
         answer = self._read(request.operation, request.parameters, self.deadline())
         attributes: Item | None = answer.get("Attributes")
         return attributes
 
     def deadline(self) -> float:
-        """Monotonic time until which what begins now should be done."""
+        """The monotonic time by which a request that begins now has to be done."""
         return self._runtime.clock.monotonic() + self._seconds
 
     def _call(self, method: str, parameters: dict[str, Any], table: str | None = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Where the shards of a stream start: decided once and stored.
+"""The position at which the shards of a stream start: decided once, and stored.
 
-The KCL resolves LATEST and AT_TIMESTAMP anew whenever a worker starts, and so skips what was written meanwhile.
-Here the first leader stores the moment at which the application began, and all workers start from that moment.
+The KCL resolves LATEST and AT_TIMESTAMP again whenever a worker starts, and so skips what was written meanwhile.
+Here, the first leader stores the time at which the application began, and all workers start from that time.
 """
 
 from collections.abc import Mapping
@@ -32,23 +32,24 @@ from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Where a stream's first shards start. LATEST and AT_TIMESTAMP have the moment to which they were resolved."""
+    """The position at which a stream's first shards start. LATEST and AT_TIMESTAMP include the time to which they
+    were resolved."""
 
     stream: str
-    """As in lease keys: the name, or `account:name:epoch` in a multi-stream application."""
+    """The stream as in lease keys: the name, or `account:name:epoch` in a multi-stream application."""
 
     position: Position
     timestamp_ms: int | None
     stream_created: int
-    """Epoch seconds. Another value under the same name is another stream."""
+    """When the stream was created, in epoch seconds. A stream of the same name with another value is another
+    stream."""
 
     is_adopted: bool = False
-    """The stream had leases before: other workers have read a part of it, and it is not known which."""
+    """Whether the stream had leases before. Then other workers have read an unknown part of it."""
 
     counted_since: int | None = None
-    """Epoch seconds, of a stream that was created anew: the leases with the counts of the former one are gone, or
-    are not read any more, so what is stored of windows that begin earlier is not known. None: it is known from the
-    start on."""
+    """For a stream that was recreated, in epoch seconds: the counts of windows that begin earlier are not known,
+    because the leases that had them are gone or no longer read. None if counts are known from the start on."""
 
 
 class StartTable:
@@ -68,10 +69,8 @@ class StartTable:
         self._resolved: dict[str, int | None] = {}
 
     def resolved(self, stream: StreamIdentifier) -> int | None:
-        """The moment of LATEST or AT_TIMESTAMP for a stream, in epoch milliseconds. None: it is not decided yet.
-
-        A decision is read once: only a reset changes it, and workers are stopped for a reset.
-        """
+        """The time to which LATEST or AT_TIMESTAMP was resolved for a stream, in epoch milliseconds. None if it is
+        not decided yet. A decision is read once: only a reset changes it, and workers are stopped for a reset."""
         name = str(stream)
         if name not in self._resolved:
             start = self.get(name)
@@ -81,13 +80,13 @@ class StartTable:
         return self._resolved[name]
 
     def get(self, stream: str) -> StartPosition | None:
-        """Raises UnreadableItem."""
+        """The stored position of a stream; None if there is none. Raises UnreadableItem."""
         key = {self._place.key: s(coordination.start_key(stream))}
         item = self._sender.get(self._place.table, key)
         return None if item is None else self._parsed(item)
 
     def all(self) -> dict[str, StartPosition]:
-        """Every recorded position, by stream. Scans the table: for status and doctor, not for every tick."""
+        """All stored positions, by stream. Scans the table: for status and doctor, not for every tick."""
         items = scan_items(
             self._sender,
             self._place.table,
@@ -100,7 +99,8 @@ class StartTable:
     def refuse_other(self, application: str, stream: StreamIdentifier) -> None:
         """Raise OtherStream if the leases of a single-stream application are recorded as those of another stream.
 
-        Such leases name no stream. If nothing is recorded, a Java application created them, and they are adopted.
+        Such leases do not name their stream. If nothing is recorded, a Java application created them, and they are
+        accepted.
         """
         if stream.is_multi or self.get(str(stream)) is not None:
             return
@@ -114,7 +114,7 @@ class StartTable:
             )
 
     def record(self, start: StartPosition) -> StartPosition:
-        """Decide where a stream starts, unless it is decided already. Returns the stored decision."""
+        """Store where a stream starts, unless that is stored already. Returns the stored position."""
         request = coordination.record_start(self._place, start.stream, _values(start))
 
         def judge(item: Item | None) -> WriteVerdict:
@@ -124,11 +124,11 @@ class StartTable:
         return start if isinstance(outcome, Applied) or outcome.item is None else self._parsed(outcome.item)
 
     def replace(self, start: StartPosition) -> None:
-        """Replace the stored decision: for an audited reset, or another stream under an old name."""
+        """Replace the stored position: for an audited reset, or for another stream with the same name."""
         self._sender.overwrite(coordination.replace_start(self._place, start.stream, _values(start)))
 
     def delete(self, stream: str) -> None:
-        """Delete the stored decision: for a stream whose leases are deleted."""
+        """Delete the stored position of a stream whose leases are deleted."""
         self._sender.overwrite(coordination.delete_start(self._place, stream))
 
     def _parsed(self, item: Mapping[str, Any]) -> StartPosition:
@@ -141,7 +141,7 @@ def start_to_item(start: StartPosition, key: str) -> Item:
 
 
 def start_from_item(item: Mapping[str, Any], key: str) -> StartPosition:
-    """Raises UnreadableItem."""
+    """Parse the row of a start position. Raises UnreadableItem."""
     reader = ItemReader(item, key)
     position = reader.required_text(START_POSITION)
     if position not in set(Position):

@@ -16,11 +16,11 @@ from kcl_dagster.tables.sending import Applied, Sender
 
 TABLE_MIGRATION_KEY: Final = "TableMigration3.5"
 TABLE_STATUS: Final = "tm"
-US: Final = "kcl_dagster"  # who changed a row
+US: Final = "kcl_dagster"  # stored as the author of a change
 
 
 class ClientVersion(StrEnum):
-    """The protocol of a fleet, as `Migration3.0` stores it."""
+    """The protocol of a fleet, as stored in `Migration3.0`."""
 
     TWO = "CLIENT_VERSION_2X"
     UPGRADING = "CLIENT_VERSION_UPGRADE_FROM_2X"
@@ -29,7 +29,7 @@ class ClientVersion(StrEnum):
 
 
 class TableStatus(StrEnum):
-    """How far a fleet is on its way from three tables to one, as `TableMigration3.5` stores it."""
+    """How far a fleet's migration from three tables to one has come, as stored in `TableMigration3.5`."""
 
     INIT = "TABLE_MIGRATION_STATUS_INIT"
     DEPLOYED = "TABLE_MIGRATION_STATUS_DEPLOYED"
@@ -47,7 +47,7 @@ class StoredVersion:
 
 
 class StateRows:
-    """Reads and writes the state rows of one place."""
+    """Reads and writes the state rows in one table."""
 
     def __init__(self, sender: Sender, runtime: Runtime, place: Place) -> None:
         self._sender = sender
@@ -71,7 +71,7 @@ class StateRows:
         return None if reader is None else reader[1].required_text(TABLE_STATUS)
 
     def create_version(self, version: ClientVersion) -> bool:
-        """Declare the protocol of a new application. False: another process did so first."""
+        """Declare the protocol of a new application. Returns False if another process did so first."""
         at = self._milliseconds()
         request = coordination.create_version(self._place, version, US, at)
 
@@ -84,7 +84,7 @@ class StateRows:
         return isinstance(self._sender.write(request, judge), Applied)
 
     def change_version(self, known: StoredVersion, version: ClientVersion) -> bool:
-        """False: the stored version is not the known one any more."""
+        """Declare another protocol. Returns False if the stored version is no longer the `known` one."""
         request = coordination.change_version(
             self._place, version, US, self._milliseconds(), known.values, known.history
         )
@@ -98,7 +98,7 @@ class StateRows:
         return isinstance(self._sender.write(request, judge), Applied)
 
     def _reader(self, key: str, kind: str) -> tuple[Item, ItemReader] | None:
-        """The row under `key`. Clients before 3.5 gave it no entity type."""
+        """The row with this key. Clients before 3.5 wrote it without an entity type."""
         item = self._sender.get(self._place.table, {self._place.key: s(key)})
         if item is None:
             return None

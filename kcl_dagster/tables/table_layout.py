@@ -1,10 +1,10 @@
-"""Which tables an application has, found out before anything is written.
+"""Detects which tables an application has, before anything is written.
 
     coordinator table?  no  -> everything is, or will be, in the lease table (KCL 3.5)
                         yes -> three tables (KCL 3.0-3.4), or one if its fleet has finished moving
 
-Refused are fleets that speak the protocol of KCL 2.x, in which every worker takes leases for itself and a leader
-that assigns would work against them, and fleets on their way from one layout or protocol to another.
+Two kinds of fleets are refused. In fleets with the protocol of KCL 2.x, every worker takes leases for itself,
+against the assignments of a leader. Other fleets are just migrating from one layout or protocol to another.
 """
 
 from typing import Final
@@ -35,22 +35,22 @@ _TAKE_OVER: Final = "stop its workers, then take it over with take_over_2x=True"
 def detect_layout(
     client: aws.Client, application: Application, runtime: Runtime | None = None, *, take_over_2x: bool = False
 ) -> TableLayout:
-    """Where this application's rows live. Reads only; costs one to four requests.
+    """Which tables hold this application's rows. Only reads; costs one to four requests.
 
-    `take_over_2x`: the operator says that no worker of KCL 2.x, or of KCL 3.x in 2.x mode, runs any more.
-    `create_tables` then writes down that the application speaks the 3.x protocol.
-
-    Raises LayoutRefused with what stands in the way and what to do.
+    `take_over_2x`: the operator asserts that no worker of KCL 2.x, or of KCL 3.x in 2.x mode, still runs. Then
+    `create_tables` stores that the application uses the 3.x protocol. Raises LayoutRefused, with the obstacle and
+    what to do.
     """
     return _Detection(client, application, runtime or system(), take_over_2x=take_over_2x).layout()
 
 
 def verify_layout(client: aws.Client, application: Application, layout: TableLayout, runtime: Runtime) -> bool:
-    """Check that what was detected still holds, with one or two reads. Leaders do so at every tick, workers once a
-    minute.
+    """Check that the detected layout is still valid, with one or two reads. Leaders do so at every tick, workers
+    once per minute.
 
-    False: the row that declares the protocol is gone, as where the table was emptied or made anew.
-    Raises LayoutRefused when the fleet changed its protocol or its tables; a restart finds out the rest.
+    Returns False if the row that declares the protocol is missing, for example because the table was emptied or
+    recreated. Raises LayoutRefused if the fleet has changed its protocol or its tables; a restart detects the new
+    layout.
     """
     rows = StateRows(Sender(client, runtime), runtime, layout.coordinator)
     stored = rows.client_version()
@@ -69,8 +69,8 @@ def verify_layout(client: aws.Client, application: Application, layout: TableLay
 
 
 def declare_protocol(client: aws.Client, layout: TableLayout, runtime: Runtime) -> bool:
-    """Write the row that declares the protocol of KCL 3.x, if there is none. Leases without it count as those of
-    KCL 2.x, and no worker would start. False: another process was faster."""
+    """Write the row that declares the protocol of KCL 3.x, if there is none. Without it, leases count as those of
+    KCL 2.x, and no worker would start. Returns False if another process was faster."""
     return StateRows(Sender(client, runtime), runtime, layout.coordinator).create_version(ClientVersion.THREE)
 
 
@@ -108,12 +108,12 @@ class _Detection:
                 )
 
     def _accepted(self, layout: TableLayout, *, has_lease_table: bool = True) -> TableLayout:
-        """The layout, if the fleet's protocol allows us to lead it."""
+        """The layout, if the fleet's protocol allows us to lead the fleet."""
         name = self._application.name
         stored = self._rows(layout.coordinator).client_version()
         if stored is None:
             if not has_lease_table or not self._has_leases(layout):
-                return layout  # a new application, or a table made by others
+                return layout  # a new application, or an empty table that another tool created
             if self._take_over:
                 return self._versioned(layout, None)
             raise LayoutRefused(
@@ -155,7 +155,8 @@ class _Detection:
         return LeaseReader(self._client, self._application, layout, self._runtime).has_leases()
 
     def _exists(self, place: Place) -> bool:
-        """Only "not found" means that there is no such table: without the right to look, guessing is not safe."""
+        """Whether the table exists. Only "not found" counts as no: without permission to look, a guess would not be
+        safe."""
         try:
             table = self._sender.read("describe_table", TableName=place.table)["Table"]
         except TableNotFound:

@@ -1,4 +1,4 @@
-"""The rows in which workers say that they live, how busy they are, and in our case in which run."""
+"""The rows in which workers report that they live, how busy they are, and (ours only) in which run."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -23,7 +23,7 @@ RowsRead = tuple[list[WorkerRow], list[UnreadableItem]]
 
 
 class WorkerTable:
-    """Reads and writes worker rows, in the lease table or in the KCL's older table of their own."""
+    """Reads and writes worker rows, in the lease table or in the KCL's older table for workers."""
 
     def __init__(
         self,
@@ -37,15 +37,17 @@ class WorkerTable:
         self._sender = Sender(client, runtime, deadline_seconds)
         self._place = layout.workers
         self._clock = runtime.clock
-        # A worker that announces single-table support moves a fleet of Java workers towards it. We do not migrate
-        # tables while we run, so in the old layout we keep silent, which holds the migration back.
+        # A worker that announces support for one table makes a fleet of Java workers migrate to it. We do not
+        # migrate tables while we run. In the old layout we therefore do not announce it, which holds back the
+        # migration.
         self._hides_support = layout.kind is LayoutKind.LEGACY
 
     def put(self, row: WorkerRow) -> WorkerRow:
-        """Write a heartbeat; what is None in `row` stays as it stands. Returns the row as it stands afterwards,
-        which is how a worker learns that it should drain.
+        """Write a heartbeat. None in `row` leaves an attribute unchanged. Returns the row as it is afterwards,
+        which shows the worker whether it should drain.
 
-        Raises ValueError for what the KCL would not write, UnreadableItem if the id is another row's key.
+        Raises ValueError for a row that the KCL would not write, UnreadableItem if the id is the key of another
+        kind of row.
         """
         try:
             item = self._sender.overwrite(coordination.put_worker(self._place, row.id, self._values(row)))
@@ -54,7 +56,8 @@ class WorkerTable:
         return self._row(item) or row
 
     def beat(self, row: WorkerRow) -> WorkerRow | None:
-        """As `put`, but only if the row exists; None: it does not, and was not written."""
+        """Write a heartbeat only if the row exists. Returns None, and writes nothing, if it does not. Raises as
+        `put` does."""
         try:
             item = self._sender.overwrite(coordination.beat_worker(self._place, row.id, self._values(row)))
         except aws.ConditionFailed as error:
@@ -77,16 +80,16 @@ class WorkerTable:
         return self._row(self._sender.get(self._place.table, {self._place.key: s(worker)}))
 
     def list(self) -> list[WorkerRow]:
-        """All rows that can be read, by id."""
+        """All readable rows, by id."""
         return list(newest_by_id(self.scan()[0]))
 
     def scan(self) -> "RowsRead":
-        """All rows that can be read, and what is wrong with the others."""
+        """All readable rows, and the errors of the others."""
         items = scan_items(self._sender, self._place.table, consistent=True)
         return readable_workers(items, self._place.key)
 
     def delete(self, row: WorkerRow) -> bool:
-        """Remove a row unless it was written since. True: it is gone."""
+        """Delete a row unless it was written since it was read. Returns whether the row is gone."""
         outcome = self._sender.write(
             coordination.delete_worker(self._place, row),
             lambda item: WriteVerdict.APPLIED if item is None else WriteVerdict.STANDING,
@@ -94,7 +97,7 @@ class WorkerTable:
         return isinstance(outcome, Applied) or outcome.item is None
 
     def request_drain(self, worker: WorkerId, wanted: bool = True) -> bool:
-        """Ask a worker to finish, or no longer. False: it has no row."""
+        """Ask a worker to drain, or with `wanted=False` to go on. Returns False if the worker has no row."""
         try:
             self._sender.overwrite(coordination.request_drain(self._place, worker, wanted=wanted))
         except aws.ConditionFailed:
@@ -112,7 +115,8 @@ def _no_worker(worker: WorkerId) -> UnreadableItem:
 
 
 def readable_workers(items: Iterable[Item], key: str) -> RowsRead:
-    """The worker rows among `items`, and those that cannot be read. Rows of other kinds are left out."""
+    """The worker rows among `items`, and the errors of those that cannot be read. Rows of other kinds are left
+    out."""
     rows: list[WorkerRow] = []
     unreadable: list[UnreadableItem] = []
     for item in items:
@@ -129,7 +133,7 @@ def readable_workers(items: Iterable[Item], key: str) -> RowsRead:
 
 
 def newest_by_id(rows: Iterable[WorkerRow]) -> tuple[WorkerRow, ...]:
-    """One row for each worker: after a table migration an old one may be left in the other table."""
+    """One row per worker, the newest: after a table migration, an old row may remain in the other table."""
     newest: dict[WorkerId, WorkerRow] = {}
     for row in rows:
         known = newest.get(row.id)

@@ -1,1 +1,1 @@
-"""One worker: the leases it holds, the batches it makes of them, and how it starts and stops."""
+"""A worker: the leases that it holds, the batches that it makes of their records, its start and its stop."""

@@ -1,16 +1,18 @@
-"""Attempts of record processors at the records behind a checkpoint, counted in the row of the lease.
+"""Counts, in the row of a lease, how often workers ended while a record processor worked on the lease's next
+records.
 
-A processor may be given a record that ends the process of its worker, and it may hang. Nothing of that is known to
-the next owner of the lease, unless the row says so. So the row gets a pin before records are delivered, from the
-time at which this worker has got the lease until its processor checkpoints: one write for most owners, and one a
-minute for a processor that does not checkpoint. The checkpoint removes the pin. It has the format of the pins of
-batches (`kcl_dagster.worker.pending`), with a mark: it binds neither a processor nor a sink to a range. The next
-reader begins at the checkpoint.
+A record may crash or hang the process of its worker. The next owner of the lease learns this only from the row.
+Before records are delivered, the row therefore gets a pin: a pending checkpoint that shows that work on the records
+has begun. The processor's checkpoint removes the pin. Most owners write the pin once; for a processor that does not
+checkpoint, it is written once per minute. It has the format of the pins of batches (`kcl_dagster.worker.pending`),
+but is marked as an attempt: it does not bind a processor or a sink to a range, and the next reader begins at the
+checkpoint.
 
-The pin names a record that was delivered, and not always the last one. So the losses of former owners are forgotten
-only when this one has delivered all that they can have had: at the tip of the shard, or a while behind the pin.
+The pin names a record that was delivered, but not always the last one. This worker therefore resets the losses of
+former owners only after it has delivered all records that they can have had: at the tip of the shard, or some time
+after it has passed the pinned record.
 
-A batch that a sink has begun may be stored. Its pin remains as it is, but for the losses.
+A batch that a sink has begun may be stored. Its pin is kept, except that its losses are counted.
 """
 
 from collections.abc import Mapping
@@ -26,15 +28,15 @@ from kcl_dagster.worker.held_lease import Holding
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.pending import OwnPins, Pin, binds, pin_of
 
-WRITE_SECONDS: Final = 60.0  # between two writes of the same pin: as little as the renewals cost, or less
-# Behind the end of an inherited pin, until its losses are forgotten: the former owner had got at most
-# `WRITE_SECONDS` further, and this one may take twice as long for it.
+WRITE_SECONDS: Final = 60.0  # between two writes of the same pin; costs no more than the renewals
+# For how long after the end of an inherited pin its losses are kept. The former owner had read `WRITE_SECONDS`
+# further at most, and this worker may take twice as long for the same records.
 SURVIVAL_SECONDS: Final = 2 * WRITE_SECONDS
 
 
 @dataclass(slots=True)
 class Attempts:
-    """Called for a lease by one thread at a time."""
+    """Writes the pins of attempts, and counts losses. Called by one thread at a time per lease."""
 
     holdings: Holdings
     clock: Clock
@@ -43,19 +45,20 @@ class Attempts:
 
     _own: OwnPins = field(default_factory=OwnPins)
     _written: dict[LeaseKey, float] = field(default_factory=dict)
-    """When this worker wrote the pin of a lease last; monotonic."""
+    """When this worker last wrote the pin of a lease (monotonic)."""
 
     _passed: dict[LeaseKey, tuple[int, float]] = field(default_factory=dict)
-    """The ownership under which a lease was read beyond its pin, and since when; monotonic."""
+    """The ownership (token) under which a lease was read beyond its pin, and since when (monotonic)."""
 
     def losses(self, progress: Progress, holding: Holding) -> int:
         """How many owners of the lease ended while they worked on its next records."""
         return 0 if self._is_own(pin_of(holding.lease), holding) else progress.range.losses
 
     def begin(self, progress: Progress, holding: Holding, start: Checkpoint) -> None:
-        """Before records are delivered. `start`: the checkpoint at which the processor began.
+        """Record in the row that records are about to be delivered. `start`: the checkpoint at which the processor
+        began.
 
-        Raises LeaseLost. If the row cannot be written for another reason, this attempt does not count.
+        Raises LeaseLost. If the row cannot be written for another reason, this attempt is not counted.
         """
         try:
             lease = self.holdings.settled(holding.key, holding.token)
@@ -70,8 +73,9 @@ class Attempts:
             return
 
     def survived(self, holding: Holding, through: Checkpoint | None = None, *, is_at_tip: bool = False) -> None:
-        """The process of the worker lives although records through `through` were delivered, or although the
-        processor failed: it was not the records that ended the former owners, if none of theirs is left."""
+        """Record that this worker's process is alive although records through `through` were delivered, or (None)
+        although the processor failed. Once all records that former owners can have had were delivered, these
+        records did not end their processes, and the losses are reset."""
         try:
             lease = self.holdings.settled(holding.key, holding.token)
             pin, end = pin_of(lease), lease.pending_checkpoint
@@ -91,7 +95,7 @@ class Attempts:
         return now - since >= SURVIVAL_SECONDS
 
     def _next_pin(self, progress: Progress, holding: Holding, lease: Lease) -> Pin | None:
-        """None: the row has it already, or a pending checkpoint that is not ours."""
+        """The pin to write. None if the row has it already, or has a pending checkpoint that is not ours."""
         pin, pending = pin_of(lease), lease.pending_checkpoint
         if pin is None:
             if pending is not None and (lease.checkpoint is None or pending > lease.checkpoint):
@@ -113,7 +117,7 @@ class Attempts:
 
 
 def unfinished(leases: Mapping[LeaseKey, Lease], delivered: Mapping[LeaseKey, Checkpoint]) -> list[Lease]:
-    """The leases whose pinned records were not delivered in full by a processor that lives."""
+    """The leases whose pinned records were not all delivered by a living processor."""
     found = []
     for key, lease in leases.items():
         place = delivered.get(key)
@@ -123,7 +127,8 @@ def unfinished(leases: Mapping[LeaseKey, Lease], delivered: Mapping[LeaseKey, Ch
 
 
 def _end(progress: Progress, lease: Lease) -> Checkpoint:
-    """Through which record the pin goes: a former one is extended and not shortened. That of a batch remains."""
+    """The record through which the pin extends. A former pin is extended and never shortened; that of a batch is
+    kept."""
     end = progress.through or progress.range.after
     pin, former = pin_of(lease), lease.pending_checkpoint
     if pin is None or former is None:

@@ -1,7 +1,7 @@
-"""A batch: the ranges that one worker processes together, and what it asks of the engine and the sink.
+"""A batch: the ranges that one worker processes together, and the interfaces of the engine and the sink.
 
-The protocol around these values (plan, fetch, prepare, write, commit) is `kcl_dagster.worker.protocol`.
-Everything here is a value or a promise; nothing reads a stream or a table.
+The protocol that uses them (plan, fetch, prepare, write, commit) is `kcl_dagster.worker.protocol`. This module has
+only values and interfaces; nothing in it reads a stream or a table.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,15 +23,17 @@ R_co = TypeVar("R_co", bound="Read", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The records of one shard that a batch reads: those strictly after `after`, as (sequence, sub-sequence).
+    """The records of one shard that a batch reads: those after `after`, as (sequence, sub-sequence).
 
-    Open (`through` is None): as far as the budget and the shard's tip allow.
-    Pinned (`through` is a record): exactly through that record, whatever the budget says, because these records
-    may already have been written under `number`. A pinned range that cannot be read to its end is a failure.
+    - An open range (`through` is None) extends as far as the budget and the shard's tip allow.
+    - A pinned range (`through` is a record) extends exactly through that record, whatever the budget is, because
+      these records may already have been written under `number`. If it cannot be read to its end, that is a
+      failure.
 
-    Where to begin: at the record `first` when it is known (a pinned range names the record it began with, so that
-    neither LATEST nor a moved trim horizon changes it), else after the record `after`, or when that is an initial
-    position, at `timestamp_ms` if it is known (LATEST and AT_TIMESTAMP are resolved once per stream), else there.
+    A pinned range names its first record in `first`, so that neither LATEST nor a moved trim horizon changes its
+    beginning. Without `first`, reading begins after the record `after`. If `after` is an initial position, reading
+    begins at `timestamp_ms` if known (LATEST and AT_TIMESTAMP are resolved once per stream), or else at that
+    position.
     """
 
     lease: LeaseKey
@@ -39,8 +41,8 @@ class Range:
     shard_id: str
     after: Checkpoint
     number: int
-    """The batch number under which this range is written. It grows by one with each batch of the lease, over all
-    its owners. The first one is above all numbers of former leases of the shard."""
+    """The batch number under which this range is written. It grows by one with each batch of the lease, across
+    owners. The first one is higher than all numbers of former leases of the shard."""
 
     through: Checkpoint | None = None
     first: str | None = None
@@ -49,16 +51,16 @@ class Range:
     """The hash keys of the shard. Aggregated records outside this range belong to another shard."""
 
     window: Window | None = None
-    """The window of a replay: the range is open, and ends where the window determines, not the budget.
+    """The window of a replay: the range is open, and the window determines its end, not the budget.
     `Progress.ended` then means that the window has no more records in this shard."""
 
     instead_of: int | None = None
-    """If the range was narrowed because it kept failing: the number of the whole range, which must not be stored
-    any more."""
+    """If the range was narrowed because it kept failing: the number of the whole range, which must no longer be
+    stored."""
 
     losses: int = 0
-    """Owners of the lease whose process ended while they wrote the pinned batch with the code of this worker, where
-    another owner has pinned it; or while a record processor had the next records. See `Pin`."""
+    """How many owners of the lease ended while they wrote the pinned batch (with this worker's code, if another
+    owner pinned it), or while a record processor had the next records. See `Pin`."""
 
     @property
     def is_pinned(self) -> bool:
@@ -67,11 +69,11 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """When a fetch stops reading open ranges: whichever comes first. For the whole batch, not for each shard.
+    """The limits at which a fetch stops reading open ranges, whichever is reached first. For the whole batch, not
+    per shard.
 
-    `records` and `bytes` count user records with their keys, and are not exceeded by open ranges, except by a first
-    record that is larger. When there is not room for all ranges, they are served in the order in which they are
-    asked for.
+    `records` and `bytes` count user records with their keys. Open ranges do not exceed them, except by a first
+    record that is larger. If there is not room for all ranges, they are served in the requested order.
     """
 
     records: int
@@ -82,8 +84,9 @@ class Budget:
     are over."""
 
     def beside(self, records: int, bytes_: int, missing: int, ranges: int) -> "Budget":
-        """What is left beside a fetch that holds so much, for the `missing` ones of so many ranges: the rest, and
-        no less than their part, or a fetch that always holds everything would keep them from being read."""
+        """The budget for `missing` of `ranges` ranges, when other fetches hold this many records and bytes: what is
+        left, but at least their proportional part. Otherwise a fetch that always holds everything would prevent
+        them from being read."""
         part = missing / ranges
         return Budget(
             max(1, self.records - records, int(self.records * part)),
@@ -97,14 +100,14 @@ NEAR_TIP_MS: Final = 1000
 
 
 def is_near_tip(millis_behind: int | None) -> bool:
-    """Whether a shard was read so far that `Budget.linger` applies."""
+    """Whether a shard was read so close to its tip that `Budget.linger` applies."""
     return millis_behind is not None and millis_behind < NEAR_TIP_MS
 
 
 @dataclass(frozen=True, slots=True)
 class MinuteRecords:
-    """User records of a range that arrived in one minute. `minute`: its start, epoch seconds. `first` and `last`:
-    sequence numbers."""
+    """The user records of a range that arrived in one minute. `minute`: its start, in epoch seconds. `first` and
+    `last`: sequence numbers."""
 
     minute: int
     records: int
@@ -115,57 +118,58 @@ class MinuteRecords:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a fetch found in one range.
+    """The result of a fetch for one range.
 
-    `through` is the last record read, user records or not (an aggregate may hold none for this shard); None when
-    there was none. `records` and `bytes` count user records after de-aggregation, payload only.
+    `through`: the last record that was read; an aggregate counts even if it has no user record of this shard. None
+    if no record was read. `records` and `bytes` count user records after de-aggregation, payload only.
     """
 
     range: Range
     through: Checkpoint | None = None
     first: str | None = None
-    """Sequence number of the first record read."""
+    """The sequence number of the first record that was read."""
 
     records: int = 0
     bytes: int = 0
     millis_behind: int | None = None
-    """How far behind the tip the range ends, as the stream says; None when it did not say."""
+    """How far the end of the range is behind the tip, as the stream reported; None if it did not."""
 
     ended: bool = False
-    """The shard is closed and has no record after this range."""
+    """Whether the shard is closed and has no record after this range."""
 
     children: tuple[ChildShard, ...] = ()
-    """As the shard's last answer named them; only with `ended`."""
+    """The children named in the shard's last response; only with `ended`."""
 
     gone: bool = False
-    """The stream no longer has the shard. Implies `ended`; whatever was not read is lost."""
+    """Whether the stream no longer has the shard. Implies `ended`; records that were not read are lost."""
 
     start_trimmed: bool = False
-    """The record at `range.after` is no longer in the stream, so records after it may have been lost."""
+    """Whether the record at `range.after` is no longer in the stream, so that later records may have been lost,
+    too."""
 
     first_arrival_ms: int | None = None
-    """When the first record read arrived at the stream, epoch milliseconds."""
+    """When the first record that was read arrived in the stream, in epoch milliseconds."""
 
     last_arrival_ms: int | None = None
 
     read_since: float | None = None
-    """When reading began, monotonic, if that was before `fetch` was called."""
+    """When reading began (monotonic), if that was before the call of `fetch`."""
 
     minutes: tuple[MinuteRecords, ...] | None = None
-    """The user records by the minute in which they arrived, oldest first; None: they were not counted so."""
+    """The user records by the minute of their arrival, oldest first; None if they were not counted by minute."""
 
     broken_aggregates: int = 0
-    """Aggregates whose body could not be parsed; each was kept as the raw record it came in."""
+    """The number of aggregates that could not be parsed; each is kept as the raw record."""
 
     @property
     def is_answered(self) -> bool:
-        """Whether the shard was read at all: the batch may have had no room for it."""
+        """Whether the shard was read at all. It is not if the batch had no room for it."""
         return self.through is not None or self.millis_behind is not None or self.ended
 
 
 @dataclass(frozen=True, slots=True)
 class PoisonRecord:
-    """A user record as it was read, with everything needed to process it again elsewhere."""
+    """A user record as it was read, with everything that is needed to process it again elsewhere."""
 
     data: bytes
     partition_key: str
@@ -176,26 +180,26 @@ class PoisonRecord:
 
 
 class Read(Protocol):
-    """What came of reading ranges, wherever the records are now."""
+    """The result of reading ranges, wherever the records are kept."""
 
     @property
     def progress(self) -> Mapping[LeaseKey, Progress]:
-        """Of each range that was read. A range that is missing here is in `failures`."""
+        """The progress of each range that was read. Ranges that are missing here are in `failures`."""
 
     @property
     def failures(self) -> Mapping[LeaseKey, Exception]:
-        """Ranges that could not be read this time; they take no part in the batch."""
+        """The errors of ranges that could not be read. They are not part of the batch."""
 
     def release(self) -> None:
-        """Free what the fetch holds. Called exactly once, whatever happened to the batch."""
+        """Free what the fetch holds. Called exactly once, whether the batch succeeded or not."""
 
 
 class Fetched(Read, Protocol[D_co]):
-    """The frozen records of a fetch. Driver side; used on the thread that called `fetch`."""
+    """The frozen records of a fetch. Used in the driver, on the thread that called `fetch`."""
 
     def data(self, leases: Collection[LeaseKey]) -> D_co:
-        """The records of these leases and of no other. The same records at every call and every evaluation:
-        an engine that cannot promise it any more makes the evaluation fail with BatchContentChanged."""
+        """The records of these leases only. They are the same at every call and every evaluation. If the engine can
+        no longer ensure this, the evaluation fails with BatchContentChanged."""
 
     def midpoint(self, lease: LeaseKey) -> Checkpoint | None:
         """The last record of the first half of the lease's records. None if there is only one record. Called if a
@@ -206,28 +210,28 @@ class Fetched(Read, Protocol[D_co]):
 
 
 class Reader(Protocol[R_co]):
-    """Reads ranges. For the protocol it is stateless: all progress is in the leases."""
+    """Reads ranges. The protocol treats it as stateless: all progress is in the leases."""
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> R_co:
-        """Read the ranges and say how far it went. Blocks for `budget.seconds` at most, pinned ranges apart, and
-        what a shard asks to be left alone for first. Reads nothing else. A failure that concerns one shard is
-        reported in `failures`; raises only when nothing could be read at all."""
+        """Read the ranges. Blocks for `budget.seconds` at most, except for pinned ranges and for the time that a
+        shard must not be read yet. If one shard fails, its error is in `failures`; raises only if nothing could be
+        read at all."""
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
-        """A hint that the next `fetch` will probably request these ranges. May do nothing. Never blocks. A result
-        is used only if the next `fetch` requests an equal range; otherwise it is discarded."""
+        """Announce that the next `fetch` will probably request these ranges. May do nothing. Never blocks. The
+        result is used only if the next `fetch` requests an equal range, and is discarded otherwise."""
 
 
 class Engine(Reader[Fetched[D_co]], Protocol[D_co]):
-    """Reads ranges and freezes what was read, for batches that sinks store."""
+    """Reads ranges, and keeps the records unchanged for batches that sinks store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The identity of what one batch writes for one shard. Every repetition in any process has an equal part.
+    """The identity of what one batch writes for one shard. It is equal at every repetition, in any process.
 
-    `number` is also the fencing token: it never falls over the life of a shard, even if the owner changes. So if a
-    sink stores the highest number of each (application, stream, shard), it can refuse any lower number.
+    `number` is also the fencing token: over the life of a shard it never falls, even if the owner changes. A sink
+    that stores the highest number per (application, stream, shard) can therefore refuse any lower number.
     """
 
     application: str
@@ -240,8 +244,8 @@ class Part:
     records: int = field(compare=False)
     bytes: int = field(compare=False)
     instead_of: int | None = field(default=None, compare=False)
-    """If the part is a piece of a part that kept failing: the number of that part. A stalled former owner may still
-    try to store the whole part."""
+    """If the part is a piece of a part that kept failing: the number of the whole part. A stalled former owner may
+    still try to store the whole part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +264,7 @@ class Batch:
     worker: WorkerId
     parts: tuple[Part, ...]
     time_column: str | None = None
-    """The column of the output by which rows are counted. None: they are not."""
+    """The column of the output by whose times rows are counted. None: rows are not counted."""
 
     @property
     def records(self) -> int:
@@ -275,11 +279,11 @@ class Sink(Protocol[D_contra]):
     """Stores batches. Called on the worker's main thread, one batch at a time."""
 
     def write(self, data: D_contra, batch: Batch) -> None:
-        """Store the batch, all of it, durably, before returning. Never called with an empty batch.
+        """Store the whole batch durably before returning. Never called with an empty batch.
 
-        The same parts may come again, alone or together with other parts: after a crash, from the next owner, or
-        from a stalled former owner while the next owner works. The records of a part are then the same. An
-        exactly-once sink therefore keys its output by part, and stores each part once.
+        The same parts may be written again, alone or together with others: after a crash, by the next owner, or by
+        a stalled former owner while the next owner works. The records of a part are always the same. An
+        exactly-once sink therefore uses the part as its key, and stores each part once.
 
         Raises SinkError if storing failed. Any other error counts as a failure of user code.
         """
@@ -287,8 +291,9 @@ class Sink(Protocol[D_contra]):
 
 @dataclass(frozen=True, slots=True)
 class MinuteRows:
-    """Rows of a file whose time is in one minute, and whose records arrived in another. Both are epoch seconds, the
-    start of the minute. `arrived` is None where the output does not say when its records arrived."""
+    """The number of rows of a file by the minute of their own time and the minute of their records' arrival. Both
+    are the start of the minute, in epoch seconds. `arrived` is None if the output does not have the arrival times.
+    """
 
     minute: int
     arrived: int | None
@@ -297,8 +302,8 @@ class MinuteRows:
 
 @dataclass(frozen=True, slots=True)
 class FileCounts:
-    """What a sink stored of a part in one file. `minutes` leaves out rows without a time, whose number is
-    `timeless`. `files`: 0 if the file holds rows of several parts and is counted with another one."""
+    """What a sink stored of a part in one file. `minutes`: without rows that have no time, whose number is
+    `timeless`. `files`: 0 if the file has rows of several parts and is counted with another one."""
 
     bytes: int
     minutes: tuple[MinuteRows, ...]
@@ -308,10 +313,14 @@ class FileCounts:
 
 @dataclass(frozen=True, slots=True)
 class PartCounts:
-    """What a sink stored of one part. `files` is None where the minutes of the rows are not known: the output has
-    no column of times, or the part was stored by an earlier attempt. `size`: then the bytes of its files, 0 where
-    that is not known, and their `number`, which leaves out files that are counted with another part. `rows`: then
-    all rows of the part; None where they are the records as they were read."""
+    """What a sink stored of one part.
+
+    - `files`: None if the times of the rows are not known: the output has no column of times, or an earlier attempt
+      stored the part. The other fields then apply.
+    - `size`: the bytes of its files, 0 if not known.
+    - `number`: the number of its files, without files that are counted with another part.
+    - `rows`: all rows of the part; None if they are the records as they were read.
+    """
 
     files: tuple[FileCounts, ...] | None
     size: int = 0

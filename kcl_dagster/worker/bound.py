@@ -1,9 +1,9 @@
-"""When a bounded run has read enough.
+"""Decides when a bounded run has read enough.
 
-A worker without a bound reads until it is asked to stop. One with a bound reads what had arrived by a moment, and
-stops: it is done when every open lease of the application, whichever worker has it, is stored through that moment.
-Children of shards that are split or merged meanwhile are among these leases, because their leases exist before
-those of their parents are finished, or the open leases do not cover all hash keys until then.
+A worker without a bound reads until it is asked to stop. A worker with a bound reads what had arrived before a
+given time, and then stops. It stops when every open lease of the application, of any worker, is stored through that
+time. If shards are split or merged meanwhile, their children count, too. Either the leases of the children exist
+before those of the parents are finished, or the open leases do not cover all hash keys until then.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,24 +28,24 @@ from kcl_dagster.worker.parents import parent_keys
 from kcl_dagster.worker.stop import StopReason
 
 LOOK_SECONDS: Final = 2.0  # between two scans
-# A run in which nothing has moved for this long ends. Leases of a worker that dies have another owner within
-# a minute, and a shard that fails is shown as stopped within two.
+# A run in which nothing changes for this long ends. If a worker ends, its leases have another owner within a
+# minute, and a failing shard is shown as stopped within two.
 PATIENCE_SECONDS: Final = 300.0
 SHARDS_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Read what had arrived by `through`, epoch seconds by the service's clock. `margin`: how much further to read.
-    Arrival times are approximate and not strictly ordered within a shard: a record may be read after one that
-    arrived later."""
+    """The time through which to read, in epoch seconds by the service's clock. `margin`: how much further to read,
+    because arrival times are approximate and not strictly ordered: a record may be read after one that arrived
+    later."""
 
     through: float
     margin: float
     patience: float = PATIENCE_SECONDS
     streams: Collection[str] | None = None
     """The names of the streams that the application reads. Leases of former streams are kept, and not waited for.
-    None: no lease is of a former stream."""
+    None: no lease belongs to a former stream."""
 
     def is_reached(self, stored_through: float | None) -> bool:
         return stored_through is not None and stored_through >= self.through + self.margin
@@ -53,9 +53,9 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """Open leases that are not stored through the bound. `waiting`: those that are being read, or will be. `stuck`:
-    those that are not read now, and why. `missing`: which leases have to be made first, by a leader; empty if the
-    open leases cover all hash keys."""
+    """The open leases that are not stored through the bound. `waiting`: leases that are read, or will be. `stuck`:
+    leases that are not read now, and why. `missing`: which leases a leader has to create first; empty if the open
+    leases cover all hash keys."""
 
     waiting: tuple[LeaseKey, ...] = ()
     stuck: Mapping[LeaseKey, str] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Remainder:
 
     @property
     def is_stuck(self) -> bool:
-        """Nothing is left that a worker could read now."""
+        """Whether no worker could read any of the remaining leases now."""
         return self.is_known and not self.waiting and bool(self.stuck)
 
     def __str__(self) -> str:
@@ -89,8 +89,8 @@ def remainder(
     control: Control,
     stopped: Mapping[LeaseKey, str],
 ) -> Remainder:
-    """Pure. `stopped`: shards of the asking worker that keep failing, with the error; those of the other workers
-    are in their `rows`."""
+    """The leases that remain. Pure. `stopped`: this worker's shards that keep failing, with the error; those of
+    other workers are in their `rows`."""
     former = frozenset() if bound.streams is None else former_streams(bound.streams, leases)
     unfinished = {lease.key: lease for lease in leases if not lease.is_finished and lease.stream not in former}
     left = {key: lease for key, lease in unfinished.items() if not bound.is_reached(lease.stored_through)}
@@ -103,7 +103,7 @@ def remainder(
 
 
 def _missing(leases: Collection[Lease]) -> str:
-    """Which leases are missing. Leases of which no hash keys are known may cover anything."""
+    """Which leases are missing. Leases whose hash keys are not known may cover any."""
     if not leases:
         return "the application has no open lease yet"
     streams: dict[str, list[HashRange | None]] = {}
@@ -134,7 +134,7 @@ def _why_stuck(
 
 
 def _add_children(stuck: dict[LeaseKey, str], left: Mapping[LeaseKey, Lease]) -> None:
-    """A child is not read before its parents are finished."""
+    """Add children of stuck leases: a child is not read before its parents are finished."""
     while True:
         blocked = {
             key: f"it waits for its parent {parent}"
@@ -150,8 +150,8 @@ def _add_children(stuck: dict[LeaseKey, str], left: Mapping[LeaseKey, Lease]) ->
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What the asking worker does. `stopped`: its shards that keep failing, with the error. `is_idle`: its last
-    batch brought nothing new. `is_processing`: user code works on a batch."""
+    """The state of this worker. `stopped`: its shards that keep failing, with the error. `is_idle`: its last batch
+    brought nothing new. `is_processing`: user code works on a batch."""
 
     stopped: Mapping[LeaseKey, str] = field(default_factory=dict)
     is_idle: bool = True
@@ -159,8 +159,8 @@ class Activity:
 
 
 class BoundWatch:
-    """Looks whether the bound is reached. Called on the housekeeping thread of a worker that reads. A look is one
-    scan, at most every `LOOK_SECONDS`, and only while there is nothing to read or this worker has read enough."""
+    """Checks whether the bound is reached. Called on the housekeeping thread of a worker. A check is one scan, at
+    most every `LOOK_SECONDS`, and only if there is nothing to read or this worker has read enough."""
 
     def __init__(
         self,
@@ -182,7 +182,8 @@ class BoundWatch:
         self._moved_at: float | None = None
 
     def step(self, control: Callable[[], Control], activity: Activity) -> tuple[StopReason, str] | None:
-        """Why the worker is to stop now, if it is. `control`: what an operator wants; may raise a ServiceError."""
+        """Check whether the worker should stop now, and return the reason. `control`: reads what an operator has
+        paused; may raise a ServiceError."""
         now = self._clock.monotonic()
         if now < self._due:
             return None
@@ -217,8 +218,8 @@ class BoundWatch:
         return bool(held) and all(self._bound.is_reached(self._holdings.tip_of(one.key)) for one in held)
 
     def _write_tips(self) -> None:
-        """What this worker knows of its leases goes into the table now, and not with the next renewal. Raises the
-        first ServiceError; of a lease that is lost, its next owner writes it."""
+        """Write this worker's latest moments to the table now, and not with the next renewal. Raises the first
+        ServiceError. A lost lease is skipped, because its next owner writes the moment."""
         refused = errors_of(self._for_each, self._holdings.renew, self._holdings.unwritten_tips())
         for error in refused.values():
             if not isinstance(error, LeaseLost):

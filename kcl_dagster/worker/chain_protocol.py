@@ -1,17 +1,20 @@
-"""Batches that are decided in a chain: claim, plan, fetch, stage, decide, publish.
+"""Batches that are committed by entries in a chain: claim, plan, fetch, stage, decide, publish.
 
-    claim    settle the chain that the row of a lease names, and name the chain of this worker there
+A chain is this worker's log of committed batches, see `kcl_dagster.chains`.
+
+    claim    settle the chain that the row of a lease names, and write the name of this worker's chain there
     fetch    read the next records of the leases
-    stage    hand the records to the sink, which writes files that readers do not see
-    decide   make the next entry of the chain: the batch is stored, or void for ever
-    publish  give the files their final names, or let the table's next commit add them; then the checkpoints travel
-             with the next renewals
+    stage    pass the records to the sink, which writes files that readers do not see
+    decide   make the next entry of the chain: either the batch is stored, or it will never be
+    publish  give the files their final names, or let the table's next commit add them; then the next renewals write
+             the checkpoints
 
-A crash before the decision loses nothing: the records are read again. After it, the next owner of each lease finds
-the entry, publishes the files, and goes on behind it. Delivery is exactly once, whatever the user's code does.
+After a crash before the decision, the records are read again, and nothing is lost. After a crash later, the next
+owner of each lease finds the entry, publishes the files, and continues after it. Delivery is exactly once, whatever
+the user's code does.
 
-Before its first batch of a lease, a worker writes beside its claim that the batch is begun. If it ends without an
-entry, the next owner counts it, and reads the lease apart from the others: see `worker.lost_owners`.
+Before its first batch of a lease, a worker records in its claim that the batch is begun. If it ends without an
+entry, the next owner counts this, and reads the lease separately from others: see `worker.lost_owners`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -47,14 +50,14 @@ from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
 from kcl_dagster.worker.staging import StagedBatch, StagingSink
 from kcl_dagster.worker.stored_counts import WindowRules
 
-FIRST_DELETION_SECONDS: Final = 600.0  # also workers that live for less than an hour delete chains
-DELETION_SECONDS: Final = 3600.0  # a list of the chains and a scan of the leases each time
+FIRST_DELETION_SECONDS: Final = 600.0  # so that workers that live for less than an hour delete chains, too
+DELETION_SECONDS: Final = 3600.0  # each deletion lists the chains and scans the leases
 
 
 @dataclass(slots=True)
 class ChainProtocol(Generic[D]):
-    """Runs on the worker's main thread, one round after another. Leases that a former version has pinned to a batch
-    come first: see `worker.pinned_leases`."""
+    """Rounds of a worker that uses a chain. Runs on the worker's main thread, one round after another. Leases that
+    an earlier version has pinned to a batch come first: see `worker.pinned_leases`."""
 
     reading: Reading[Fetched[D]]
     holdings: Holdings
@@ -66,23 +69,26 @@ class ChainProtocol(Generic[D]):
     letters: DeadLetters
     pinned: PinnedLeases[D]
     rules: WindowRules | None = None
-    """By which windows stored rows are counted; None: they are not."""
+    """The windows by which stored rows are counted; None: rows are not counted."""
 
     scan: Callable[[], Iterable[Lease]] | None = None
-    """All leases of the application; to delete chains that none of them names. None: no chain is deleted."""
+    """Returns all leases of the application, to find chains that none of them names. None: no chain is deleted."""
 
     _deletion_due: float | None = None
     _batches: int = 0
     _ahead: dict[LeaseKey, tuple[int, Range]] = field(default_factory=dict)
-    """What the engine may have read ahead, by the last batch, and under which ownership (token) of the lease."""
+    """The ranges that the engine may have read ahead during the last batch, and the ownership (token) of their
+    leases."""
 
     _narrowed: dict[LeaseKey, tuple[int, Checkpoint]] = field(default_factory=dict)
-    """The end of the next batch of leases whose batch failed, and the ownership (token) under which it did."""
+    """For leases whose batch failed: the end of their next batch, and the ownership (token) under which the batch
+    failed."""
 
     def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
-        """One round. `abandon` is asked before the batch is staged: True gives the batch up, at no cost.
+        """Run one round. `abandon` is called before the batch is staged: if it returns True, the batch is given up,
+        at no cost.
 
-        Raises nothing that AWS, a sink or user code can cause; that is in the report and in the events.
+        Errors of AWS, the sink and user code are not raised; they are in the report and in events.
         """
         report = self.pinned.run_once(abandon)
         if report is not None:
@@ -91,7 +97,7 @@ class ChainProtocol(Generic[D]):
         self._publish()
         for holding in self.holdings.holdings():
             if self.losses.is_suspect(holding):
-                self.reading.failures.suspect(holding.key)  # it is read apart from the others
+                self.reading.failures.suspect(holding.key)  # it is read separately from the others
         self.reading.plan(this, self._range, lambda lease: not is_bound(lease))
         if this.ranges:
             self.holdings.begin(this.ranges)
@@ -103,30 +109,30 @@ class ChainProtocol(Generic[D]):
         return this.finished(self.reading.failures)
 
     def close(self) -> None:
-        """A batch that was not decided is void."""
+        """Publish what is decided. A batch that is not decided is never stored."""
         self.publish_all()
 
     def publish_all(self) -> None:
-        """What was decided is published now, and not when it is due, so that the rows get it."""
+        """Publish everything that is decided now, instead of when it is due, so that the rows get it."""
         try:
             self.claims.finish()
-        except KclError as error:  # the next rounds, or the next owners, publish it
+        except KclError as error:  # a later round, or the next owner, publishes it
             self.reading.tell(EventKind.BATCH_FAILED, str(error))
 
     def _publish(self) -> None:
-        """If this fails, no lease is read until it succeeds: see `Claims.claim`."""
+        """Publish what is due. If this fails, no lease is read until it succeeds: see `Claims.claim`."""
         try:
             self.claims.publish()
         except KclError as error:
             self.reading.tell(EventKind.BATCH_FAILED, str(error))
 
     def leave(self) -> None:
-        """After all leases were given up."""
+        """Remove this worker's chain if possible. Called after all leases were given up."""
         with suppress(KclError):  # another worker deletes it a day later
             self.claims.leave()
 
     def _delete_chains(self) -> None:
-        """Once an hour, and not at once: workers that begin together do other things first."""
+        """Delete old chains once per hour. Not at once, because a worker has other work to do first."""
         now = self.reading.clock.monotonic()
         if self._deletion_due is None or now < self._deletion_due or self.scan is None:
             self._deletion_due = now + FIRST_DELETION_SECONDS if self._deletion_due is None else self._deletion_due
@@ -153,7 +159,7 @@ class ChainProtocol(Generic[D]):
         planned = self.planner.plan(lease, until)
         token, ahead = self._ahead.get(holding.key, (None, planned))
         if token == holding.token and replace(planned, number=ahead.number) == ahead:
-            return ahead  # no row has numbers of these batches, and what was read ahead has this one
+            return ahead  # no row has numbers of these batches, and the ranges that were read ahead have this one
         return planned
 
     def _run(self, this: Round, abandon: Callable[[], bool]) -> None:
@@ -210,11 +216,11 @@ class ChainProtocol(Generic[D]):
                 self._stored(this, progress)
             else:
                 this.report(progress.range.lease, Outcome.DROPPED, progress)
-        with suppress(KclError):  # the next batch tidies up as well
+        with suppress(KclError):  # the next batch deletes them as well
             self.claims.tidy()
 
     def _is_treated_for_losses(self, this: Round, fetched: Fetched[D], progress: Progress) -> bool:
-        """Whether the batch is not staged now, because it has ended the processes of former owners."""
+        """Decide whether not to stage the batch now, because it has ended the processes of former owners."""
         key, holding = progress.range.lease, this.holdings[progress.range.lease]
         losses = self.losses.of(holding, progress)
         if losses < LOSSES_TO_NARROW:
@@ -233,7 +239,7 @@ class ChainProtocol(Generic[D]):
         return True
 
     def _begun(self, this: Round, found: Sequence[Progress]) -> list[Progress]:
-        """Write down what is begun, where that is due: if it ends this process, the next owner counts it."""
+        """Record which batches are begun, if that is due: if one ends this process, the next owner counts it."""
         begun = []
         for progress in found:
             key = progress.range.lease
@@ -280,7 +286,7 @@ class ChainProtocol(Generic[D]):
         )
 
     def _stored(self, this: Round, progress: Progress) -> None:
-        """The batch is stored, and the holdings know it."""
+        """Report that the batch is stored. The holdings have been updated."""
         key, through = progress.range.lease, progress.through or progress.range.after
         narrowed = self._narrowed.get(key)
         if narrowed is not None and through >= narrowed[1]:
@@ -307,7 +313,8 @@ class ChainProtocol(Generic[D]):
         this.report(key, Outcome.COMMITTED if is_further else Outcome.IDLE, progress)
 
     def _go_on_behind(self, this: Round, progress: Progress, through: Checkpoint) -> None:
-        """Nothing is stored of the range. If the worker ends before the next renewal, it is read again."""
+        """Continue after a range of which nothing is stored. If the worker ends before the next renewal, it is read
+        again."""
         holding = this.holdings[progress.range.lease]
         number = progress.range.number
         stored = Unwritten(through, stored_through(progress), self._no_counts(this, progress), number)
@@ -318,7 +325,8 @@ class ChainProtocol(Generic[D]):
         return None if self.rules is None else self.rules.nothing(lease, progress)
 
     def _finish(self, this: Round, progress: Progress) -> None:
-        """Child leases, then SHARD_END. All that is stored is published by then."""
+        """Create the leases of the children, then write SHARD_END. Everything that is stored is published
+        before."""
         key, holding = progress.range.lease, this.holdings[progress.range.lease]
         try:
             self.claims.finish()
@@ -354,7 +362,7 @@ class ChainProtocol(Generic[D]):
         self.reading.failed(this, keys, error)
         for progress in found:
             this.report(progress.range.lease, Outcome.FAILED, progress, error)
-            with suppress(KclError):  # then they still count
+            with suppress(KclError):  # if the write fails, the losses still count
                 self.losses.survived(this.holdings[progress.range.lease])
         if len(found) > 1:
             self.reading.tell(EventKind.BATCH_FAILED, this.error, None, leases=len(keys))
@@ -362,14 +370,14 @@ class ChainProtocol(Generic[D]):
         self.reading.tell(EventKind.BATCH_FAILED, this.error, keys[0])
         try:
             outcome = self._treat(this, fetched, found[0], error)
-        except Exception as problem:  # a dead letter that cannot be stored: the shard is tried again
+        except Exception as problem:  # for example a dead letter that cannot be stored: the shard is tried again
             self.reading.tell(EventKind.BATCH_FAILED, f"while treating a poison record: {full(problem)}", keys[0])
         else:
             this.report(keys[0], outcome, found[0], error)
 
     def _treat(self, this: Round, fetched: Fetched[D], progress: Progress, error: Exception) -> Outcome:
-        """Carry out the failure policy for the one lease of a batch. The batch is void, so nothing of it has to be
-        looked up or removed."""
+        """Apply the failure policy to the only lease of a batch. The batch was not decided, so nothing of it has to
+        be looked up or removed."""
         key, failures = progress.range.lease, self.reading.failures
         middle = None
         if depends_on_records(error) and failures.action is not FailureAction.STOP:

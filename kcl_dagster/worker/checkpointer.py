@@ -1,6 +1,7 @@
-"""Where in a shard a record processor may checkpoint: the KCL's rules.
+"""Decides where in a shard a record processor may checkpoint, by the KCL's rules.
 
-A checkpoint never goes back and never goes beyond what was handed out. Pure but for the store it writes through.
+A checkpoint never goes back, and never beyond the records that were delivered. Pure, except for the store to which
+it writes.
 """
 
 from dataclasses import dataclass, field
@@ -21,9 +22,10 @@ class CheckpointStore(Protocol):
 class Checkpointer:
     """The checkpoint of one shard while one worker holds it.
 
-    `last` is the stored checkpoint, None when nothing is known of it; `largest` what has been handed out so far.
-    At the end of the shard `last_sequence` is the shard's last record and `largest` is SHARD_END: a checkpoint at
-    that record then means the end.
+    - `last`: the stored checkpoint; None if not known.
+    - `largest`: the last record that was delivered so far; SHARD_END at the end of the shard.
+    - `last_sequence`: set at the end of the shard, to the shard's last record. A checkpoint at that record then
+      means SHARD_END.
     """
 
     store: CheckpointStore
@@ -35,14 +37,14 @@ class Checkpointer:
         self.largest = through
 
     def end_of_shard(self) -> None:
-        """Nothing more will be handed out."""
+        """Record that no more records will be delivered."""
         self.last_sequence = self.largest
         self.largest = SHARD_END
 
     def checkpoint(self, at: Checkpoint | None = None) -> None:
-        """Checkpoint at `at`, or at everything handed out. Writes nothing if that is where it stands.
+        """Checkpoint at `at`, or at everything that was delivered. Writes nothing if that is the stored checkpoint.
 
-        Raises ValueError outside of the permitted range; nothing is written then.
+        Raises ValueError, and writes nothing, if `at` is outside of the permitted range.
         """
         wanted = self._permitted(at)
         if wanted == self.last:
@@ -52,7 +54,7 @@ class Checkpointer:
         self.last = recorded
 
     def prepare(self, at: Checkpoint | None = None, state: bytes | None = None) -> "PreparedCheckpoint":
-        """Announce a checkpoint without making it. Same range, same errors."""
+        """Write a pending checkpoint, which can be committed later. Raises as `checkpoint` does."""
         wanted = self._permitted(at)
         if wanted == self.last:
             return PreparedCheckpoint(wanted)
@@ -75,12 +77,12 @@ class Checkpointer:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCheckpoint:
-    """An announced checkpoint. Without a checkpointer the shard stood there already and commit does nothing."""
+    """A pending checkpoint. Without a checkpointer, it was the stored one already, and `commit` does nothing."""
 
     at: Checkpoint
     _checkpointer: Checkpointer | None = field(default=None, repr=False)
 
     def commit(self) -> None:
-        """Raises ValueError if a newer checkpoint was committed meanwhile."""
+        """Write the checkpoint. Raises ValueError if a newer one was committed meanwhile."""
         if self._checkpointer is not None:
             self._checkpointer.checkpoint(self.at)

@@ -1,5 +1,5 @@
-"""The claims of chains on the leases that this worker holds, and what the chains have decided; see
-`kcl_dagster.worker.claims`."""
+"""The claims of chains on the leases that this worker holds, and how far the chains have decided the leases. A
+claim is the name of a chain in the row of a lease; see `kcl_dagster.worker.claims`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -15,13 +15,14 @@ from kcl_dagster.worker.lease_writes import LeaseWrites
 
 @dataclass(slots=True)
 class ClaimedLeases:
-    """Called from the batch thread and from the renewal thread."""
+    """Reads and writes the claims of held leases. Called from the batch thread and from the renewal thread."""
 
     _leases: LeaseWrites
 
     def claim(self, key: LeaseKey, token: int, claim: Claim, stored: Callable[[Lease], Unwritten]) -> None:
-        """Name the chain that may have entries for the lease. `stored`: what is stored of a lease that is as the
-        row says; it replaces what this worker knew. Raises as `renew`, or EndWasWritten."""
+        """Write the name of the chain that may have entries for the lease. `stored`: returns what is stored of a
+        lease with the given row; the result replaces what this worker knew. Raises as `renew` does, or
+        EndWasWritten."""
         held = self._leases.find(key, token)
         with held.lock:
             self._leases.ready_to_go_on(held, token)
@@ -36,7 +37,7 @@ class ClaimedLeases:
             held.claimed, held.is_deciding = claim, False
 
     def begin_batch(self, key: LeaseKey, token: int, begun: Begun) -> None:
-        """Write beside the claim that a batch is begun. Raises as `renew`, or EndWasWritten."""
+        """Record in the claim that a batch is begun. Raises as `renew` does, or EndWasWritten."""
         held = self._leases.find(key, token)
         with held.lock:
             self._leases.ready_to_go_on(held, token)
@@ -47,7 +48,7 @@ class ClaimedLeases:
             self._leases.write_stored(held, claim=replace(held.claimed, begun=begun))
 
     def begun(self, key: LeaseKey) -> Begun | None:
-        """The batch that was begun, as the row says, and is not decided."""
+        """The batch that the row records as begun, if it is not decided."""
         held = self._leases.held(key)
         claim = None if held is None else held.lease.claim
         if claim is None or claim.begun is None:
@@ -56,9 +57,9 @@ class ClaimedLeases:
         return claim.begun if decided is None or decided <= claim.begun.after else None
 
     def begin_decision(self, tokens: Mapping[LeaseKey, int], chain: ChainId) -> set[LeaseKey]:
-        """Mark leases for which an entry of the chain is about to be made: until `end_decision`, or until they are
-        claimed again, their claims are not ended. Returns those that are not held any more, or not claimed by the
-        chain: the entry may not name them."""
+        """Mark leases for which the chain is about to make an entry. Their claims are not ended until
+        `end_decision`, or until they are claimed again. Returns the leases that are no longer held, or not claimed
+        by the chain: the entry may not name them."""
         refused = set()
         for key, token in sorted(tokens.items()):
             held = self._leases.held(key)
@@ -74,15 +75,17 @@ class ClaimedLeases:
         return refused
 
     def end_decision(self, keys: Iterable[LeaseKey]) -> None:
-        """The entry was not made and will not be, or `decided` was called for what it stores."""
+        """Remove the marks of `begin_decision`: the entry will never be made, or `decided` was called for what it
+        stores."""
         for key in keys:
             held = self._leases.held(key)
             if held is not None:
                 held.is_deciding = False
 
     def decided(self, key: LeaseKey, token: int, number: int, stored: Unwritten) -> None:
-        """Everything through `stored` is decided, by entry `number` of the chain that has claimed the lease. Has no
-        effect if this worker does not hold the lease any more: its next owner finds it in the chain."""
+        """Record that everything through `stored` is decided, by entry `number` of the chain that has claimed the
+        lease. Has no effect if this worker no longer holds the lease: its next owner finds the entry in the chain.
+        """
         held = self._leases.held(key)
         if held is None or held.token != token:
             return
@@ -90,7 +93,8 @@ class ClaimedLeases:
             held.unpublished.append(Unpublished(number, stored))
 
     def published(self, chain: ChainId, number: int) -> None:
-        """What the chain has decided through entry `number` is visible: the next renewals write it."""
+        """Record that the chain's entries through `number` are visible. The next renewals write what they
+        stored."""
         with self._leases.map_lock:
             waiting = [held for held in self._leases.every() if held.is_claimed_by(chain) and held.unpublished]
         for held in waiting:
@@ -102,7 +106,7 @@ class ClaimedLeases:
                         held.stored_through = max(one.moment, held.stored_through or 0)
 
     def unpublished(self) -> dict[ChainId, int]:
-        """For each chain its last entry that is not known to be visible, of leases that are held."""
+        """For each chain, its last entry for a held lease that is not known to be visible."""
         found: dict[ChainId, int] = {}
         with self._leases.map_lock:
             for held in self._leases.every():
@@ -112,7 +116,8 @@ class ClaimedLeases:
         return found
 
     def awaits_publication(self, *, in_handoff: bool) -> bool:
-        """Whether something is decided and not known to be visible: of any lease, or of one in a handoff."""
+        """Whether something is decided and not known to be visible: of any lease, or with `in_handoff` of a lease
+        in a handoff."""
         with self._leases.map_lock:
             return any(
                 held.unpublished and (held.handoff_since is not None or not in_handoff)
@@ -120,9 +125,9 @@ class ClaimedLeases:
             )
 
     def stored(self, key: LeaseKey, token: int, stored: Unwritten) -> None:
-        """Nothing through `stored` has to be stored any more: the next renewal writes it, once what was decided
-        before is visible. Writes nothing now, and has no effect if this worker does not hold the lease any
-        more."""
+        """Record that nothing through `stored` has to be stored. The next renewal writes this, once everything that
+        was decided before is visible. Sends no request, and has no effect if this worker no longer holds the lease.
+        """
         held = self._leases.held(key)
         if held is None or held.token != token:
             return
@@ -134,14 +139,14 @@ class ClaimedLeases:
                 held.add_stored(stored)
 
     def decided_to(self, key: LeaseKey) -> Checkpoint | None:
-        """How far the lease is decided, whether readers see it or not."""
+        """The checkpoint through which the lease is decided, visible or not."""
         held = self._leases.held(key)
         if held is not None and (waiting := held.unpublished[-1:]):
             return waiting[0].stored.through
         return self.stored_to(key)
 
     def stored_to(self, key: LeaseKey) -> Checkpoint | None:
-        """How far the lease is stored and visible, whether its row has it or not."""
+        """The checkpoint through which the lease is stored and visible, whether its row has it or not."""
         held = self._leases.held(key)
         if held is None:
             return None
@@ -149,8 +154,8 @@ class ClaimedLeases:
         return held.lease.checkpoint if newest is None else newest.through
 
     def written(self, chain: ChainId) -> dict[LeaseKey, Checkpoint]:
-        """How far the rows of leases are at least that the chain has claimed; SHARD_END for those whose claims were
-        ended. Leases that were lost are as they were when this worker wrote them last."""
+        """For leases that the chain has claimed: a checkpoint that their rows have at least; SHARD_END if the claim
+        was ended. For lost leases, the checkpoint that this worker wrote last."""
         with self._leases.map_lock:
             rows = {key: row for (key, of), row in self._leases.left.items() if of == chain}
             for held in self._leases.every():
@@ -164,10 +169,10 @@ class ClaimedLeases:
             return {held.lease.key for held in self._leases.every() if held.is_claimed_by(chain)}
 
     def end_before_release(self, held: HeldLease) -> None:
-        """Write what is stored to the row before the lease is given away, and name no chain any more, so that the
-        next owner has nothing to settle. While an entry is being made or is not visible, or if the row cannot be
-        written, the claim remains, and the next owner settles the chain. Call it under the lock of the
-        lease, after `forget`."""
+        """Write what is stored to the row before the lease is given away, and remove the claim, so that the next
+        owner has nothing to settle. The claim remains, and the next owner settles the chain, if an entry is being
+        made or is not visible, or if the row cannot be written. Call it under the lock of the lease, after
+        `forget`."""
         if held.claimed is None or held.is_deciding or held.unpublished:
             return
         if not self._leases.is_trusted(held) or held.in_doubt:

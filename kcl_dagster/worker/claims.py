@@ -1,12 +1,17 @@
-"""The chain of this worker, and the claims of its leases by it.
+"""This worker's chain, and its claims on the leases.
 
-Before the first entry for a lease is made, the chain that its row names is settled, and the row names the chain of
-this worker. So a row names at most one chain that may have entries which the row does not have: the chain of the
-last worker that claimed the lease. Leases may have been taken in between, by any worker or leader, a Java one too.
+A chain is a worker's log of committed batches (`kcl_dagster.chains`). A claim is the name of a chain in the row of
+a lease: the chain may have entries for the lease. Before the first entry for a lease, the chain that its row names
+is settled, and the name of this worker's chain is written there. A row therefore names at most one chain with
+entries that the row does not include: that of the last worker that claimed the lease. In between, any worker or
+leader, including a Java one, may have taken the lease.
 
-A chain ends when a successor closes it, or when the outcome of a create is not known. Then another one is begun,
-and each lease is claimed again; the former chain is settled like that of another worker. A chain also ends when its
-worker has no claim any more: no row may name it from then on, and another worker may close and delete it.
+This worker stops using its chain in three cases:
+
+- A successor closed it, or the outcome of a create is not known. Then another chain is begun, and each lease is
+  claimed again. The former chain is settled like that of another worker.
+- Entries wait for a lease that was lost: see `tidy`.
+- No lease is claimed any more. No row may name the chain from then on, and another worker may close and delete it.
 
 Modelled in spec/Chain.tla.
 """
@@ -33,7 +38,8 @@ from kcl_dagster.worker.staging import StagedBatch
 
 @dataclass(slots=True)
 class Claims:
-    """Called on the worker's main thread. Errors of the store are raised as SinkError."""
+    """Claims leases, decides batches and publishes them. Called on the worker's main thread. Errors of the store
+    are raised as SinkError."""
 
     entries: Entries
     holdings: Holdings
@@ -47,17 +53,18 @@ class Claims:
     spans: Spans = NO_SPANS
 
     _chains: set[ChainId] = field(default_factory=set)
-    """Of this worker."""
+    """The chains of this worker."""
 
     _chain: Chain | None = None
     _claimed: dict[LeaseKey, tuple[int, Claim]] = field(default_factory=dict)
-    """The claims of this chain, and the ownership (token) under which each was written."""
+    """The claims by the present chain, and the ownership (token) under which each was written."""
 
     _tried: dict[LeaseKey, Claim] = field(default_factory=dict)
-    """Claims by this chain of which it is not known whether they were written."""
+    """Claims by the present chain whose writes have an unknown outcome."""
 
     _decided: dict[LeaseKey, Checkpoint] = field(default_factory=dict)
-    """How far the entries of this chain store the leases, or where these were claimed."""
+    """The checkpoint through which the present chain's entries store each lease; at first, where the lease was
+    claimed."""
 
     _former_chains: FormerChains = field(init=False)
 
@@ -76,12 +83,12 @@ class Claims:
         return self._chain
 
     def claim(self, holding: Holding) -> Lease:
-        """Claim a lease, unless this chain has. Returns it as it is decided: its `checkpoint` is the place behind
-        which it is read. Raises KclError: it may not be read now."""
+        """Claim a lease, unless the present chain has claimed it. Returns the lease with the `checkpoint` through
+        which it is decided: it is read from there on. Raises KclError if it may not be read now."""
         self.publisher.check()
         key = holding.key
         self._end_unclaimed()
-        chain = self.chain.id  # if the former one is over, all leases are claimed again
+        chain = self.chain.id  # if the former chain is over, all leases are claimed again
         claimed = self._claimed.get(key)
         if claimed is None or claimed[0] != holding.token or claimed[1].chain != chain:
             self._claim(holding)
@@ -104,10 +111,10 @@ class Claims:
             raise Unsafe(f"{key} is pinned to batch {pin.number}, which has to be finished first")
         tried = self._tried.pop(key, None)
         is_own = former is not None and tried is not None and former.id == tried.id
-        if former is None or is_own:  # the answer to the claim was lost, and no entry was made under it
+        if former is None or is_own:  # the response to the claim was lost, and no entry was made under it
             settlement = None
         else:
-            if former.chain == self.chain.id:  # the lease was lost, and came back
+            if former.chain == self.chain.id:  # the lease was lost, and acquired again
                 self.chain.is_over = True
             settlement = self._former_chains.of_claim(key, former)
         claim = Claim(
@@ -123,21 +130,21 @@ class Claims:
         self._decided[key] = self.holdings.claims.stored_to(key) or TRIM_HORIZON
 
     def _inherited(self, former: Claim | None, *, is_own: bool) -> Begun | None:
-        """What a former owner has begun. The holdings leave it out if it is stored."""
+        """The batch that a former owner has begun. The holdings drop it if it is stored."""
         if former is None or former.id is None or former.begun is None:
             return None
         if is_own or former.chain in self._chains:
-            return former.begun  # of this process, which lives
+            return former.begun  # begun by this process, which is alive
         return former.begun.inherited(self.code)
 
     def claim_id(self, key: LeaseKey) -> ClaimId | None:
-        """Under which the records of the lease are read."""
+        """The claim under which the lease's records are read."""
         claimed = self._claimed.get(key)
         return None if claimed is None else claimed[1].id
 
     def decided_to(self, key: LeaseKey) -> Checkpoint | None:
-        """Where the next entry for the lease begins: no entry may be missing between two of them. Ranges without
-        records, and records that were set aside, are passed over without an entry."""
+        """The checkpoint at which the next entry for the lease begins. No entry may be missing between two entries.
+        Ranges without records, and records that were set aside, need no entry."""
         return self._decided.get(key)
 
     def decide(
@@ -147,13 +154,15 @@ class Claims:
         ranges: Sequence[StoredRange],
         tokens: Mapping[LeaseKey, int],
     ) -> bool:
-        """Store a batch: decide it, and publish it or leave that to `publish`. `chain`: the one for which it was
-        staged. `tokens`: the ownerships under which its leases were read. False: the batch is void, its staged
-        files are removed, and its records have to be read again. If this raises, the batch may have been decided:
-        the leases are claimed again before they are read."""
+        """Store a batch: decide it, and publish it or leave that to `publish`.
+
+        `chain`: the chain for which it was staged. `tokens`: the ownerships under which its leases were read. If
+        this returns False, the batch is never stored: its staged files are removed, and its records have to be read
+        again. If this raises, the batch may have been decided: the leases are claimed again before they are read.
+        """
         with store_errors(self.entries, self.worker, "could not be decided"):
             refused = self.holdings.claims.begin_decision(tokens, chain.id)
-            # If this raises, the claims are not ended by a handoff: the next owner has to settle the chain.
+            # If this raises, a handoff does not end the claims: the next owner has to settle the chain.
             with self.spans.span(DECIDE) as span:
                 entry = None if refused else chain.decide(staged.files, ranges, staged.rules, staged.others)
                 span.note("kcl.chain", chain.id)
@@ -162,8 +171,8 @@ class Claims:
                 self.holdings.claims.end_decision(tokens)
                 self.publisher.discard(chain.id, staged.paths)
                 return False
-            # If the outcome is not known, or if another process has settled the chain, the chain is over: its
-            # settlement shows what is stored.
+            # If the outcome is not known, or if another process has settled the chain, this chain is no longer
+            # used: settling it shows what is stored.
             chain.is_over = True
             with self.spans.span(PUBLISH) as span:
                 self.publisher.publish(chain.id, chain.last, entry)
@@ -178,8 +187,8 @@ class Claims:
         return True
 
     def publish(self) -> None:
-        """Publish what is due. If a lease is about to be handed over, publish all at once, so that its row gets
-        what is stored before. Raises SinkError."""
+        """Publish what is due. If a lease is about to be handed over, publish everything at once, so that its row
+        gets what is stored first. Raises SinkError."""
         with store_errors(self.entries, self.worker, "could not be published"):
             if self.holdings.claims.awaits_publication(in_handoff=True):
                 self.publisher.finish(self.holdings.claims.unpublished())
@@ -188,7 +197,7 @@ class Claims:
         self._see_visible()
 
     def finish(self) -> None:
-        """Publish all that is decided. Raises SinkError."""
+        """Publish everything that is decided. Raises SinkError."""
         with store_errors(self.entries, self.worker, "could not be published"):
             self.publisher.finish(self.holdings.claims.unpublished())
         self._see_visible()
@@ -198,10 +207,10 @@ class Claims:
             self.holdings.claims.published(chain, self.publisher.visible(chain))
 
     def tidy(self) -> int:
-        """Delete entries that no row waits for; returns how many. Costs no request if there are none.
+        """Delete entries that all rows include. Returns how many. Sends no request if there are none.
 
-        If entries wait for a lease that was lost, the next batch is decided in another chain: the next owner of the
-        lease settles this one, and until then it does not grow.
+        If entries wait for a lease that was lost, the next batch is decided in another chain. The lease's next
+        owner settles this one, which does not grow until then.
         """
         chain = self.chain
         chain.written(self.holdings.claims.written(chain.id))
@@ -211,8 +220,9 @@ class Claims:
         return deleted
 
     def leave(self) -> None:
-        """Remove the chain of this worker, which has no lease under a claim of it, if all its claims were ended: no
-        row names it, and no process looks for it. Else its leases' next owners settle it."""
+        """Remove this worker's chain, under which no lease is claimed any more. This is done only if all its claims
+        were ended: then no row names it, and no process looks for it. Otherwise the next owners of its leases
+        settle it."""
         chain = self._chain
         if chain is None or chain.is_over or self._tried:
             return
@@ -225,7 +235,8 @@ class Claims:
             chain.is_over = True
 
     def delete_former(self, named: Collection[ChainId], before: float) -> list[ChainId]:
-        """Delete chains of the application, see `chains.deletion`. `named`: by the rows of all its leases."""
+        """Delete old chains of the application, see `chains.deletion`. `named`: the chains that the rows of all its
+        leases name."""
         with store_errors(self.entries, self.worker, "could not delete former chains"):
             known = {*named, self.chain.id}
             return delete_chains(

@@ -1,4 +1,5 @@
-"""Through which moment the application is complete, as a worker last read it: for the commits to its table."""
+"""The moment through which the application is complete, as a worker last read it. Used for the commits to its
+table."""
 
 from collections.abc import Callable
 from typing import Final
@@ -7,10 +8,10 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.completeness_row import WrittenThrough
 
-READ_SECONDS: Final = 30.0  # the leader writes the moment every few seconds; one read costs one unit
+READ_SECONDS: Final = 30.0  # the leader writes the moment every few seconds; one read costs one capacity unit
 
 LoadCompleteness = Callable[[], WrittenThrough]
-"""Reads the row. May raise a KclError."""
+"""Reads the completeness row. May raise a KclError."""
 
 
 def nothing_known() -> WrittenThrough:
@@ -19,7 +20,8 @@ def nothing_known() -> WrittenThrough:
 
 
 class CompletenessWatch:
-    """`step` belongs to the housekeeping thread and may block for one request. `last` never does."""
+    """Reads the row regularly. `step` is called on the housekeeping thread and may block for one request. `last`
+    never blocks."""
 
     def __init__(self, load: LoadCompleteness, clock: Clock) -> None:
         self._load = load
@@ -28,7 +30,7 @@ class CompletenessWatch:
         self._last = WrittenThrough()
 
     def step(self) -> None:
-        """Read the row if it is time. While it cannot be read, the last moment stays true within its epoch."""
+        """Read the row if due. If it cannot be read, the last known moment remains true within its epoch."""
         now = self._clock.monotonic()
         if now < self._due:
             return
@@ -39,5 +41,5 @@ class CompletenessWatch:
             return
 
     def last(self) -> WrittenThrough | None:
-        """None while no moment is known."""
+        """The row as last read; None if no moment is known."""
         return None if self._last.through is None else self._last

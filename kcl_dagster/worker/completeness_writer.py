@@ -1,4 +1,4 @@
-"""Stores through which moment the application is complete with its data, for engines that never ask Dagster.
+"""Stores, with the data, the moment through which the application is complete, for engines that never ask Dagster.
 
 Of an application's workers, one writes: the owner of the open lease of the first stream whose shard has the hash
 key 0. While that shard is split or merged there may be two or none, and a paused worker may write late. None of
@@ -17,10 +17,10 @@ from kcl_dagster.worker.error_text import brief
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent
 from kcl_dagster.worker.latest import Start, on_a_thread
 
-WRITE_SECONDS: Final = 60.0  # a moment that goes on within its window is stored once a minute
-# The same for a worker that has stored nothing since the last one: an idle stream costs next to no requests.
+WRITE_SECONDS: Final = 60.0  # if the moment advances within its window, it is stored once per minute
+# Instead, if this worker has stored nothing since: an idle stream costs next to no requests.
 IDLE_SECONDS: Final = 600.0
-# Writes of a window that do not wait for so long. Only with the second one do tables get a commit without data.
+# The first writes of a window do not wait for so long. Tables get a commit without data only with the second one.
 FIRST_WRITES: Final = 2
 
 
@@ -76,8 +76,8 @@ class CompletenessWriter:
         self._stored_at = int(self._clock.now())
 
     def step(self) -> None:
-        """Begin to store the moment if it has passed the end of a window, or if it was not stored for a minute, ten
-        where the last one that was stored is later than the last records of this worker."""
+        """Begin to store the moment if it has passed the end of a window, or if the last one was stored a minute ago.
+        If that one is later than this worker's last records, wait for ten minutes instead."""
         known, now = self._last(), self._clock.monotonic()
         if known is None or known.through is None:
             return

@@ -1,4 +1,4 @@
-"""Call a function for many leases: one after another, or several at a time.
+"""Calls a function for many leases: one after another, or several at a time.
 
 A table write takes some 10 ms, nearly all of it waiting. For a batch of a hundred shards, sequential writes would
 take a second before the batch may be stored, and another second afterwards.
@@ -18,7 +18,7 @@ from kcl_dagster.model.lease import LeaseKey
 AT_ONCE: Final = 8
 FEWEST_FOR_THREADS: Final = 4  # leases; for fewer, starting threads takes longer than the work
 
-PATIENCE_SECONDS: Final = 1.0  # a write takes some 10 ms; what takes longer goes on by itself
+PATIENCE_SECONDS: Final = 1.0  # a write takes some 10 ms; one that takes longer continues in the background
 
 ForEach = Callable[[Callable[[LeaseKey], None], Iterable[LeaseKey]], None]
 """Calls a function for each lease, possibly several at a time. Returns when all calls have returned, except for
@@ -31,8 +31,9 @@ def one_by_one(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -
 
 
 def several_at_once(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -> None:
-    """Use threads that belong to this call, so that another call which waits for a slow table does not delay it.
-    The calling thread is one of them. If the machine cannot start more threads, it does all the work."""
+    """Call the function on threads that belong to this call, so that another call that waits for a slow table does
+    not delay it. The calling thread is one of them, and does all the work if the machine cannot start more threads.
+    """
     waiting = deque(keys)
     helpers = min(AT_ONCE, len(waiting)) - 1 if len(waiting) >= FEWEST_FOR_THREADS else 0
 
@@ -40,13 +41,13 @@ def several_at_once(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKe
         while waiting:
             try:
                 key = waiting.popleft()
-            except IndexError:  # another was faster
+            except IndexError:  # another thread was faster
                 return
             function(key)
 
     helping: list[Future[None]] = []
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kcl-leases") as pool:
-        with suppress(RuntimeError):  # no more threads
+        with suppress(RuntimeError):  # the machine cannot start more threads
             helping.extend(pool.submit(work) for _ in range(helpers))
         work()
     for helper in helping:
@@ -54,10 +55,10 @@ def several_at_once(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKe
 
 
 class WithoutWaiting:
-    """Calls a function for each lease, and returns after `patience` at the latest.
+    """Calls a function for each lease, and returns after `patience` seconds at the latest.
 
-    A call that takes longer goes on by itself, and its lease is left out until it returns; the leases that had no
-    turn by then are the next call's. So one request without an answer delays no other lease.
+    A call that takes longer continues in the background, and its lease is skipped until it returns. Leases that
+    were not reached are left to the next call. A request without a response therefore delays no other lease.
     """
 
     def __init__(self, patience: float = PATIENCE_SECONDS) -> None:
@@ -74,7 +75,7 @@ class WithoutWaiting:
             while not is_over.is_set():
                 try:
                     key = waiting.popleft()
-                except IndexError:  # another was faster
+                except IndexError:  # another thread was faster
                     return
                 self._under_way.add(key)
                 try:
@@ -89,7 +90,7 @@ class WithoutWaiting:
             for number in range(min(AT_ONCE, len(waiting)))
         ]
         started = []
-        with suppress(RuntimeError):  # no more threads
+        with suppress(RuntimeError):  # the machine cannot start more threads
             for helper in helpers:
                 helper.start()
                 started.append(helper)

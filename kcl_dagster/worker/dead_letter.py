@@ -1,6 +1,6 @@
-"""Records that user code could not process, kept so that they can be processed again.
+"""Dead letters: records that user code could not process, stored so that they can be processed again.
 
-One JSON file per record, named after its place in the stream, so that writing it twice stores it once:
+Each record is one JSON file, named after its position in the stream, so that writing it twice stores it once:
 `<path>/<application>/<stream>/<shard>/<sequence>-<sub-sequence>.json`.
 """
 
@@ -48,7 +48,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Where it is stored, below the policy's path."""
+        """The path of the file, relative to the path in the policy."""
         stream = self.stream.replace(":", "_")
         file = f"{self.sequence_number}-{self.sub_sequence_number}.json"
         return f"{self.application}/{stream}/{self.shard_id}/{file}"
@@ -58,7 +58,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
-        """Read a letter back. Raises ValueError on anything else."""
+        """Parse a dead letter. Raises ValueError for anything else."""
         try:
             return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
@@ -90,21 +90,21 @@ def dead_letter(
 
 
 class DeadLetters(Protocol):
-    """Where dead letters go."""
+    """The store of dead letters."""
 
     def write(self, letter: DeadLetter) -> None:
-        """Store durably before returning; storing the same letter again is no error. Raises SinkError."""
+        """Store durably before returning. Storing the same letter again has no effect. Raises SinkError."""
 
 
 class NoDeadLetters:
-    """For applications whose policy has no place for them."""
+    """For applications whose policy has no path for dead letters."""
 
     def write(self, letter: DeadLetter) -> None:
         raise SinkError(f"there is no place for dead letters, so {letter.name} could not be stored")
 
 
 class FiledDeadLetters:
-    """Letters as files. `put` stores one file durably under a path, replacing an equal one."""
+    """Stores dead letters as files. `put` stores one file durably under a path, and may replace an equal one."""
 
     def __init__(self, put: Callable[[str, bytes], None]) -> None:
         self._put = put
@@ -113,5 +113,5 @@ class FiledDeadLetters:
         try:
             self._put(letter.name, letter.to_json())
         except Exception as error:
-            # Of whatever class: the worker's other shards do not depend on this letter.
+            # Errors of any class: the worker's other shards do not depend on this letter.
             raise SinkError(f"dead letter {letter.name} could not be stored: {text_of(error)}") from error

@@ -1,9 +1,9 @@
-"""Delivery to receivers that may be slow, hang or fail: Dagster's storage, a log.
+"""Delivery to receivers that may be slow, hang or fail, such as Dagster's storage or a log.
 
-A worker's threads keep leases, so they may not wait for a receiver. They offer a call to a bounded queue, and one
-thread of the queue makes the calls in order. What finds no room, or fails repeatedly, is dropped and counted by
-kind. When the receiver accepts calls again, it gets one call that says how many were dropped; one that is too slow
-for all of them gets such a call once in a while.
+The threads of a worker keep its leases, so they may not wait for a receiver. They add a call to a bounded queue,
+and the queue's own thread makes the calls in order. A call that finds no room, or fails repeatedly, is dropped and
+counted by kind. When the receiver accepts calls again, it gets one call with the number of dropped calls. A
+receiver that is always too slow gets such a call regularly.
 """
 
 import threading
@@ -15,18 +15,18 @@ from typing import Final, Self
 
 from kcl_dagster.runtime import Clock, SystemClock
 
-CAPACITY: Final = 1000  # calls; with some KB each this is a few MB while a receiver is away
-RESERVED: Final = 100  # of the capacity, for calls that are important
-ATTEMPTS: Final = 3  # then the next call has its turn: the receiver may refuse this one alone
+CAPACITY: Final = 1000  # calls; with some KB each, these are a few MB while a receiver does not answer
+RESERVED: Final = 100  # of the capacity, for important calls
+ATTEMPTS: Final = 3  # then the next call is made: the receiver may refuse only this one
 FIRST_PAUSE: Final = 1.0  # seconds after a failure, doubled with every further one
-LONGEST_PAUSE: Final = 30.0  # seconds; a receiver that is back is noticed within half a minute
-REPORT_SECONDS: Final = 300.0  # between two reports of dropped calls to a receiver that never catches up
-LAST_SECONDS: Final = 5.0  # for what is still queued when a worker ends
-IDLE_SECONDS: Final = 60.0  # between two steps of a thread that nothing is offered to
+LONGEST_PAUSE: Final = 30.0  # seconds; a receiver that works again is noticed within half a minute
+REPORT_SECONDS: Final = 300.0  # between two reports of dropped calls, if the receiver is always too slow
+LAST_SECONDS: Final = 5.0  # to deliver what is still queued when a worker ends
+IDLE_SECONDS: Final = 60.0  # between two steps of a thread without calls
 
 Call = Callable[[], object]
 Offer = Callable[..., bool]
-"""`offer(kind, call, important=False)`: True if the call will be, or has been, tried."""
+"""`offer(kind, call, important=False)`: returns True if the call will be, or has been, made."""
 
 
 def at_once(_: str, call: Call, *, important: bool = False) -> bool:  # noqa: ARG001
@@ -43,7 +43,7 @@ class _Waiting:
 
 
 class DeliveryQueue:
-    """`offer` from any thread. `step` from one thread, or from one strand of a simulation."""
+    """`offer` may be called from any thread, `step` from one thread only."""
 
     def __init__(
         self,
@@ -65,10 +65,11 @@ class DeliveryQueue:
         self._reported = float("-inf")
         self._is_closed = False
         self.woken: Callable[[], object] = _ignore
-        """Called after each offer that was accepted: a thread that waits may go on."""
+        """Called after each accepted offer, to wake a thread that waits."""
 
     def offer(self, kind: str, call: Call, *, important: bool = False) -> bool:
-        """Queue a call. Never waits, never raises. False: it was dropped, because the queue is full or closed."""
+        """Queue a call. Never waits, never raises. Returns False if it was dropped, because the queue is full or
+        closed."""
         with self._lock:
             reserved = 0 if important else min(RESERVED, self._capacity // 10)
             accepted = not self._is_closed and len(self._waiting) < self._capacity - reserved
@@ -82,18 +83,18 @@ class DeliveryQueue:
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Calls that were dropped and not reported yet, by kind."""
+        """The calls that were dropped and not reported yet, by kind."""
         with self._lock:
             return dict(self._dropped)
 
     @property
     def is_finished(self) -> bool:
-        """Whether the queue is closed and holds nothing any more."""
+        """Whether the queue is closed and empty."""
         return self._is_closed and not self._waiting
 
     def step(self) -> float:
-        """Make the call that has waited longest. Seconds until the next step is worthwhile. Never raises an
-        Exception; blocks for as long as the call does."""
+        """Make the oldest call. Returns the seconds until the next step is useful. Never raises an Exception;
+        blocks as long as the call does."""
         with self._lock:
             first = self._waiting[0] if self._waiting else None
         if first is None:
@@ -108,13 +109,13 @@ class DeliveryQueue:
         return 0.0 if self._waiting else IDLE_SECONDS
 
     def close(self) -> None:
-        """Accept no further calls, and pause no more after failures."""
+        """Accept no more calls, and do not pause after failures any more."""
         with self._lock:
             self._is_closed = True
         self.woken()
 
     def abandon(self) -> Mapping[str, int]:
-        """Drop what is still queued. All calls that were dropped and never reported, by kind."""
+        """Drop what is still queued. Returns all calls that were dropped and never reported, by kind."""
         with self._lock:
             self._dropped.update(waiting.kind for waiting in self._waiting)
             self._waiting.clear()
@@ -134,7 +135,7 @@ class DeliveryQueue:
 
     def _remove(self, first: _Waiting) -> None:
         with self._lock:
-            if self._waiting and self._waiting[0] is first:  # else it was abandoned while the call was being made
+            if self._waiting and self._waiting[0] is first:  # otherwise it was abandoned during the call
                 self._waiting.popleft()
 
     def _report_dropped(self) -> None:
@@ -155,11 +156,11 @@ class DeliveryQueue:
 
 
 def _ignore() -> None:
-    """No thread waits for offers."""
+    """The default for `woken`: no thread waits for offers."""
 
 
 class DeliveryThread:
-    """Steps a queue between `with` and the end of its block. The end waits `LAST_SECONDS` at most."""
+    """A context manager whose thread steps a queue. Its end waits `LAST_SECONDS` at most."""
 
     def __init__(self, queue: DeliveryQueue, name: str, last_seconds: float = LAST_SECONDS) -> None:
         self._queue = queue
@@ -167,7 +168,7 @@ class DeliveryThread:
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.undelivered: Mapping[str, int] = {}
-        """After the block: calls that were dropped and never reported, by kind."""
+        """After the block: the calls that were dropped and never reported, by kind."""
 
     def _run(self) -> None:
         while not self._queue.is_finished:
@@ -177,7 +178,8 @@ class DeliveryThread:
                 self._wait(pause)
 
     def _wait(self, pause: float) -> None:
-        """An offer ends the pause of an idle thread, and only the end of the block the pause after a failure."""
+        """Wait. An offer ends the pause of an idle thread; only the end of the block ends the pause after a
+        failure."""
         if pause >= IDLE_SECONDS:
             self._wake.wait(pause)
         else:

@@ -1,4 +1,4 @@
-"""Learning which leases the leader assigned to this worker."""
+"""Finds the leases that the leader assigned to this worker."""
 
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
@@ -8,12 +8,13 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.outage import Outage
 
-LONGEST_PAUSE = 2.0  # seconds between two steps that fail; what was assigned meanwhile waits for that long
+LONGEST_PAUSE = 2.0  # seconds between two steps that fail; leases assigned meanwhile wait for as long
 
 
 class Discoverer:
-    """Asks the owner index (or scans, where there is none) and verifies each lease with a consistent read: the
-    index may be late. A lease in handoff is left alone until its former owner has let go of it."""
+    """Queries the owner index (or scans the table, if there is none), and verifies each lease with a consistent
+    read, because the index may be outdated. A lease in handoff is not acquired until its former owner has
+    transferred it."""
 
     def __init__(
         self,
@@ -29,10 +30,12 @@ class Discoverer:
         self._on_event = on_event
         self._outage = Outage(EventKind.DISCOVERY_FAILED, clock or SystemClock(), on_event, LONGEST_PAUSE)
         self.is_acquiring = False
-        """Leases that come together are to be read together: a round that begins now would take some of them."""
+        """Whether leases are being acquired. Leases that arrive together should be read together: a round that
+        began now would read only some of them."""
 
     def step(self) -> list[LeaseKey]:
-        """The leases acquired now. A lease that cannot be read or renewed is left for a later step."""
+        """Acquire new leases, and return their keys. A lease that cannot be read or renewed is left to a later
+        step."""
         if self._outage.rests_for() > 0:
             return []
         self._outage.begin(())
@@ -71,14 +74,15 @@ class Discoverer:
         return acquired
 
     def _pass_on(self, lease: Lease) -> None:
-        """Asked for before it was begun: there is nothing to finish first."""
+        """Pass on a lease whose handoff was requested before this worker began to read it: no batch has to be
+        finished first."""
         passed = self._holdings.handover.pass_on(lease)
         if passed is not None and passed.owner is not None:
             message = f"to {lease.owner}, before it was begun"
             self._on_event(WorkerEvent(EventKind.HANDOFF_DONE, message, lease.key))
 
     def give_back(self) -> list[LeaseKey]:
-        """At the end: release what was assigned to this worker and never acquired."""
+        """At the end: release leases that were assigned to this worker and never acquired."""
         try:
             return [key for key in self._table.owned_by(self._worker) if self._give_back(key)]
         except KclError as error:  # these leases expire by themselves

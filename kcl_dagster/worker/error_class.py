@@ -37,7 +37,7 @@ class ErrorClass(StrEnum):
 
     @property
     def is_outage(self) -> bool:
-        """Other records would have failed as well, so no record is set aside for it."""
+        """Whether other records would have failed as well, so that no record is set aside for this error."""
         return self in {ErrorClass.SINK, ErrorClass.PLATFORM}
 
 
@@ -58,9 +58,9 @@ def class_of(error: BaseException) -> ErrorClass:
 
 
 def is_of_code(text: str) -> bool:
-    """Whether `text`, as `brief` writes an error into a worker's row, is of the class record or code.
+    """Whether `text`, an error as `brief` writes it into a worker's row, is of the class record or code.
 
-    Such a shard goes on when the code or the failure policy changes, and an outage ends by itself.
+    Such a shard continues after the code or the failure policy is changed, whereas an outage ends by itself.
     """
     found = re.match(r"\w*", text)
     kind = getattr(errors, found[0], None) if found is not None else None
@@ -70,9 +70,9 @@ def is_of_code(text: str) -> bool:
 
 
 def depends_on_records(error: BaseException) -> bool:
-    """Whether fewer records may succeed where these failed, so that it is worth looking for one that fails alone.
+    """Whether a part of the records may succeed, so that it is useful to look for a record that fails alone.
 
-    A lost process is the platform's failure as long as it is lost once in a while; `Failures` counts.
+    A lost process counts as a failure of the platform if it happens only occasionally; `Failures` counts how often.
     """
     if isinstance(error, TransformError):
         return False

@@ -1,15 +1,18 @@
-"""What is written about an error: type, message and place, bounded in length and without values of records.
+"""Texts about errors: type, message and place, of bounded length and without values of records.
 
-A message of foreign code may quote a record. Text in quotes is therefore replaced, unless it stands in the source
-lines of the traceback too, where it is part of the code. So are addresses, paths of URLs, what follows the name of
-a secret, and whatever is long enough for a key: a run of digits, or of letters with digits in it. A name or a short
-number without quotes stays: no pattern tells it from the words of the message.
+The message of user code may quote a record, so these parts of it are replaced:
 
-The place is always one of the consumer's code: a frame of the traceback, or the call that Spark names for an
+- text in quotes, unless it also appears in the traceback's source lines and so is part of the code;
+- e-mail addresses, paths of URLs, and what follows the name of a secret;
+- long runs of digits, or of letters and digits, which may be keys.
+
+A name or a short number without quotes is kept, because no pattern distinguishes it from the message's words.
+
+The place is always in the consumer's code: a frame of the traceback, or the call that Spark reports for an
 expression that it evaluated after the consumer's function had returned. An error without such a place has none.
 
-The text of foreign code may hold half of a surrogate pair, which no encoding has, and making the text may fail.
-Whatever this module returns can be encoded.
+The text of user code may contain half of a surrogate pair, which cannot be encoded, and making the text may raise
+an error. Everything that this module returns can be encoded.
 """
 
 import linecache
@@ -28,23 +31,24 @@ from kcl_dagster import errors
 from kcl_dagster.errors import KclError
 from kcl_dagster.worker.hosted_processor import ProcessorFailed
 
-LONGEST_MESSAGE: Final = 500  # characters; a Spark error quotes its plan, and its beginning is what is read
-LONGEST_TEXT: Final = 2000  # characters, with the traceback: one event of Dagster's log
+LONGEST_MESSAGE: Final = 500  # characters; a Spark error quotes its plan, but its beginning is what matters
+LONGEST_TEXT: Final = 2000  # characters, including the traceback: one event in Dagster's log
 LONGEST_BRIEF: Final = 300  # characters: a worker's row holds a dozen of these
-CUT: Final = "..."  # of what every terminal can show
+CUT: Final = "..."  # three ASCII dots, which every terminal can show
 MOST_FRAMES: Final = 6
 REDACTED: Final = "[redacted]"
 
 _QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|‘[^’]*’|“[^”]*”")  # noqa: RUF001
 _ADDRESS: Final = re.compile(r"[^\s'\"<>(),;]+@[^\s'\"<>(),;]+")
-_URL_PATH: Final = re.compile(r"(https?://[^\s/?#'\"<>]+)[/?#][^\s'\"<>]*")  # of buckets, paths are settings
+_URL_PATH: Final = re.compile(r"(https?://[^\s/?#'\"<>]+)[/?#][^\s'\"<>]*")  # for buckets, paths are settings
 _NAMED_SECRET: Final = re.compile(
     r"(?i)((?:secret|passw(?:or)?d|pwd|token|signature|credential|authorization|api[_-]?key|access[_-]?key(?:[_-]?id)?)"
     r"[\w-]*\s*[=:]\s*)(?:(?:bearer|basic)\s+)?[^\s,;'\"\])}]+"
 )
 _TOKEN: Final = re.compile(r"(?=[A-Za-z+=-]*\d)[A-Za-z\d+=-]{20,}")  # an access key of AWS has 20 characters
 _LONG_NUMBER: Final = re.compile(r"\d(?:[ -]?\d){8,}")
-_TYPE_NAME: Final = re.compile(r"[A-Z]{3,9}(?:\(\d+(?:, ?\d+)?\))?")  # "BIGINT", "DECIMAL(10,2)": Spark's
+# Names of Spark's types, such as "BIGINT" or "DECIMAL(10,2)"
+_TYPE_NAME: Final = re.compile(r"[A-Z]{3,9}(?:\(\d+(?:, ?\d+)?\))?")
 _PLACE: Final = re.compile(r'^\s*File "([^"]+)", line (\d+), in (.+)$')
 _REMOTE: Final = "Traceback (most recent call last):"
 LONGEST_FRAGMENT: Final = 80  # characters of an SQL expression
@@ -52,7 +56,7 @@ LONGEST_FRAGMENT: Final = 80  # characters of an SQL expression
 _HERE: Final = f"{Path(kcl_dagster.__file__).parent}/"
 _STANDARD_LIBRARY: Final = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
-# An executor has other paths than this machine: its standard library, and the archives that Spark ships.
+# Paths on an executor differ from this machine's: the standard library, and the archives that Spark ships.
 _OF_PYTHON: Final = re.compile(r"(?:^|/)lib(?:64)?/python3(?:\.\d+)?t?/")
 _OF_SPARK: Final = re.compile(r"(?:^|/)(?:pyspark|py4j[^/]*)(?:\.zip)?/")
 _GUARD: Final = (f"{_HERE}spark/transform.py", "called")  # the frame that calls the consumer's transform
@@ -67,19 +71,21 @@ class Frame:
 
     @property
     def is_of_the_consumer(self) -> bool:
-        """Neither of an installed library, nor of the standard library, nor of this package."""
+        """Whether the frame belongs neither to an installed library, nor to the standard library, nor to this
+        package."""
         return self.package is None and not self._is_of_a_platform
 
     @property
     def package(self) -> str | None:
-        """The folder or file below `site-packages` that the frame belongs to."""
+        """The folder or file below `site-packages` to which the frame belongs; None if there is none."""
         parts = Path(self.file).parts
         last = max((index for index, part in enumerate(parts) if part in _INSTALLED), default=None)
         return None if last is None else "/".join(parts[: last + 2])
 
     @property
     def may_be_of_the_consumer(self) -> bool:
-        """Of a library that is not Spark: where the consumer is installed as a package, also the consumer's."""
+        """Whether the frame may belong to the consumer, if the consumer's code is installed as a package: any
+        library but Spark."""
         return not self._is_of_a_platform or (self.package is not None and not self._is_of_ours_or_spark)
 
     @property
@@ -104,7 +110,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A piece of SQL in the consumer's code. Spark knows its text, but not where it stands."""
+    """A piece of SQL in the consumer's code. Spark knows its text, but not its position."""
 
     text: str
 
@@ -133,7 +139,7 @@ def brief(error: BaseException) -> str:
 
 
 def _cut(text: str, longest: int) -> str:
-    """At most `longest` characters, cut after a word where there is one near the end."""
+    """The text, with at most `longest` characters, cut after a word if one ends near the limit."""
     if len(text) <= longest:
         return text
     head = text[: longest - len(CUT)]
@@ -142,24 +148,25 @@ def _cut(text: str, longest: int) -> str:
 
 
 def full(error: BaseException) -> str:
-    """Type and message, then the places in the consumer's code, the innermost last."""
+    """Type and message, then the places in the consumer's code, innermost last."""
     kind, message, places = _parts(error)
     head = f"{kind}: {message}" if message else kind
     return encodable("\n".join([head, *map(str, places)]))[:LONGEST_TEXT]
 
 
 def kind_of(error: BaseException) -> str:
-    """The name of the error's class; of the class that a processor raised, where it is told by another process."""
+    """The name of the error's class. For an error of a processor in another process, the class that the processor
+    raised."""
     return encodable(error.kind if isinstance(error, ProcessorFailed) else type(error).__qualname__)
 
 
 def encodable(text: str) -> str:
-    """`text` with an escape in place of every character that has no encoding."""
+    """The text, with an escape in place of every character that cannot be encoded."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def text_of(error: BaseException) -> str:
-    """`str(error)`, also where the error's own code cannot make it."""
+    """`str(error)`, or a fallback text if its `__str__` raises an error."""
     try:
         return encodable(str(error))
     except Exception as problem:
@@ -167,14 +174,15 @@ def text_of(error: BaseException) -> str:
 
 
 def redacted(text: str, source: str = "") -> str:
-    """The first lines of `text` without what may be values of records. `source`: code, whose literals are kept."""
+    """The first lines of `text`, without possible values of records. `source`: code, whose literals are kept."""
 
     def kept(found: re.Match[str]) -> str:
         inner = found[0][1:-1]
         is_code = bool(inner) and (inner in source or _TYPE_NAME.fullmatch(inner) is not None)
         return found[0] if is_code else f"{found[0][0]}{REDACTED}{found[0][-1]}"
 
-    # An unfinished quote at the bound would hide what it quotes from the pattern, so the bound comes last.
+    # The bound is applied last: an unfinished quote at the bound would not match the pattern, so what it quotes
+    # would remain.
     bounded = _QUOTED.sub(kept, encodable(text[: 4 * LONGEST_MESSAGE]))
     bounded = _URL_PATH.sub(rf"\1/{REDACTED}", _ADDRESS.sub(REDACTED, bounded))
     bounded = _NAMED_SECRET.sub(rf"\1{REDACTED}", bounded)
@@ -195,27 +203,27 @@ def _parts(error: BaseException) -> tuple[str, str, Sequence[Place]]:
     frames = list(_frames_of(cause))
     chosen = _chosen(frames) or _from_the_transform(frames)
     if isinstance(error, KclError):
-        # Our own texts name shards and tables, and were redacted where they were made of foreign ones.
+        # Our own texts name shards and tables. Parts of foreign texts were redacted when our texts were made.
         return _ours(type(error)), text[:LONGEST_MESSAGE], chosen
     places = [*chosen, *_query_places(error)][-MOST_FRAMES:]
     return _foreign(type(error).__name__), redacted(_first_lines(text), "\n".join(f.source for f in places)), places
 
 
 def _foreign(kind: str) -> str:
-    """The name of a class that is not ours. Where one of ours has the same name, the text says whose it is: the
-    leader takes the class of an error from the text in a worker's row."""
+    """The name of a class that is not ours. If one of ours has the same name, the text says that it is the
+    consumer's, because the leader determines the class of an error from the text in a worker's row."""
     mine = getattr(errors, kind, None)
     return f"consumer's {kind}" if isinstance(mine, type) and issubclass(mine, KclError) else kind
 
 
 def _ours(kind: type[KclError]) -> str:
-    """The name in `kcl_dagster.errors`, of which some are finer within the package."""
+    """The class name in `kcl_dagster.errors`. Some classes have subclasses elsewhere in the package."""
     return next(base.__name__ for base in kind.__mro__ if base.__module__ == errors.__name__)
 
 
 def _frames_of(error: BaseException) -> Iterator[Frame]:
-    """The frames of the traceback, but for those of this package, which are never shown: a shard that keeps failing
-    has a text made with every attempt, and most of its frames are ours."""
+    """The frames of the traceback, without those of this package, which are never shown. Most frames are ours, and
+    the text of a failing shard is made at every attempt."""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file, function = frame.f_code.co_filename, frame.f_code.co_name
         if not file.startswith(_HERE):
@@ -226,7 +234,7 @@ def _frames_of(error: BaseException) -> Iterator[Frame]:
 
 
 def _remote(text: str) -> tuple[str, str, list[Frame]]:
-    """What an executor's Python raised: its traceback travels as text."""
+    """The parts of an error in an executor's Python process, whose traceback is transferred as text."""
     lines = text.rpartition(_REMOTE)[2].splitlines()
     frames: list[Frame] = []
     rest: list[str] = []
@@ -240,35 +248,35 @@ def _remote(text: str) -> tuple[str, str, list[Frame]]:
         elif line.strip() and not set(line.strip()) <= {"^", "~"}:
             rest.append(line)
         elif rest:
-            break  # what follows an empty line is the JVM's
+            break  # the text after an empty line is the JVM's
     kind, _, message = (rest[0] if rest else "").partition(": ")
     message = "\n".join([message, *(line for line in rest[1:] if not line.lstrip().startswith("at "))])
-    # What Spark's Python worker calls is the consumer's function, also where it is installed as a package.
+    # Spark's Python worker calls the consumer's function, even if that is installed as a package.
     chosen = _chosen(frames) or _of_one_package([frame for frame in frames if frame.may_be_of_the_consumer])
     return _foreign(kind.strip() or "Error"), redacted(message.strip(), "\n".join(f.source for f in chosen)), chosen
 
 
 def _chosen(frames: Sequence[Frame]) -> list[Frame]:
-    """The innermost ones of the consumer's code."""
+    """The innermost frames of the consumer's code."""
     return [frame for frame in frames if frame.is_of_the_consumer][-MOST_FRAMES:]
 
 
 def _from_the_transform(frames: Sequence[Frame]) -> list[Frame]:
-    """Those of the transform, where the consumer is installed as a package beside the libraries."""
+    """The frames of the transform, if the consumer's code is installed as a package like the libraries."""
     after = list(dropwhile(lambda frame: (frame.file, frame.function) != _GUARD, frames))[1:]
     return _of_one_package([frame for frame in after if frame.may_be_of_the_consumer])
 
 
 def _of_one_package(frames: Sequence[Frame]) -> list[Frame]:
-    """Those of the package that was entered first: the consumer calls libraries, not the other way round."""
+    """The frames of the package that was entered first: the consumer's code calls libraries, and not vice versa."""
     return [frame for frame in frames if frame.package == frames[0].package][-MOST_FRAMES:]
 
 
 def _query_places(error: BaseException) -> list[Place]:
-    """Where the expression was written that failed when Spark evaluated it, as Spark 4 tells with the error."""
+    """The places of the expression that failed when Spark evaluated it. Spark 4 reports them with the error."""
     places: list[Place] = []
     contexts: list[Any] = []
-    with suppress(Exception):  # the JVM that knows it may be gone
+    with suppress(Exception):  # the JVM that has the information may have ended
         contexts = list(getattr(error, "getQueryContext", list)())
     for context in contexts[-MOST_FRAMES:]:
         place: Place | None = None
@@ -281,7 +289,7 @@ def _query_places(error: BaseException) -> list[Place]:
 
 def _query_place(context: Any) -> Place | None:
     fragment = redacted(str(context.fragment()))[:LONGEST_FRAGMENT]
-    if "SQL" in str(context.contextType()):  # which has no call site
+    if "SQL" in str(context.contextType()):  # an expression in SQL has no call site
         return Expression(fragment) if fragment else None
     file, _, line = str(context.callSite()).strip().rpartition(":")
     if not file or not line.isdigit():
@@ -291,5 +299,5 @@ def _query_place(context: Any) -> Place | None:
 
 
 def _first_lines(text: str) -> str:
-    """Spark says what is wrong first, then quotes its plan and the stack of the JVM."""
+    """Spark's message, without the plan and the JVM's stack that follow it."""
     return re.split(r"\n\s*\n|\n\s*at |\nJVM stacktrace|\n== ", text.strip())[0]

@@ -1,4 +1,4 @@
-"""Events that a worker reports to its surroundings. Each is a fact, reported afterwards; the worker needs no
+"""Events that a worker reports to its surroundings. Each is a fact that is reported afterwards; the worker needs no
 reply."""
 
 import logging
@@ -81,8 +81,9 @@ class WorkerEvent:
 
 
 OnEvent = Callable[[WorkerEvent], None]
-"""Called on the thread on which the event happened, possibly during a renewal. It must be quick, must not raise,
-and must not call the worker. If a receiver may be slow, put it behind a `worker.delivery.DeliveryQueue`."""
+"""Receives an event. Called on the thread on which the event happened, possibly during a renewal. It must be quick,
+must not raise, and must not call the worker. If a receiver may be slow, put it behind a
+`worker.delivery.DeliveryQueue`."""
 
 
 def ignore(_: WorkerEvent) -> None:

@@ -1,18 +1,21 @@
-"""What to do about batches that fail. Pure bookkeeping; the protocol carries the verdicts out.
+"""Decides what to do about batches that fail. Pure bookkeeping; the protocol carries out the verdicts.
 
-The class of the error decides (`kcl_dagster.worker.error_class`). When a record or the consumer's code fails,
-the leases of the batch are tried one at a time, so that the healthy ones go on; the culprit is retried with
-backoff until the policy's attempts or age are used up. Then the policy decides: stop there (and keep trying,
-slowly), or narrow the range, half by half, to the record that fails, and dead-letter or skip that one. When the
-sink or the platform fails, the same leases are tried together again, then in halves, so that one lease that
-cannot be stored does not hold up the others; a lease that has used up `outage_attempts` is stopped and tried
-once a minute.
-A batch that was begun and neither stored nor failed, and whose owner did not give the lease up, may have ended
-the process of its worker. The pin counts such losses, over all owners of the lease that run the same version of the
-code: with two of them it is written alone, with three of them it is narrowed before it is written, whatever the
-policy, and so are its pieces with the next loss. A lone record that is left meets the
-policy; where that is to stop, it is tried at long intervals, because each attempt may cost a worker.
-Order is never given up: nothing after a failing record is read before it was dealt with.
+The class of the error (`kcl_dagster.worker.error_class`) determines what happens:
+
+- A record or the consumer's code fails: the leases of the batch are tried one at a time, so that healthy ones
+  continue. The failing lease is retried with backoff until the policy's attempts or age are used up. Then the
+  policy decides: stop the shard (and keep trying, slowly), or narrow the range, half by half, to the failing
+  record, and dead-letter or skip that record.
+- The sink or the platform fails: the same leases are tried together again, then in halves, so that one lease that
+  cannot be stored does not block the others. A lease that has used up `outage_attempts` is stopped, and tried once
+  per minute.
+- A worker's process ends during a batch: the next owner finds that the batch was begun, and neither stored nor
+  failed nor given up, and counts a loss. Losses are counted in the row of the lease, over all owners with the same
+  version of the code. After two, the batch is written alone. After three, it is narrowed before it is written,
+  whatever the policy is; a piece of it is narrowed again after the next loss. For a single remaining record, the
+  policy decides. If it is to stop, the record is tried at long intervals, because each attempt may cost a worker.
+
+The order is always kept: nothing after a failing record is read before the record was stored or set aside.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,12 +31,12 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.error_class import class_of, depends_on_records
 from kcl_dagster.worker.error_text import brief
 
-FIRST_PAUSE = 0.5  # seconds; a task that failed by chance is back before anybody notices
-LONGEST_PAUSE = 60.0  # a repaired sink or a new deploy is noticed within a minute
-TOGETHER_ATTEMPTS = 5  # an outage of ten seconds costs its leases nothing but time; a longer one splits the batch
-LOSSES_TO_ISOLATE = 1  # counted before the last owner of the batch: it is written without other leases
-LOSSES_TO_NARROW = 3  # with this many, it is narrowed before it is written; pieces begin with one less
-LOSS_PAUSE = 300.0  # seconds until a lone record that was lost is tried again; doubled with every loss
+FIRST_PAUSE = 0.5  # seconds; after a random failure, the retry comes before anyone notices
+LONGEST_PAUSE = 60.0  # a repaired sink or a new deployment takes effect within a minute
+TOGETHER_ATTEMPTS = 5  # an outage of ten seconds only delays its leases; a longer one splits the batch
+LOSSES_TO_ISOLATE = 1  # losses before the last owner of the batch; with one, it is written without other leases
+LOSSES_TO_NARROW = 3  # losses after which the batch is narrowed before it is written; pieces begin with one less
+LOSS_PAUSE = 300.0  # seconds until a single record that ended a process is tried again; doubled with every loss
 LONGEST_LOSS_PAUSE = 3600.0
 
 
@@ -47,24 +50,24 @@ class Verdict(StrEnum):
 
 @dataclass(slots=True)
 class _Trouble:
-    attempts: int = 0  # that a record or the code failed, alone
-    outages: int = 0  # in a row, of the sink or the platform, alone or with others
-    losses: int = 0  # in a row, of processes that worked on this lease alone
-    pauses: int = 0  # of whatever reason
+    attempts: int = 0  # that failed because of a record or the code, alone
+    outages: int = 0  # failures of the sink or the platform in a row, alone or with others
+    losses: int = 0  # processes lost in a row that worked on this lease alone
+    pauses: int = 0  # for any reason
     retry_at: float = 0.0
-    group: int | None = None  # leases of one number are tried together; None: with the healthy ones
-    turn: int = 0  # when its group was tried last, among all suspects
+    group: int | None = None  # leases with the same number are tried together; None: with the healthy ones
+    turn: int = 0  # when its group was last tried, in the order of all suspects' attempts
     until: Checkpoint | None = None  # the end of the range that is being narrowed
-    failing_since: float | None = None  # when this range failed first, alone; later by as long as outages took
-    out_since: float | None = None  # of the outages in a row
-    is_lost: bool = False  # the range that is being narrowed has ended processes
-    has_waited: bool = False  # the lone record that was lost may be tried
-    stopped: str | None = None  # why, once that was announced
-    has_lost: bool = False  # that it is stopped by lost records was announced
+    failing_since: float | None = None  # when this range first failed alone; moved by the time that outages took
+    out_since: float | None = None  # when the present series of outages began
+    is_lost: bool = False  # whether the range that is being narrowed has ended processes
+    has_waited: bool = False  # whether the single record that ended a process may be tried
+    stopped: str | None = None  # why it is stopped, once that was announced
+    has_lost: bool = False  # whether its loss of records was announced
 
     def see(self, now: float, *, is_outage: bool) -> None:
-        """Remember when this kind of failure began. While the sink or the platform is away, a record cannot
-        succeed, so that time does not count for its age."""
+        """Record when this kind of failure began. While the sink or the platform fails, no record can succeed, so
+        that time is not counted in its age."""
         if is_outage:
             self.out_since = now if self.out_since is None else self.out_since
             return
@@ -80,7 +83,7 @@ class _Trouble:
 
 
 class Failures:
-    """The leases in trouble. One per worker, in memory: a new owner of a lease starts counting anew."""
+    """The leases that fail. One per worker, in memory: a new owner of a lease begins to count anew."""
 
     def __init__(self, policy: FailurePolicy, clock: Clock, chance: Random) -> None:
         self._policy = policy
@@ -96,7 +99,7 @@ class Failures:
         return self._policy.action
 
     def next_group(self, keys: Sequence[LeaseKey]) -> list[LeaseKey]:
-        """The leases of the next batch: all that are well together, and in turn with them one group of suspects."""
+        """The leases of the next batch: alternately all healthy ones together, and one group of suspects."""
         now = self._clock.monotonic()
         ready = [key for key in keys if key not in self._troubles or self._troubles[key].retry_at <= now]
         suspects: dict[int, list[LeaseKey]] = {}
@@ -114,7 +117,8 @@ class Failures:
         return well
 
     def _longest_untried(self, groups: Iterable[list[LeaseKey]]) -> list[LeaseKey]:
-        """In turn, because a suspect may neither fail nor succeed: a batch of it may find no records yet."""
+        """Choose the suspects that were tried longest ago. They take turns, because a batch of them may find no
+        records, and so neither fail nor succeed."""
         group = min(groups, key=lambda group: max(self._troubles[key].turn for key in group))
         self._turn += 1
         for key in group:
@@ -122,8 +126,8 @@ class Failures:
         return group
 
     def failed(self, keys: Sequence[LeaseKey], error: BaseException) -> list[LeaseKey]:
-        """Count a failed batch of these leases, or a lease that could not be fetched. Returns the lease that an
-        outage has stopped with this failure, if it did."""
+        """Count a failed batch of these leases, or a lease that could not be fetched. Returns the lease if this
+        failure stopped it because of an outage."""
         now = self._clock.monotonic()
         troubles = [self._troubles.setdefault(key, _Trouble()) for key in keys]
         is_outage = class_of(error).is_outage
@@ -133,13 +137,13 @@ class Failures:
         pause = self._pause(max((trouble.pauses for trouble in troubles), default=0))
         for trouble in troubles:
             trouble.pauses += 1
-            trouble.retry_at = now + pause  # the same for all: they failed together and come back together
+            trouble.retry_at = now + pause  # the same for all: they failed together and are retried together
             is_loss = isinstance(error, ProcessLost) and len(keys) == 1
             trouble.losses = trouble.losses + 1 if is_loss else 0
             trouble.outages = trouble.outages + 1 if is_outage else 0
             trouble.attempts += not is_outage
             trouble.see(now, is_outage=is_outage)
-            trouble.is_lost = False  # the process lives
+            trouble.is_lost = False  # the process did not end
         outages = min((trouble.outages for trouble in troubles), default=0)
         if len(troubles) > 1 and outages >= self._policy.outage_attempts:
             self._isolate(troubles, now)
@@ -157,12 +161,12 @@ class Failures:
         return is_news
 
     def _isolate(self, troubles: Sequence[_Trouble], now: float) -> None:
-        """Which one it was shows when each is tried alone."""
+        """Try each lease alone, to find the one that fails."""
         for trouble in troubles:
             trouble.group, trouble.retry_at = self._new_group(), now
 
     def _split(self, troubles: Sequence[_Trouble]) -> None:
-        """Try the first half apart from the second."""
+        """Try the first half separately from the second."""
         half = (len(troubles) + 1) // 2
         for some in (troubles[:half], troubles[half:]):
             group = self._new_group()
@@ -170,10 +174,10 @@ class Failures:
                 trouble.group = group
 
     def verdict(self, key: LeaseKey, error: BaseException, can_narrow: bool) -> Verdict:
-        """After `failed`, for a batch of one lease."""
+        """The verdict on a batch of one lease. Called after `failed`."""
         trouble = self._troubles[key]
         if class_of(error).is_outage:
-            # A process that is lost again and again, right after a fetch that succeeded, is lost to the batch.
+            # If a process is lost repeatedly, right after successful fetches, the batch is the cause.
             is_over = isinstance(error, ProcessLost) and trouble.losses >= self._policy.attempts
             is_narrowing = isinstance(error, ProcessLost) and trouble.until is not None and can_narrow
         else:
@@ -186,11 +190,12 @@ class Failures:
         return Verdict.NARROW if can_narrow else _FINAL[self._policy.action]
 
     def suspect(self, key: LeaseKey) -> None:
-        """Try the lease apart from the others."""
+        """Try the lease separately from the others."""
         self._troubles.setdefault(key, _Trouble(group=self._new_group()))
 
     def verdict_of_loss(self, key: LeaseKey, losses: int, can_narrow: bool, can_set_aside: bool = True) -> Verdict:
-        """Before a batch of one lease is written that `losses` owners were lost to. RETRY: it may be written."""
+        """The verdict on a batch of one lease that ended `losses` owners, before it is written. RETRY: it may be
+        written."""
         self.suspect(key)
         trouble = self._troubles[key]
         if can_narrow:
@@ -212,12 +217,13 @@ class Failures:
         return trouble is not None and trouble.retry_at > self._clock.monotonic()
 
     def is_lost(self, key: LeaseKey) -> bool:
-        """Whether the next batch of the lease is a piece of one that ended processes."""
+        """Whether the next batch of the lease is a piece of a batch that ended processes."""
         trouble = self._troubles.get(key)
         return trouble is not None and trouble.is_lost
 
     def narrowed(self, key: LeaseKey, until: Checkpoint, is_lost: bool = False) -> None:
-        """The failing range was cut; `until` is where it ended before. `is_lost`: it was cut for its losses."""
+        """Record that the failing range was narrowed. `until`: its former end. `is_lost`: it was narrowed because
+        it ended processes."""
         trouble = self._troubles.setdefault(key, _Trouble(group=self._new_group()))
         trouble.until = trouble.until or until
         trouble.is_lost = is_lost
@@ -226,8 +232,9 @@ class Failures:
         trouble.retry_at = self._clock.monotonic()
 
     def announce(self, key: LeaseKey, why: str, *, is_loss: bool = False) -> bool:
-        """True the first time a shard is found to be stopped. A loss of records is news also of a shard that was
-        stopped before, as by a sink that refused its batch until records of it had left the stream."""
+        """Record why a shard is stopped. Returns True the first time. With `is_loss`, also if the shard was stopped
+        before for another reason, for example by a sink that refused its batch until its records had left the
+        stream."""
         trouble = self._troubles[key]
         is_news = not trouble.has_lost if is_loss else trouble.stopped is None
         trouble.stopped, trouble.has_lost = why, trouble.has_lost or is_loss
@@ -262,16 +269,16 @@ class Failures:
         self._troubles = {key: trouble for key, trouble in self._troubles.items() if key in keys}
 
     def stopped(self) -> Mapping[LeaseKey, str]:
-        """The stopped leases, in order, and why."""
+        """The stopped leases, in order, and why they are stopped."""
         return {key: why for key in sorted(self._troubles) if (why := self._troubles[key].stopped) is not None}
 
     def failing(self) -> tuple[LeaseKey, ...]:
-        """The leases whose last attempt failed, stopped ones included, in order. One that failed with others, and
-        is not known to be the cause, is not among them."""
+        """The leases whose last attempt failed, including stopped ones, in order. A lease that failed with others,
+        and is not known to be the cause, is not included."""
         return tuple(key for key in sorted(self._troubles) if self._troubles[key].is_failing)
 
     def attempts_told(self) -> Mapping[LeaseKey, str]:
-        """Of failing leases that are not stopped: which of the attempts before they are failed last."""
+        """For failing leases that are not stopped: the number of failed attempts and the limit, as text."""
         return {
             key: f"{trouble.outages} of {self._policy.outage_attempts}"
             if trouble.outages
@@ -281,8 +288,9 @@ class Failures:
         }
 
     def _is_old(self, since: float | None) -> bool:
-        """Counted from the first failure of the range itself. Neither the arrival of the records counts, nor what
-        another piece of the batch has failed for: the first failure of a record may be due to chance."""
+        """Whether the policy's age is exceeded since the range itself first failed. The arrival time of the records
+        does not matter, nor do failures of other pieces of the batch: the first failure of a record may be random.
+        """
         age = self._policy.max_age
         return age is not None and since is not None and self._clock.monotonic() - since > age
 

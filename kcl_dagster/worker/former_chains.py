@@ -1,4 +1,5 @@
-"""The chains of former owners, settled, and what they have stored of a lease."""
+"""Settles the chains of former owners (their logs of committed batches), and finds what they have stored of a
+lease."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -16,12 +17,13 @@ from kcl_dagster.model.claim import ChainId, Claim
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.worker.held_lease import Unwritten
 
-SETTLED_KEPT: Final = 8  # settlements: the leases of a worker that ended are mostly taken together
+SETTLED_KEPT: Final = 8  # settlements; the leases of a worker that ended are mostly taken together
 
 
 @dataclass(slots=True)
 class FormerChains:
-    """Called on the worker's main thread. Errors of the store are raised as SinkError."""
+    """Settles former chains, and keeps the last settlements. Called on the worker's main thread. Errors of the
+    store are raised as SinkError."""
 
     entries: Entries
     worker: str
@@ -31,11 +33,11 @@ class FormerChains:
 
     @property
     def place(self) -> str:
-        """Beside which data these chains are, see `Claim`."""
+        """A digest of the sink's path, see `Claim.place`."""
         return hashlib.sha256(self.entries.files.root.encode()).hexdigest()[:12]
 
     def of_claim(self, key: LeaseKey, claim: Claim) -> Settlement:
-        """The settled chain of a claim. Raises Unsafe for a claim whose chain is beside other data."""
+        """The settled chain of a claim. Raises Unsafe if the claim's chain belongs to another sink."""
         if claim.place is None or claim.place == self.place:
             return self.of(claim.chain)
         raise Unsafe(
@@ -45,7 +47,7 @@ class FormerChains:
         )
 
     def of(self, chain: ChainId) -> Settlement:
-        """A chain that was settled has no more entries, so that it need not be read again."""
+        """Settle a chain, or return its earlier settlement: a settled chain gets no more entries."""
         found = self._settled.get(chain)
         if found is None:
             with store_errors(self.entries, self.worker, "could not be settled"):
@@ -65,14 +67,14 @@ def store_errors(entries: Entries, worker: str, what: str) -> Iterator[None]:
 
 
 def stored_after(lease: Lease, settlement: Settlement | None) -> Unwritten:
-    """What is stored of a lease whose row is as it says, and whose chain was settled. Raises OutcomeUnknown, see
+    """What is stored of a lease with the present row, whose chain was settled. Raises OutcomeUnknown, see
     `Settlement.progress`."""
     row = lease.checkpoint or TRIM_HORIZON
     nothing = Unwritten(row)
     if settlement is None or lease.claim is None or lease.claim.chain != settlement.chain:
         return nothing
     if lease.claim.is_put_back(row):
-        return nothing  # its records are wanted again
+        return nothing  # the lease was reset, so its records are to be read again
     found = settlement.progress(lease.key, lease.claim.id, row)
     parts = [Unwritten(one.through, one.stored_through, one.counts, one.number) for one in found]
     return reduce(Unwritten.followed_by, parts) if parts else nothing

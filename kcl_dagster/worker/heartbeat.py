@@ -1,4 +1,4 @@
-"""The worker's row: that it lives, how it is doing, and whether it was asked to leave."""
+"""The worker's row: it shows that the worker lives and how it is doing, and whether it was asked to drain."""
 
 import threading
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a worker is: one incarnation of a slot, in one run."""
+    """The identity of a worker: one incarnation of a slot, in one run."""
 
     worker: WorkerId
     slot: str | None = None
@@ -27,17 +27,17 @@ class Utilization(Protocol):
     """Measures how busy the machine is, in the form of the KCL's rows."""
 
     def step(self) -> None:
-        """Take a sample if one is due. Called several times a second; does not raise."""
+        """Take a sample if one is due. Called several times per second; does not raise."""
 
     def averages(self) -> dict[str, tuple[float, ...]]:
-        """Series per metric, oldest first; empty: judge this worker by throughput."""
+        """The series per metric, oldest first. Empty: this worker is judged by its throughput."""
 
     def operating_range(self) -> dict[str, tuple[int, ...]]:
-        """The highest tolerable percentage per metric; the same keys as the averages."""
+        """The highest tolerable percentage per metric, with the same keys as the averages."""
 
 
 class Unmeasured:
-    """A worker that publishes no utilization."""
+    """For a worker that publishes no utilization."""
 
     def step(self) -> None:
         return None
@@ -50,8 +50,8 @@ class Unmeasured:
 
 
 class Heartbeat:
-    """One thread calls `step` every `timings.heartbeat` seconds; another may set `state`, `lag_ms`,
-    `behind`, `stopped`, `why_stopped`, `failing`, `attempts`, `slow_since` and `held_since`."""
+    """Writes the worker's row. One thread calls `step` every `timings.heartbeat` seconds. Another thread may set
+    `state`, `lag_ms`, `behind`, `stopped`, `why_stopped`, `failing`, `attempts`, `slow_since` and `held_since`."""
 
     def __init__(
         self,
@@ -92,7 +92,8 @@ class Heartbeat:
         self._utilization.step()
 
     def write(self) -> None:
-        """Write the row. Raises a ServiceError; the next beat says the same. Does nothing after `stop`."""
+        """Write the row. Does nothing after `stop`. Raises a ServiceError; the next heartbeat then writes the
+        same."""
         if self._over.is_set():
             return
         averages = self._utilization.averages()
@@ -116,18 +117,19 @@ class Heartbeat:
         self._row = row
         written = self._table.beat(row) if self._is_written else None
         if written is None:
-            # The first beat, or a leader took this worker for dead and deleted its row. While `stop` deletes it, a
-            # beat that was under way must not make it again.
+            # This is the first heartbeat, or a leader regarded this worker as dead and deleted its row. If `stop`
+            # is deleting the row, a heartbeat that is under way must not create it again.
             if self._over.is_set():
                 return
-            self._is_written = True  # even if the answer is lost
-            # The process may have paused since the row was made, and a row that is too old is not written.
+            self._is_written = True  # even if the response is lost
+            # The process may have paused since the row was built, and a row that is too old is not written.
             self._row = row = replace(row, last_update=int(self._clock.now()))
             written = self._table.put(row)
         self.drain_requested = written.drain_requested
 
     def step(self) -> bool:
-        """One beat; False when it failed, which is an event and no more: leases do not depend on it."""
+        """Send one heartbeat. Returns False if it failed, which is also reported as an event: leases do not depend
+        on it."""
         try:
             self.write()
         except KclError as error:
@@ -136,14 +138,14 @@ class Heartbeat:
         return True
 
     def stop(self) -> None:
-        """Remove the row, so that nothing is assigned to this worker any more. No beat writes it again, not even
-        one that is under way on a thread that did not end in time."""
+        """Delete the row, so that nothing is assigned to this worker any more. No heartbeat creates it again, not
+        even one that is under way on a thread that did not end in time."""
         self._over.set()
         if not self._is_written:
             return
         try:
             if not self._table.delete(self._row):
-                # A beat was under way: the row is not the one that was written last, or not the last one yet.
+                # A heartbeat was under way: the row may be older or newer than the one that was written last.
                 current = self._table.get(self._row.id)
                 if current is not None and current.run_id == self._row.run_id:
                     self._table.delete(current)

@@ -1,4 +1,4 @@
-"""The state of one lease that this worker holds, and what the worker has stored that the row does not have yet."""
+"""The state of one lease that this worker holds, including what is stored and not yet in the row."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -11,8 +11,8 @@ from kcl_dagster.model.stored import BatchCounts
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A held lease as it was when it was read. `token`: identifies this ownership. Work that began under one token
-    may not be finished under another."""
+    """A held lease at the time it was read. `token`: identifies this ownership. Work that began under one token may
+    not be finished under another."""
 
     lease: Lease
     token: int
@@ -25,8 +25,8 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Unwritten:
-    """What a worker that decides its batches in a chain has stored since the checkpoint of a lease. The next
-    renewal writes it. `counts`: None if they are not known. `number`: of the last batch."""
+    """What a worker that uses a chain has stored since the checkpoint of a lease. The next renewal writes it.
+    `counts`: None if not known. `number`: the number of the last batch."""
 
     through: Checkpoint
     stored_through: int | None = None
@@ -44,8 +44,8 @@ class Unwritten:
 
 @dataclass(slots=True)
 class Unpublished:
-    """What entry `number` of a chain has decided, and readers do not see yet. It is not written before: neither the
-    checkpoint nor the moment through which the shard is stored may run ahead of what readers see."""
+    """What entry `number` of a chain has decided, while readers do not see it yet. It is not written to the row
+    before: neither the checkpoint nor the stored moment may be ahead of what readers see."""
 
     number: int
     stored: Unwritten
@@ -54,8 +54,8 @@ class Unpublished:
 
 @dataclass(slots=True)
 class HeldLease:
-    """A lease and what this worker knows beyond its row. `lock` is held around every write. Moments are monotonic,
-    but for `stored_through`, which is in epoch seconds."""
+    """A lease and what this worker knows beyond its row. `lock` is held during every write. Times are monotonic,
+    except for `stored_through`, which is in epoch seconds."""
 
     lease: Lease
     token: int
@@ -68,37 +68,36 @@ class HeldLease:
     in_doubt: bool = False  # a write was sent, and its outcome is not known
     pinned: int | None = None  # the number of the batch that this owner pinned last
     unwritten: Unwritten | None = None
-    in_flight: Unwritten | None = None  # what the write in doubt has written, if it was applied
-    claimed: Claim | None = None  # by this worker, since it got the lease
-    is_deciding: bool = False  # an entry for the lease may have been made: its claim may not be ended
+    in_flight: Unwritten | None = None  # what the write with the unknown outcome contained
+    claimed: Claim | None = None  # by this worker, since it acquired the lease
+    is_deciding: bool = False  # an entry for the lease may have been made, so its claim may not be ended
     unpublished: list[Unpublished] = field(default_factory=list)  # in the order of their numbers
 
     def snapshot(self) -> Holding:
         return Holding(self.lease, self.token, self.handoff_since)
 
     def caught_up(self, lease: Lease) -> None:
-        """Keep what a request finds out before it fails: what is in doubt afterwards is one write and no more."""
+        """Keep the row that a request found before it failed, so that at most one write remains in doubt."""
         self.lease = lease
 
     def add_stored(self, stored: Unwritten) -> None:
-        """Let the next write of the row contain what was stored."""
+        """Add what was stored to the next write of the row."""
         self.unwritten = stored if self.unwritten is None else self.unwritten.followed_by(stored)
 
     def is_claimed_by(self, chain: ChainId) -> bool:
         return self.claimed is not None and self.claimed.chain == chain
 
     def newer_moment(self, committed: int | None = None) -> int | None:
-        """The moment to be written, None if the row has one as late: it never falls while the lease is not put
-        back."""
+        """The moment to write; None if the row has it or a later one. It never falls unless the lease is reset."""
         newest = max(self.stored_through or 0, committed or 0)
         return newest if newest > (self.lease.stored_through or 0) else None
 
     def next_number(self, stored: Unwritten) -> int | None:
-        """The number of the batch to be written. Numbers only grow, because late rows are found by them."""
+        """The batch number to write. Numbers only grow, because late rows are detected by them."""
         return None if stored.number is None else max(stored.number, self.lease.batch + 1)
 
 
 def renewed_claim(claim: Claim, at: Checkpoint) -> Claim:
-    """A claim as it is written with the checkpoint `at`. A batch that is stored ended no process."""
+    """The claim as written with the checkpoint `at`. A begun batch is removed once it is stored."""
     begun = claim.begun
     return replace(claim, at=at, begun=begun if begun is not None and begun.after >= at else None)

@@ -1,6 +1,7 @@
-"""The leases that this worker holds: which they are, their writes, the claims of chains on them, and their release.
+"""The leases that this worker holds: the list of them, their writes, the claims of chains on them, and their
+release.
 
-All writes of leases by the worker are in the modules that this one joins.
+All writes of leases by the worker are in the modules that are combined here.
 """
 
 from kcl_dagster.model.lease import WorkerId
@@ -13,7 +14,8 @@ from kcl_dagster.worker.lease_writes import LeaseWrites
 
 
 class Holdings(LeaseWrites):
-    """Called from the batch thread and from the renewal thread; every method may block for one table write."""
+    """The leases that this worker holds. Called from the batch thread and from the renewal thread; every method may
+    block for one table write."""
 
     def __init__(
         self,

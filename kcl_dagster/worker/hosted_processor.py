@@ -1,8 +1,9 @@
-"""The processes of the executors in which record processors run, one per shard for as long as its lease is held.
+"""Record processors in processes of the executors: one process per shard, for as long as the worker holds its
+lease.
 
-A processor keeps state between calls. So it needs one process that lives from batch to batch, and the records have
-to be read there. If that process is lost, the state is lost, too: a new processor begins at the checkpoint, in
-another process.
+A processor keeps state between calls, so it needs a process that lives from batch to batch, and its records have to
+be read in that process. If the process is lost, its state is lost, too. A new processor in another process then
+begins at the checkpoint.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +32,8 @@ class ProcessorFailed(Exception):
 
 
 class HostedProcessor(Protocol):
-    """One processor. Calls block until it has returned. They come one at a time, on changing threads.
+    """One processor. Its methods block until the processor has returned. They are called one at a time, on changing
+    threads.
 
     They raise the processor's error, or ProcessorFailed in its place. If the process has ended, they raise
     HostLost.
@@ -39,18 +41,18 @@ class HostedProcessor(Protocol):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the processor and its state are known not to exist any more."""
+        """Whether the processor and its state are known to be lost."""
 
     def initialize(self, start: Checkpoint) -> None: ...
 
     def process(self, context: "ProcessorContext", *, one_by_one: bool) -> Checkpoint | None:
-        """Deliver the records of the shard that the last `fetch` read. Returns the last one that was delivered.
-        Raises HostLost if they were read in another process."""
+        """Deliver the shard's records that the last `fetch` read. Returns the last delivered one. Raises HostLost
+        if they were read in another process."""
 
     def shard_ended(self, context: "ProcessorContext") -> None: ...
 
     def lease_lost(self) -> None:
-        """The last call, as is `shutdown_requested`."""
+        """The last call of a processor, like `shutdown_requested`."""
 
     def shutdown_requested(self, context: "ProcessorContext") -> None: ...
 

@@ -1,7 +1,7 @@
-"""One record processor at work: the calls it gets, and what it may ask for while one of them runs.
+"""Calls one record processor, and offers what the processor may request during a call.
 
-Lives in the process of the processor, which is an executor's. `kcl_dagster.worker.hosted_processor` is the worker's
-side of it.
+Runs in the process of the processor, in an executor. `kcl_dagster.worker.hosted_processor` is the worker's side of
+it.
 """
 
 import traceback
@@ -27,22 +27,23 @@ MAX_ERROR_TEXT: Final = 8192  # characters, for a log and a dead letter
 
 
 class ProcessorContext(Protocol):
-    """What a processor may request within its calls, on their thread."""
+    """The requests that a processor may make within its calls, on their thread."""
 
     def checkpoint(self, at: Checkpoint | None, delivered: Checkpoint | None) -> str | None:
-        """Checkpoint at `at`, or at everything. `delivered`: the last record handed out; None at the end of the
-        shard and on the way out. The KCL's name for why it was refused, or None."""
+        """Checkpoint at `at`, or at everything. `delivered`: the last record delivered; None at the end of the
+        shard and at a shutdown. Returns None, or the KCL's name of the reason why the checkpoint was refused."""
 
     def set_aside(self, record: PoisonRecord, error_type: str, error: str) -> bool:
-        """A record that was delivered alone failed. True when it is taken care of, and the next may follow."""
+        """Report that a record failed that was delivered alone. Returns True if it was set aside, so that the next
+        may follow."""
 
 
 class Instance:
-    """Whatever the processor raises goes through; the instance is then not to be used any more, but for
-    `shard_ended`, which may be said again."""
+    """Errors of the processor are raised unchanged. After one, the instance must not be used any more, except that
+    `shard_ended` may be called again."""
 
     def __init__(self, processor: RecordProcessor, shard_id: str, error: type[Exception]) -> None:
-        """`error` is the class that the processor catches when a checkpoint is refused."""
+        """`error`: the class that the processor catches if a checkpoint is refused."""
         self._processor = processor
         self._shard_id = shard_id
         self._error = error
@@ -59,8 +60,8 @@ class Instance:
         *,
         one_by_one: bool = False,
     ) -> Checkpoint | None:
-        """Deliver records in order, some at a time; the last one's place. One by one, each that fails is offered
-        to be set aside."""
+        """Deliver records in order, several at a time. Returns the position of the last one. With `one_by_one`,
+        each record that fails is offered to `set_aside`."""
         for some in records:
             if one_by_one:
                 for record in some:
@@ -95,7 +96,7 @@ class Instance:
 
 
 def described(error: BaseException) -> str:
-    """What user code raised, and where."""
+    """The text of an error that user code raised, and its place."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return encodable(text_of(error)[:MAX_ERROR_TEXT] + where)

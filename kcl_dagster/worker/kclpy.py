@@ -1,7 +1,7 @@
-"""A stand-in for the `amazon_kclpy` package, so that processors which import it need not install it.
+"""A replacement for the `amazon_kclpy` package, so that processors which import it need not install it.
 
-Installing the original downloads a hundred Java archives that nothing here uses. Where it is installed it is left
-alone, and its own exception class is raised.
+The original package downloads a hundred Java archives that are not needed here. If it is installed, it is not
+changed, and its own exception class is raised.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ _PACKAGE = "amazon_kclpy"
 
 
 class KCLProcess:
-    """Named by scripts under `if __name__ == "__main__"`, which is not how a processor is started here."""
+    """Scripts use this class under `if __name__ == "__main__"`, which is not how a processor is started here."""
 
     def __init__(self, record_processor: object, *_: object, **__: object) -> None:
         self.processor = record_processor
@@ -27,7 +27,7 @@ class KCLProcess:
 
 
 def install_stand_in() -> bool:
-    """Make `import amazon_kclpy` work. False: the original is installed. Doing it twice does no harm."""
+    """Make `import amazon_kclpy` work. Returns False if the original is installed. May be called repeatedly."""
     if _is_installed():
         return False
     if _PACKAGE in sys.modules:
@@ -55,7 +55,7 @@ def install_stand_in() -> bool:
 
 
 def checkpoint_error() -> type[Exception]:
-    """The class that processors catch: the original's where it is installed."""
+    """The exception class that processors catch: amazon_kclpy's if that package is installed, otherwise ours."""
     if not _is_installed():
         return ours.CheckpointError
     from amazon_kclpy.kcl import CheckpointError  # type: ignore[import-not-found]
@@ -65,7 +65,7 @@ def checkpoint_error() -> type[Exception]:
 
 
 def _is_installed() -> bool:
-    """The original, not our stand-in, which has no specification to be found by."""
+    """Whether the original is installed. The replacement is distinguished by having no module specification."""
     if _PACKAGE in sys.modules:
         return sys.modules[_PACKAGE].__spec__ is not None
     return importlib.util.find_spec(_PACKAGE) is not None
@@ -78,4 +78,4 @@ def _module(name: str, **content: object) -> None:
     sys.modules[full] = module
     parent, _, child = full.rpartition(".")
     if parent:
-        setattr(sys.modules[parent], child, module)  # as importing it would
+        setattr(sys.modules[parent], child, module)  # as an import would

@@ -1,4 +1,4 @@
-"""How far behind the worker is: of its shards the one furthest behind."""
+"""The lag of a worker: that of its shard that is furthest behind."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ _READ = frozenset({Outcome.COMMITTED, Outcome.DELIVERED, Outcome.IDLE, Outcome.S
 
 @dataclass(frozen=True, slots=True)
 class LagReport:
-    """How far behind the shards of a worker are, and on which its code works for longer than usual."""
+    """The lags of a worker's shards, and the shards on which its code works for longer than usual."""
 
     leases: Mapping[LeaseKey, Lease]
     """The leases of unfinished shards that the worker has to read; see `Holdings.to_be_read`."""
 
     behind: Mapping[LeaseKey, int]
-    """Milliseconds, the worst first. A shard of which nothing is known yet is not in it."""
+    """Milliseconds, the largest first. Shards whose lag is not known yet are left out."""
 
     hung: tuple[LeaseKey, ...] = ()
 
 
 OnLag = Callable[[LagReport], None]
-"""Called on the housekeeping thread before each heartbeat. Must not raise and must not wait."""
+"""Receives the report. Called on the housekeeping thread before each heartbeat. Must not raise or wait."""
 
 
 def ignore_lag(_: LagReport) -> None:
@@ -39,11 +39,13 @@ class Unstored:
 
     number: int
     since: int
-    """When its first record arrived, in epoch seconds. If it is not known: through when the shard is stored."""
+    """When its first record arrived, in epoch seconds; if not known, the moment through which the shard is
+    stored."""
 
 
 def unstored_of(leases: Iterable[Lease], failing: Collection[LeaseKey]) -> dict[LeaseKey, Unstored]:
-    """What the rows of the leases tell about unfinished batches. It outlives the owners of the leases."""
+    """The unfinished batches that the rows of the leases record. This information survives the owners of the
+    leases."""
     found = {}
     for lease in leases:
         pin = pin_of(lease)
@@ -57,7 +59,7 @@ def unstored_of(leases: Iterable[Lease], failing: Collection[LeaseKey]) -> dict[
 
 
 def begun_of(lease: Lease) -> Begun | None:
-    """The batch that an owner of the lease with a chain has begun, and that the row does not have."""
+    """The batch that an owner with a chain has begun, and that the row does not have yet; None if there is none."""
     begun = None if lease.claim is None else lease.claim.begun
     if begun is None or (lease.checkpoint is not None and lease.checkpoint > begun.after):
         return None
@@ -65,23 +67,27 @@ def begun_of(lease: Lease) -> Begun | None:
 
 
 class Lag:
-    """What the stream said when each shard was last read to the end of a batch. While a shard is not read (its
-    batch fails, or takes for ever, or it is stopped), its lag grows with the clock. If its batch was begun by a
-    former owner, or takes longer than a healthy one, the lag is at least the age of the batch's first record.
+    """Calculates lags. The basis is the lag that the stream reported when each shard was last read to the end of a
+    batch. While a shard is not read (its batch fails or hangs, or the shard is stopped), its lag grows with the
+    clock. If its batch was begun by a former owner, or takes longer than usual, the lag is at least the age of the
+    batch's first record.
 
-    `see` belongs to the main thread and `measure` to the housekeeping thread, so the lag also grows while the
-    main thread waits for a batch."""
+    `see` is called on the main thread and `measure` on the housekeeping thread, so the lag also grows while the
+    main thread waits for a batch.
+    """
 
     def __init__(self, clock: Clock, patience: float) -> None:
         """`patience`: seconds within which a healthy shard is read again."""
         self._clock = clock
         self._patience = patience
-        self._behind: dict[LeaseKey, tuple[int, float]] = {}  # replaced and never changed: two threads look at it
+        # Replaced and never changed, because two threads use it
+        self._behind: dict[LeaseKey, tuple[int, float]] = {}
         self._held_since: dict[LeaseKey, float] = {}
-        self._begun: dict[LeaseKey, tuple[int, float]] = {}  # the number of the unfinished batch, and since when
+        # The number of the unfinished batch, and since when it is known
+        self._begun: dict[LeaseKey, tuple[int, float]] = {}
 
     def see(self, leases: Iterable[LeaseReport], held: Collection[LeaseKey]) -> None:
-        """After a round."""
+        """Record the results of a round."""
         now = self._clock.monotonic()
         behind = dict(self._behind)
         for lease in leases:
@@ -96,8 +102,8 @@ class Lag:
     def measure(
         self, held: Collection[LeaseKey], unstored: Mapping[LeaseKey, Unstored] | None = None
     ) -> dict[LeaseKey, int]:
-        """Milliseconds by shard, the worst first. A shard that was never read counts from when the worker got it,
-        and is left out for as long as that says nothing."""
+        """The lag in milliseconds by shard, the largest first. The lag of a shard that was never read grows from
+        the time at which the worker got it. Such a shard is left out at first."""
         now, behind = self._clock.monotonic(), self._behind
         ages = self._ages(unstored or {}, now)
         self._held_since = {key: self._held_since.get(key, now) for key in held}
@@ -113,7 +119,7 @@ class Lag:
         return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
     def _ages(self, unstored: Mapping[LeaseKey, Unstored], now: float) -> dict[LeaseKey, int]:
-        """Of the unfinished batches that this worker has inherited or that take long, in milliseconds."""
+        """The ages in milliseconds of unfinished batches that this worker has inherited, or that take long."""
         begun = {}
         for key, batch in unstored.items():
             is_inherited = key not in self._held_since

@@ -1,4 +1,4 @@
-"""Engines that take seconds to open: a worker begins before that, and receives leases meanwhile."""
+"""Wrappers for engines that take seconds to open: the worker starts earlier, and gets leases meanwhile."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Late(Generic[T]):
-    """Something that is being opened, on a thread of its own, from now on."""
+    """Opens something on a thread of its own, beginning at once."""
 
     def __init__(self, open_it: Callable[[], T]) -> None:
         pool = ThreadPoolExecutor(1, thread_name_prefix="kcl-opening")
@@ -20,22 +20,22 @@ class Late(Generic[T]):
         pool.shutdown(wait=False)
 
     def get(self) -> T:
-        """Waits. Raises what opening it raised, every time."""
+        """Wait for the result. Raises the error of opening it, at every call."""
         return self._opened.result()
 
     def is_settled(self, seconds: float) -> bool:
-        """Whether it is opened, or cannot be. Waits so long at most."""
+        """Wait up to `seconds`. Returns whether it was opened, or has failed."""
         wait([self._opened], seconds)
         return self._opened.done()
 
     def if_opened(self) -> T | None:
-        """None while it is not, and when it cannot be."""
+        """The result; None if it is not opened yet, or has failed."""
         if not self._opened.done() or self._opened.exception() is not None:
             return None
         return self._opened.result()
 
     def why_failed(self) -> str | None:
-        """Why it will never be opened; a `surroundings.Watch`."""
+        """Why it could not be opened; None otherwise. A `surroundings.Watch`."""
         if not self._opened.done():
             return None
         error = self._opened.exception()

@@ -1,4 +1,4 @@
-"""Answers to questions that may hang: each is asked on a thread of its own, and the caller gets the last answer."""
+"""Repeats questions whose answers may hang, each on a thread of its own. The caller gets the last answer."""
 
 import threading
 from collections.abc import Callable
@@ -16,27 +16,27 @@ def on_a_thread(function: Callable[[], None]) -> None:
 
 
 class Latest(Generic[T]):
-    """The last answer to a question. `ask` never waits; one caller at a time."""
+    """The last answer to a question. `ask` never waits. For one caller at a time."""
 
     def __init__(self, question: Callable[[], T], start: Start = on_a_thread) -> None:
-        """An exception that the question raises leaves the last answer as it is."""
+        """If the question raises an exception, the last answer is kept."""
         self._question = question
         self._start = start
         self._answer: T | None = None
         self._is_asking = False
 
     def ask(self) -> T | None:
-        """Ask again, unless an answer is still awaited. The last answer; None before the first one."""
+        """Ask again, unless an answer is still awaited. Returns the last answer; None before the first one."""
         if not self._is_asking:
             self._is_asking = True
             try:
                 self._start(self._find_out)
-            except RuntimeError:  # the machine has no thread to give; the next call tries again
+            except RuntimeError:  # the machine cannot start another thread; the next call tries again
                 self._is_asking = False
         return self._answer
 
     def take(self) -> T | None:
-        """As `ask`, and forget the answer: None until there is another one."""
+        """Ask again as `ask` does, and forget the answer: later calls return None until there is another one."""
         answer, self._answer = self._answer, None
         self.ask()
         return answer

@@ -1,4 +1,4 @@
-"""Whether there is a leader, and what one would obey, as one worker sees it."""
+"""A worker's check of whether there is a leader, and of what an operator has paused."""
 
 from kcl_dagster import aws
 from kcl_dagster.model.standing import Standing
@@ -13,8 +13,8 @@ _NO_LEADER = "none"
 
 
 class LockWatch:
-    """Looks at the leader's lock without ever wanting it. A leader that lives changes its version; a lock that is
-    not there (released, or never taken) stands still as well."""
+    """Reads the leader's lock without trying to get it. A living leader changes its version; if there is no lock
+    (released, or never taken), nothing changes either."""
 
     def __init__(
         self, client: aws.Client, layout: TableLayout, runtime: Runtime, control: ControlRow | None = None
@@ -26,7 +26,7 @@ class LockWatch:
         self._control = control
 
     def silent_for(self) -> float:
-        """Seconds without a sign of life, a lower bound; 0 at the first look. One consistent read."""
+        """The seconds without a change of the lock, as a lower bound; 0 at the first call. One consistent read."""
         started = self._clock.monotonic()
         item = self._sender.get(self._place.table, {self._place.key: s(LEADER_KEY)})
         version = _NO_LEADER if item is None else str(item.get(LOCK_VERSION, {}).get("S", ""))
@@ -34,5 +34,5 @@ class LockWatch:
         return self._standing.stood_for(LEADER_KEY, version)
 
     def control(self) -> Control:
-        """What an operator wants. One consistent read."""
+        """What an operator has paused. One consistent read."""
         return Control() if self._control is None else self._control.load()

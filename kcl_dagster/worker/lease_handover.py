@@ -1,4 +1,4 @@
-"""How this worker gives up leases: to the next owner of a handoff, to a successor, or to no owner."""
+"""Gives up leases: to the next owner of a handoff, to a successor, or to no owner."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,26 +13,28 @@ from kcl_dagster.worker.lease_writes import LeaseWrites
 from kcl_dagster.worker.pending import pin_of
 
 GoesOn = Callable[[WorkerId], bool]
-"""Whether a worker may be given a lease: it has neither ended nor been asked to. May read a table once; must not
-raise."""
+"""Returns whether a worker may be given a lease: it has neither ended nor been asked to drain. May read a table
+once; must not raise."""
 
 
 def every_worker_goes_on(_: WorkerId) -> bool:
-    """For callers that know no rows of workers."""
+    """For callers without access to the rows of workers."""
     return True
 
 
 @dataclass(slots=True)
 class LeaseHandover:
-    """Called from the batch thread and from the renewal thread; every method may block for some table writes."""
+    """Transfers and releases leases. Called from the batch thread and from the renewal thread. Every method may
+    block for several table writes."""
 
     _leases: LeaseWrites
     _claims: ClaimedLeases
     _goes_on: GoesOn = every_worker_goes_on
 
     def transfer(self, key: LeaseKey) -> bool:
-        """Complete the handoff that the leader began. If the next owner has ended or drains, give the lease up
-        instead. The lease is dropped in any case. True: the handoff was completed, or the lease was given up."""
+        """Complete the handoff that the leader began. If the next owner has ended or drains, give up the lease
+        instead. This worker drops the lease in any case. Returns whether the handoff was completed or the lease
+        given up."""
         held = self._leases.held(key)
         if held is None:
             return False
@@ -53,18 +55,18 @@ class LeaseHandover:
         return passed is not None
 
     def pass_on(self, lease: Lease) -> Lease | None:
-        """End the handoff of a lease that this worker still owns and does not read. The lease goes to its next
-        owner. If that worker has ended or drains, the lease remains without owner: that worker would not read it.
-        None: another process moved the lease."""
+        """End the handoff of a lease that this worker still owns and does not read. The lease gets its next owner.
+        If that worker has ended or drains, it would not read the lease, so the lease gets no owner. None if another
+        process has moved the lease."""
         if lease.owner is not None and not self._goes_on(lease.owner):
             return self._leases.table.vacate(lease)
         return self._leases.table.transfer(lease)
 
     def release(self, key: LeaseKey, successor: WorkerId | None = None, *, unless_pinned: bool = False) -> bool:
         """Give the lease to `successor`, so that it is read at once. If that is not possible, give it up. If a
-        handoff is under way, complete it instead. The lease is dropped in any case, with one exception: with
-        `unless_pinned` it is kept while its batch is pinned and being written, or decided and not visible. True:
-        the table has the change."""
+        handoff is under way, complete it instead. This worker drops the lease in any case, with one exception: with
+        `unless_pinned`, it keeps the lease while its batch is being written, or is decided and not visible. Returns
+        whether the table has the change."""
         held = self._leases.held(key)
         if held is None:
             return False
@@ -85,8 +87,9 @@ class LeaseHandover:
         return done
 
     def _mark_left(self, held: HeldLease) -> None:
-        """Write to the pin of a batch that this worker has begun that the worker leaves it: a batch that hangs or
-        waits for its next attempt ends no process. If the write fails, the next owner counts a loss."""
+        """Record in the pin of a batch that this worker has begun that the worker gives up the lease: the batch,
+        which hangs or waits for its next attempt, did not end the process. If the write fails, the next owner
+        counts a loss."""
         pin = pin_of(held.lease)
         if pin is None or pin.left or held.pinned != pin.number or held.lease.pending_checkpoint is None:
             return
@@ -102,8 +105,8 @@ class LeaseHandover:
             held.lease, held.written_at, held.trusted_until = left, sent, sent + self._leases.duration
 
     def _assign_to(self, lease: Lease, successor: WorkerId) -> bool:
-        """Assign the lease to `successor`. The write is conditional on the counter, too: if this worker was paused
-        and does not own the lease any more, the write is refused."""
+        """Assign the lease to `successor`. The write is also conditional on the counter: if this worker was paused
+        and no longer owns the lease, it is refused."""
         if lease.in_handoff or lease.is_finished:
             return False
         return self._leases.table.assign(lease, successor, counter=lease.counter) is not None
@@ -111,7 +114,7 @@ class LeaseHandover:
     def _release(self, lease: Lease) -> bool:
         if self._let_go(lease) is not None:
             return True
-        # The condition names both owners: a handoff that this worker has not seen yet makes it fail.
+        # The condition names both owners, so it fails if a handoff began that this worker has not read yet.
         current = self._leases.table.get(lease.key)
         if current is None or current.actual_owner != self._leases.worker:
             return False

@@ -1,4 +1,4 @@
-"""Which leases this worker holds, and until when each is trusted. Without a table."""
+"""The leases that this worker holds, and until when each is trusted. Does not access a table."""
 
 from collections.abc import Iterable
 
@@ -13,11 +13,11 @@ from kcl_dagster.worker.throughput import Throughput
 
 
 class LeaseRegistry:
-    """Called from the batch thread and from the renewal thread. No method waits for a write.
+    """The held leases. Called from the batch thread and from the renewal thread. No method waits for a write.
 
-    A lease is trusted until the moment at which the last successful write was *sent*, plus `duration`, on this
-    process's monotonic clock. Every other process observes the change of the counter later than that moment, so no
-    process can have taken the lease in between.
+    A lease is trusted until the time at which the last successful write was *sent*, plus `duration`, on this
+    process's monotonic clock. Every other process observes the change of the counter later than that, so none can
+    have taken the lease in between.
     """
 
     def __init__(
@@ -36,14 +36,15 @@ class LeaseRegistry:
         self._held: dict[LeaseKey, HeldLease] = {}
         self._expired: dict[LeaseKey, Lease] = {}  # not acquired since; this worker may still be their owner
         self.left: dict[tuple[LeaseKey, ChainId], Checkpoint] = {}
-        """The rows of claimed leases when these were dropped; SHARD_END where the claim was ended."""
+        """The checkpoints of claimed leases when they were dropped, by lease and chain; SHARD_END if the claim was
+        ended."""
 
         self.map_lock = runtime.new_lock()
 
     # Views
 
     def holdings(self) -> list[Holding]:
-        """The leases that may be worked on now, by key."""
+        """The leases that may be worked on now, ordered by key."""
         now = self.now()
         with self.map_lock:
             held = sorted(self._held.items())
@@ -54,44 +55,45 @@ class LeaseRegistry:
         return held.snapshot() if held is not None and self.is_trusted(held) else None
 
     def keys(self) -> set[LeaseKey]:
-        """Everything held, trusted or not."""
+        """The keys of all held leases, trusted or not."""
         with self.map_lock:
             return set(self._held)
 
     def to_be_read(self) -> dict[LeaseKey, Lease]:
-        """The leases that this worker has to read: those it holds, trusted or not, that are not finished, and those
-        that expired here while the table still names this worker, as far as it is known."""
+        """The leases that this worker has to read: unfinished ones that it holds, trusted or not, and those that
+        expired here while the table, as far as is known, still names this worker."""
         with self.map_lock:
             held = {key: held.lease for key, held in self._held.items() if not held.lease.is_finished}
             return self._expired | held
 
     def keep_expired(self, assigned: Iterable[LeaseKey]) -> None:
-        """Forget the expired leases of which the table names another owner."""
+        """Forget the expired leases that are not in `assigned`: the table names another owner for them."""
         with self.map_lock:
             still = set(assigned)
             self._expired = {key: lease for key, lease in self._expired.items() if key in still}
 
     def is_ours(self, key: LeaseKey, token: int) -> bool:
-        """Whether the ownership that `token` names is still valid. Checked last before a sink is written."""
+        """Whether the ownership named by `token` is still valid. This is the last check before a sink is
+        written."""
         held = self._held.get(key)
         return held is not None and held.token == token and self.is_trusted(held)
 
     def due(self, interval: float) -> list[LeaseKey]:
-        """Leases that were not written for `interval` seconds, the oldest write first."""
+        """The leases that were not written for `interval` seconds, the oldest write first."""
         limit = self.now() - interval
         with self.map_lock:
             waiting = [(h.written_at, key) for key, h in self._held.items() if h.written_at <= limit]
         return [key for _, key in sorted(waiting)]
 
     def oldest_write(self) -> float | None:
-        """The moment of the oldest last write of all leases; monotonic."""
+        """The time of the oldest last write of all held leases (monotonic); None if there are none."""
         with self.map_lock:
             return min((h.written_at for h in self._held.values()), default=None)
 
     def in_handoff(self, waiting_longer_than: float | None = None) -> list[LeaseKey]:
-        """Leases in a handoff to another worker: those that are not in a batch, and of which all that is decided is
-        published. With `waiting_longer_than`: those for which the next owner has waited for at least so many
-        seconds."""
+        """Leases in a handoff to another worker that are not in a batch, and of which all decided entries are
+        published. With `waiting_longer_than`: instead those for which the next owner has waited for at least so
+        many seconds."""
         now = self.now()
         with self.map_lock:
             asked = [
@@ -104,7 +106,7 @@ class LeaseRegistry:
         return [key for key, _, waited in asked if waited >= waiting_longer_than]
 
     def tip_of(self, key: LeaseKey) -> int | None:
-        """The latest moment (epoch seconds) until which no record beyond the checkpoint had arrived. It may not be
+        """The latest moment (epoch seconds) before which no record beyond the checkpoint had arrived. It may not be
         written yet."""
         held = self._held.get(key)
         if held is None:
@@ -118,7 +120,7 @@ class LeaseRegistry:
             return sorted(key for key, held in self._held.items() if held.newer_moment() is not None)
 
     def find(self, key: LeaseKey, token: int | None = None) -> HeldLease:
-        """The held lease. Raises LeaseLost if this worker does not hold it under that token."""
+        """The held lease. Raises LeaseLost if this worker does not hold it under this token."""
         held = self._held.get(key)
         if held is None or (token is not None and held.token != token):
             raise LeaseLost(key, f"{self.worker} does not hold it any more")
@@ -128,11 +130,11 @@ class LeaseRegistry:
         return self._held.get(key)
 
     def every(self) -> list[HeldLease]:
-        """All held leases. Call it under `map_lock`."""
+        """All held leases. Call it while holding `map_lock`."""
         return list(self._held.values())
 
     def now(self) -> float:
-        """On the monotonic clock of this process."""
+        """The time on this process's monotonic clock."""
         return self._runtime.clock.monotonic()
 
     def is_trusted(self, held: HeldLease) -> bool:
@@ -154,14 +156,14 @@ class LeaseRegistry:
                 held.busy = False
 
     def delivered(self, key: LeaseKey, payload_bytes: int) -> None:
-        """Count payload that is about to be delivered. Never waits for a write: the caller has just checked that
-        the lease is ours, and during a wait it could be lost."""
+        """Count payload that is about to be delivered. Never waits for a write: the caller has just checked that it
+        holds the lease, and could lose it during a wait."""
         with self.map_lock:
             self._throughput.record(key, payload_bytes)
 
     def stored_through(self, key: LeaseKey, token: int, at: float) -> None:
-        """Record that everything which arrived before `at` (epoch seconds) is stored. Written with the next
-        renewal, once all that is decided is visible."""
+        """Record that everything that arrived before `at` (epoch seconds) is stored. It is written with the next
+        renewal, once everything that is decided is visible."""
         held = self._held.get(key)
         if held is None or held.token != token:
             return
@@ -171,14 +173,14 @@ class LeaseRegistry:
             held.stored_through = max(int(at), held.stored_through or 0)
 
     def throughput_of(self, key: LeaseKey) -> float | None:
-        """What the next write of the row publishes."""
+        """The throughput that the next write of the row publishes."""
         with self.map_lock:
             return self._throughput.publish(key)
 
     # Losses
 
     def expire(self) -> list[LeaseKey]:
-        """Drop what is no longer trusted."""
+        """Drop the leases that are no longer trusted. Returns their keys."""
         now = self.now()
         with self.map_lock:
             over = [h for h in self._held.values() if h.trusted_until <= now]
@@ -195,7 +197,7 @@ class LeaseRegistry:
             self.report(EventKind.LEASE_LOST, why, held.lease.key)
 
     def forget(self, held: HeldLease) -> bool:
-        """Stop holding a lease. False: it was not held any more."""
+        """Stop holding a lease. Returns False if it was not held any more."""
         with self.map_lock:
             if self._held.get(held.lease.key) is not held:
                 return False

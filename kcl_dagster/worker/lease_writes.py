@@ -1,8 +1,8 @@
-"""How this worker writes the leases that it holds: renewals, pins and checkpoints.
+"""Writes the leases that this worker holds: renewals, pins (pending checkpoints of begun batches) and checkpoints.
 
-Each lease has one lock, held around every write of it, so a renewal can never make a checkpoint fail. If a lease is
+Each lease has one lock, held during every write of it, so a renewal can never make a checkpoint fail. If a lease is
 no longer trusted, or a conditional write of it was refused, it is dropped and not written again. If the table still
-names this worker as its owner, discovery acquires it anew, under a new token.
+names this worker as its owner, discovery acquires it again, under a new token.
 
 Modelled in spec/ExactlyOnce.tla: if the response to a write was lost, the row is read; its outcome is never
 guessed.
@@ -24,7 +24,7 @@ from kcl_dagster.worker.lease_registry import LeaseRegistry
 
 
 class EndWasWritten(KclError):
-    """The row is at its shard's end already: an earlier write was applied, and its response was lost."""
+    """Raised if the row is at its shard's end already: an earlier write was applied, and its response was lost."""
 
     def __init__(self, key: LeaseKey, children: frozenset[str]) -> None:
         super().__init__(f"{key} is at the end of its shard: the earlier write was applied")
@@ -32,7 +32,8 @@ class EndWasWritten(KclError):
 
 
 class LeaseWrites(LeaseRegistry):
-    """Called from the batch thread and from the renewal thread; every method here may block for one table write."""
+    """Adds the writes to `LeaseRegistry`. Called from the batch thread and from the renewal thread; every method
+    here may block for one table write."""
 
     def __init__(
         self,
@@ -48,9 +49,9 @@ class LeaseWrites(LeaseRegistry):
         self._last_token = 0
 
     def acquire(self, lease: Lease) -> Holding | None:
-        """Hold a lease of which the table names this worker as the owner. The lease is renewed at once: it is not
+        """Hold a lease for which the table names this worker as the owner. The lease is renewed at once: it is not
         known for how long its counter was unchanged, so only a write of our own can start the time for which the
-        lease is trusted. None: this worker does not own it any more."""
+        lease is trusted. None if this worker no longer owns it."""
         if lease.owner != self.worker or lease.in_handoff:
             self._expired.pop(lease.key, None)
             return None
@@ -73,7 +74,8 @@ class LeaseWrites(LeaseRegistry):
         return self.get(lease.key)
 
     def renew(self, key: LeaseKey, token: int | None = None) -> None:
-        """Raises LeaseLost (the lease is then dropped) or a ServiceError (it is kept while it is trusted)."""
+        """Renew a lease. Raises LeaseLost (then the lease is dropped) or a ServiceError (then it is kept while it
+        is trusted)."""
         held = self.find(key, token)
         with held.lock:
             self.ready(held, token)
@@ -91,16 +93,16 @@ class LeaseWrites(LeaseRegistry):
             self.wrote(held, renewed, sent)
 
     def settled(self, key: LeaseKey, token: int) -> Lease:
-        """The lease as the table has it, once a write whose answer was lost is settled. Reads the table only then.
-        Raises as `renew`."""
+        """The lease as the table has it, after any write in doubt was settled. Reads the table only in that case.
+        Raises as `renew` does."""
         held = self.find(key, token)
         with held.lock:
             self.ready(held, token)
             return held.lease
 
     def prepare(self, key: LeaseKey, token: int, pending: Checkpoint, state: bytes | None, batch: int) -> None:
-        """Pin the next batch of the lease. Raises as `renew`, or EndWasWritten. After OutcomeUnknown the pin may or
-        may not have been written."""
+        """Pin the next batch of the lease. Raises as `renew` does, or EndWasWritten. After OutcomeUnknown, the pin
+        may or may not have been written."""
         held = self.find(key, token)
         with held.lock:
             self.ready_to_go_on(held, token)
@@ -122,10 +124,11 @@ class LeaseWrites(LeaseRegistry):
         stored_through: int | None = None,
         counts: BatchCounts | None = None,
     ) -> None:
-        """Everything through `checkpoint` is done; the pin goes. Raises as `renew`, or EndWasWritten.
+        """Record that everything through `checkpoint` is done, and remove the pin. Raises as `renew` does, or
+        EndWasWritten.
 
-        `stored_through`: see `Lease`; `counts`: what was stored since the last checkpoint, None if it was not
-        counted. At the end of a shard its claim by a chain ends, too.
+        `stored_through`: see `Lease`. `counts`: what was stored since the last checkpoint; None if it was not
+        counted. At the end of a shard, the claim of a chain on its lease ends, too.
         """
         held = self.find(key, token)
         with held.lock:
@@ -152,11 +155,11 @@ class LeaseWrites(LeaseRegistry):
                 )
             self.wrote(held, written, sent)
 
-    # Also for claims and handoffs
+    # Also used for claims and handoffs
 
     def ready(self, held: HeldLease, token: int | None = None) -> None:
-        """Check under the lock of the lease that this worker still holds it, and settle a write that is in
-        doubt."""
+        """Check, under the lock of the lease, that this worker still holds it. If a write is in doubt, settle
+        it."""
         key = held.lease.key
         if self._held.get(key) is not held or (token is not None and held.token != token):
             raise LeaseLost(key, f"{self.worker} does not hold it any more")
@@ -167,14 +170,14 @@ class LeaseWrites(LeaseRegistry):
             self._settle(held)
 
     def ready_to_go_on(self, held: HeldLease, token: int) -> None:
-        """As `ready`. Raises EndWasWritten for a finished lease."""
+        """Do the same as `ready`, and raise EndWasWritten for a finished lease."""
         self.ready(held, token)
         if held.lease.is_finished:
             raise EndWasWritten(held.lease.key, held.lease.children)
 
     @contextmanager
     def dropping(self, held: HeldLease) -> Iterator[None]:
-        """Around one write: drop a lease if its write was refused. After any other failure the write is in
+        """Wraps one write: drop the lease if the write was refused. After any other failure the write is in
         doubt."""
         try:
             yield
@@ -186,7 +189,7 @@ class LeaseWrites(LeaseRegistry):
             raise
 
     def wrote(self, held: HeldLease, lease: Lease, sent: float) -> None:
-        """Trust the lease from the moment on at which the write was sent."""
+        """Record a successful write: the lease is trusted from the time at which it was sent."""
         held.lease = lease
         held.written_at = sent
         held.trusted_until = sent + self.duration
@@ -200,7 +203,7 @@ class LeaseWrites(LeaseRegistry):
         children: frozenset[str] = frozenset(),
         ends_claim: bool = False,
     ) -> None:
-        """Write what is stored of the lease. Under its lock."""
+        """Write what is stored of the lease. Called under its lock."""
         stored = held.in_flight = held.unwritten
         assert stored is not None
         held.unwritten = None
@@ -227,9 +230,9 @@ class LeaseWrites(LeaseRegistry):
         self.wrote(held, written, sent)
 
     def _settle(self, held: HeldLease) -> None:
-        """Find out whether a write was applied whose response was lost. At most that one write may separate this
-        worker from the table, as `HeldLease.caught_up` kept what was known before it: anything else means that the
-        lease had another owner in between."""
+        """Find out whether a write was applied whose response was lost. At most this one write may be missing here,
+        because `HeldLease.caught_up` kept everything known before it. Anything else means that the lease had
+        another owner meanwhile."""
         current = self.table.get(held.lease.key)
         known = held.lease
         if (
@@ -242,12 +245,12 @@ class LeaseWrites(LeaseRegistry):
         held.lease = current
         held.in_doubt = False
         sent, held.in_flight = held.in_flight, None
-        if sent is not None and current.checkpoint != sent.through:  # it was not applied
+        if sent is not None and current.checkpoint != sent.through:  # the write was not applied
             held.unwritten = sent if held.unwritten is None else sent.followed_by(held.unwritten)
         self._learn(held, current)
 
     def _learn(self, held: HeldLease, lease: Lease) -> None:
-        """Notice a handoff, or an ownership that ended without one."""
+        """Detect a handoff, or an ownership that ended without one."""
         if lease.in_handoff and lease.checkpoint_owner == self.worker and lease.owner != self.worker:
             if held.handoff_since is None:
                 held.handoff_since = self.now()

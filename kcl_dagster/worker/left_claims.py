@@ -1,6 +1,7 @@
-"""Leases that name a chain, for workers that decide no batches in chains: the consumer had another sink before.
+"""Refuses leases that name a chain, for workers that do not use chains, because the consumer had another sink
+before.
 
-A worker that stops settles its chain. So a lease names one only if its last owner ended without giving it up.
+A worker that stops settles its chain. So a lease names a chain only if its last owner ended without giving it up.
 """
 
 from kcl_dagster.errors import Unsafe
@@ -8,7 +9,7 @@ from kcl_dagster.model.lease import Lease
 
 
 def refuse_claim(lease: Lease) -> None:
-    """Raises Unsafe if the chain may have entries that the row of the lease does not have. Those from before a
+    """Raise Unsafe if the chain may have entries that the row of the lease does not include. Entries from before a
     reset are no progress; a worker with the former sink publishes them."""
     if lease.claim is not None and lease.claim.id is not None:
         raise Unsafe(

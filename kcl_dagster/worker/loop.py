@@ -2,10 +2,11 @@
 
     start          row written, background threads begin: renewals; discovery, heartbeat, watches
     round          plan, fetch, prepare, write, commit: see `kcl_dagster.worker.protocol`
-    drain          asked to, by the leader at the end of its lifetime: goes on until the leader has moved its leases
-    bound          in a bounded run: what had arrived by a moment is stored; then as `stop`
-    stop           the batch is finished or given up, leases go to workers that run, the row goes; if user code
-                   does not return, the process ends all the same
+    drain          requested by the leader, or at the end of the lifetime: continues until the leader has moved the
+                   leases
+    bound          in a bounded run: everything that had arrived before a given time is stored; then as `stop`
+    stop           the batch is finished or given up, leases are given to other workers, the row is deleted; if user
+                   code does not return, the process ends anyway
 
 Everything is a step: `run` and its threads call the steps in real time, a simulator calls them one by one.
 """
@@ -67,16 +68,19 @@ from kcl_dagster.worker.taking import Taker
 from kcl_dagster.worker.thread_watch import HOUSEKEEPING, RENEWALS, ThreadWatch
 from kcl_dagster.worker.threads import Steps, Threads
 
-STOP_POLL_SECONDS = 0.1  # how soon an idle worker notices that it should stop or has a new lease
-ACQUIRING_SECONDS = 1.0  # a round waits this long for leases that are just being acquired: it takes 20 ms for each
-WATCH_SECONDS = 5.0  # an orphan is gone well within a lease duration
-LOOKS_PER_LEASE = 2  # at the leader's lock, and without a leader at the leases: a dead owner shows in 1.5 durations
+STOP_POLL_SECONDS = 0.1  # how soon an idle worker detects a request to stop or a new lease
+# A round waits this long for leases that are just being acquired, which takes 20 ms for each
+ACQUIRING_SECONDS = 1.0
+WATCH_SECONDS = 5.0  # a worker whose run or parent process is gone stops well within a lease duration
+# Reads of the leader's lock (without a leader, of the leases) per duration: a dead owner is detected after 1.5
+# durations
+LOOKS_PER_LEASE = 2
 
 Background = Callable[[Steps, str], AbstractContextManager[object]]
 
 
 class Rounds(Protocol):
-    """What the main thread does, over and over."""
+    """The work that the main thread repeats."""
 
     def run_once(self, abandon: Callable[[], bool]) -> BatchReport: ...
 
@@ -84,7 +88,7 @@ class Rounds(Protocol):
 
 
 class Every:
-    """Tells when something is due again. The first time at once."""
+    """Reports when something is due again. The first time is at once."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -98,7 +102,8 @@ class Every:
 
 
 class Worker(Generic[D]):
-    """`run` blocks until the worker has stopped. The steps may instead be called one at a time, by one thread."""
+    """A worker. `run` blocks until it has stopped. Instead, the steps may be called one at a time, by one
+    thread."""
 
     def __init__(
         self,
@@ -109,7 +114,8 @@ class Worker(Generic[D]):
         for_each: ForEach = several_at_once,
         renew_each: ForEach | None = None,
     ) -> None:
-        """`renew_each`: how leases are renewed; `WithoutWaiting` unless `for_each` is not the default either."""
+        """`renew_each`: how leases are renewed. The default is `WithoutWaiting`, or `for_each` if that is not the
+        default."""
         self._around = surroundings
         self._service_time = surroundings.service_time or runtime.clock.now
         self.identity = identity
@@ -152,7 +158,8 @@ class Worker(Generic[D]):
             self.renew_each,
         )
         self.discoverer = Discoverer(surroundings.leases, identity.worker, self.holdings, self.tell, self._clock)
-        is_interruptible = surroundings.processors is None  # a processor's process does not belong to the worker
+        # The process of a record processor does not belong to the worker
+        is_interruptible = surroundings.processors is None
         limit = surroundings.application.batch.max_process_seconds if is_interruptible else None
         self.processing = ProcessingWatch(self._clock, self.tell, limit, surroundings.interrupt)
         self.completeness = CompletenessWatch(surroundings.load_completeness, self._clock)
@@ -203,8 +210,8 @@ class Worker(Generic[D]):
         )
 
     def _first_number(self) -> int:
-        """Of the batches of a new lease: above all that a lease had which was there before, by the clock that all
-        workers share."""
+        """The number of the first batch of a new lease: higher than all numbers of former leases of the shard, by
+        the clock that all workers share."""
         now = self._service_time()
         if now is None:
             raise EndpointUnreachable("the time is not known by which batches are numbered: Kinesis did not say it")
@@ -247,7 +254,7 @@ class Worker(Generic[D]):
     ) -> ChainProtocol[D]:
         around, former = self._around, chains.former_parts
         reading = self._reading(around.engine, failures)
-        # Of a folder, it is not known whether all files of a part are there.
+        # For a folder, it is not known whether all files of a part are there.
         is_folder = chains.destinations[FIRST].commits is None
         holds = None if is_folder else lambda part: former.stored_to(part) is not None
         claims = Claims(
@@ -320,10 +327,11 @@ class Worker(Generic[D]):
     # In real time
 
     def run(self, stop: StopSignal | None = None) -> StopReason:
-        """Work until `stop` is requested or there is a reason of the worker's own; then let go of everything.
+        """Work until `stop` is requested or the worker has a reason of its own; then release everything. Returns
+        the reason.
 
-        Raises a ServiceError when not even the first heartbeat could be written: nothing was begun then. Raises
-        ConfigurationError when the settings cannot work, after everything was let go of.
+        Raises a ServiceError if even the first heartbeat could not be written; then nothing was begun. Raises
+        ConfigurationError if the settings cannot work, after everything was released.
         """
         self.stop = stop or self.stop
         self.start()
@@ -344,7 +352,7 @@ class Worker(Generic[D]):
         return self.stop.reason or StopReason.ASKED
 
     def _rest(self, until: float) -> None:
-        """Pause, unless there is something to do."""
+        """Pause until `until`, or until there is something to do."""
         held, was_ready = self.holdings.keys(), self._is_ready
         while (left := until - self._clock.monotonic()) > 0:
             if self.stop.is_requested() or self.holdings.keys() - held or self.is_ready() != was_ready:
@@ -364,8 +372,8 @@ class Worker(Generic[D]):
         self._beat_due.is_due(self._started)
 
     def step_batch(self) -> BatchReport:
-        """One round of the batch protocol. Main thread. Nothing is read before the engine is up: leases that are
-        not in a batch can be handed over at once to a worker that reads."""
+        """One round of the batch protocol, on the main thread. Nothing is read before the engine has started: until
+        then, leases can be handed over at once to a worker that reads."""
         if not self.is_ready():
             return BatchReport()
         with self._around.spans.span(BATCH):
@@ -381,9 +389,9 @@ class Worker(Generic[D]):
         self.heartbeat.stopped = report.stopped[:STOPPED_TOLD]
         self.heartbeat.why_stopped = {key: report.why_stopped[key] for key in report.stopped[:SHARDS_TOLD]}
         behind = self.heartbeat.behind
-        # A shard may fail, and recover, before anything is read of it.
+        # A shard may fail and recover before any record of it is read.
         is_failing = bool(report.failing or self.heartbeat.failing)
-        # Those first that the row also says are behind: the leader reads the two together.
+        # Shards that are in the row's `behind` come first, because the leader uses both lists together.
         self.heartbeat.failing = tuple(sorted(report.failing, key=lambda key: key not in behind)[:SHARDS_TOLD])
         self.heartbeat.attempts = {
             key: report.attempts[key] for key in self.heartbeat.failing if key in report.attempts
@@ -396,18 +404,19 @@ class Worker(Generic[D]):
         return report
 
     def is_ready(self) -> bool:
-        """Whether the engine is up. Once it was, it is."""
+        """Whether the engine has started. Remains True afterwards."""
         self._is_ready = self._is_ready or self._around.is_ready()
         return self._is_ready
 
     def step_renewal(self) -> float:
-        """Renew what is due; seconds until the next lease is. Renewal thread."""
+        """Renew the leases that are due. Returns the seconds until the next one is. Called on the renewal
+        thread."""
         self.threads.begins(RENEWALS)
         self.renewer.step()
         return self.renewer.seconds_until_due()
 
     def step_housekeeping(self) -> None:
-        """Whatever else is due. Housekeeping thread."""
+        """Everything else that is due. Called on the housekeeping thread."""
         self.threads.begins(HOUSEKEEPING)
         now = self._clock.monotonic()
         if self.stop.is_requested():
@@ -444,19 +453,19 @@ class Worker(Generic[D]):
         return self.heartbeat.step()
 
     def _has_become_ready(self) -> bool:
-        """Whether the worker has just become ready. Leases wait for it, so it writes its row before the next
+        """Whether the worker has just become ready. Leases wait for this, so it writes its row before the next
         heartbeat is due."""
         is_starting = self.heartbeat.state is WorkerState.STARTING
         return is_starting and self._beats_while_starting > 0 and self.is_ready()
 
     def _measure_lag(self, hung: tuple[LeaseKey, ...]) -> None:
-        self.holdings.expire()  # here, too: the renewal thread may wait
+        self.holdings.expire()  # also called here, because the renewal thread may wait
         leases = self.holdings.to_be_read()
         delivered = self.protocol.delivered() if isinstance(self.protocol, ProcessorProtocol) else {}
         unstored = unstored_of(unfinished(leases, delivered), self._last_round.failing)
         behind = self._lag.measure(leases, unstored)
         if behind or self.heartbeat.lag_ms is not None:
-            # A worker whose leases have all gone is not behind any more.
+            # A worker that has lost all its leases has no lag any more.
             self.heartbeat.lag_ms = max(behind.values(), default=0)
         self.heartbeat.behind = dict(list(behind.items())[:SHARDS_TOLD])
         self._on_lag(LagReport(leases, behind, hung))
@@ -468,8 +477,8 @@ class Worker(Generic[D]):
                 self._request_stop(StopReason.ORPHANED, why)
 
     def step_leaderless(self) -> list[LeaseKey]:
-        """If no leader was observed for long: take unserved leases, and request leases from workers that have too
-        many. Discovery finds the leases that were taken."""
+        """If no leader was observed for a long time: take unserved leases, and request leases from workers that
+        have too many. Discovery finds the leases that were taken."""
         leader = self._around.leader
         if leader is None or self._draining_since is not None or self.stop.is_requested():
             return []
@@ -477,7 +486,7 @@ class Worker(Generic[D]):
             silent = leader.silent_for()
             self._see_leader(silent)
             if silent >= self.settings.leaderless:
-                if not self.is_ready():  # others may be able to read at once what this worker would have to keep
+                if not self.is_ready():  # other workers may be able to read the leases at once
                     self.taker.look()
                     return []
                 return self.taker.step(leader.control())
@@ -488,7 +497,8 @@ class Worker(Generic[D]):
         return []
 
     def _see_leader(self, silent: float) -> None:
-        """One event for each episode of a leader that does not write its lock, as when its tick does not end."""
+        """Report one event per episode in which the leader does not write its lock, for example because its tick
+        does not end."""
         is_silent = silent >= self.settings.leaderless
         if is_silent and not self._is_leader_silent:
             message = f"no leader has written the leader lock for {silent:.0f} s; workers take unserved leases"
@@ -496,8 +506,8 @@ class Worker(Generic[D]):
         self._is_leader_silent = is_silent
 
     def step_drain(self) -> None:
-        """Begin to leave when asked to, or when no leader has replaced this worker long after its lifetime; end
-        when the leases are gone, or when the leader has had its time to move them."""
+        """Start to drain if this was requested, or if no leader has replaced this worker long after its lifetime.
+        Stop when all leases are gone, or the leader has had enough time to move them."""
         now = self._clock.monotonic()
         if self._draining_since is None:
             if not self._is_to_leave(now):
@@ -510,7 +520,7 @@ class Worker(Generic[D]):
             self._request_stop(StopReason.LIFETIME if is_over else StopReason.DRAINED)
 
     def step_bound(self) -> None:
-        """In a bounded run, stop when there is nothing left that is to be read, or that can be read now."""
+        """In a bounded run, stop if nothing is left to be read, or nothing that can be read now."""
         if self._bound is None or not self._is_ready or self.stop.is_requested():
             return
         leader, last = self._around.leader, self._last_round
@@ -521,15 +531,15 @@ class Worker(Generic[D]):
             self._request_stop(*enough)
 
     def step_leaving(self) -> None:
-        """After a request to stop: give up leases of which nothing is being written at once, and the others when
-        their batch ends. If a batch does not end, its leases are given up, too: user code may hang for ever, and
-        its leases must not be renewed for ever."""
+        """After a request to stop: at once, give up leases of which nothing is being written; give up the others
+        when their batch ends. If a batch does not end in time, its leases are given up, too, because user code may
+        hang for ever, and must not keep its leases."""
         now = self._clock.monotonic()
         if self._stop_seen is None:
             self._stop_seen = now
             self.heartbeat.state = WorkerState.DRAINING  # so that no other stopping worker gives leases to this one
             self.step_heartbeat()
-            if self._around.processors is None:  # without pins it cannot be seen what user code is busy with
+            if self._around.processors is None:  # without pins, nothing shows on which leases user code works
                 self._let_go(unless_pinned=True)
         if now - self._stop_seen < self.settings.stop_patience:
             return
@@ -541,13 +551,13 @@ class Worker(Generic[D]):
             self._end_hung()
 
     def _end_patience(self) -> float:
-        """A read ends by itself when its time is over."""
+        """How long to wait for a batch. A read ends by itself when its time is over."""
         is_reading = self.processing.running_for() is None
         return self.settings.end_patience + (self.settings.budget.seconds if is_reading else 0.0)
 
     def _end_hung(self) -> None:
-        """Leave although the batch does not end: the row goes, and then the process. Nothing is lost, as a batch
-        without leases cannot be committed."""
+        """End the process although the batch does not end: delete the row, then end. Nothing is lost, because a
+        batch without leases cannot be committed."""
         if self._is_ended:
             return
         self._is_ended = True
@@ -565,8 +575,8 @@ class Worker(Generic[D]):
         )
 
     def _goes_on(self, worker: WorkerId) -> bool:
-        """Whether another worker may be given a lease, by its row. If the table does not answer, it may: the leader
-        gives away the leases of a worker that has ended."""
+        """Whether another worker may be given a lease, by its row. Yes if the table does not answer: the leader
+        reassigns the leases of workers that have ended."""
         try:
             row = self._around.workers.get(worker)
         except KclError:
@@ -583,9 +593,10 @@ class Worker(Generic[D]):
             self.tell(WorkerEvent(EventKind.STOPPING, str(self.stop)))
 
     def shut_down(self) -> None:
-        """Let go of everything, so that the next owner need not wait. Nothing else may be running any more.
+        """Release everything, so that the next owner need not wait. All other threads must have ended.
 
-        The row goes first, so that nothing more is assigned; what was assigned in the last moment goes too.
+        The row is deleted first, so that nothing more is assigned. Leases that were assigned just before are
+        released, too.
         """
         self.heartbeat.stop()
         self._let_go()
@@ -602,7 +613,7 @@ class Worker(Generic[D]):
                 break
             try:
                 self.holdings.handover.release(key, successors.get(key), unless_pinned=unless_pinned)
-            except KclError as error:  # it expires by itself
+            except KclError as error:  # the lease expires by itself
                 outage.failed(KclError(f"not released: {error}"), key)
             else:
                 outage.succeeded(key)
@@ -610,7 +621,7 @@ class Worker(Generic[D]):
 
 
 def _readable(scan: ScanResult) -> Sequence[Lease]:
-    """All leases. Raises Unsafe if a row cannot be read: it may name a chain."""
+    """All leases. Raises Unsafe if a row cannot be read, because it may name a chain."""
     if scan.unreadable:
         raise Unsafe(f"rows of the lease table cannot be read, the first of them: {scan.unreadable[0]}")
     return scan.leases

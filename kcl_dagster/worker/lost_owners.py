@@ -1,7 +1,8 @@
-"""Owners of leases that ended while they worked on a batch which they would have decided in a chain.
+"""Counts owners of leases that ended during a batch which they would have decided in a chain.
 
-Before its first batch of a lease, an owner writes beside its claim that the batch is begun. An owner that ends
-without an entry leaves it so, and the next owner counts it. The count goes with the first checkpoint that moves.
+Before its first batch of a lease, an owner records in its claim that the batch is begun. If the owner ends without
+an entry, this record remains, and the next owner counts one loss. The first checkpoint that advances removes the
+count.
 """
 
 from dataclasses import dataclass, field, replace
@@ -17,41 +18,41 @@ from kcl_dagster.worker.holdings import Holdings
 
 @dataclass(slots=True)
 class LostOwners:
-    """Called on the worker's main thread."""
+    """Reads and writes the records of begun batches. Called on the worker's main thread."""
 
     holdings: Holdings
     code: str | None = None
     """The version of the consumer's code."""
 
     _own: dict[LeaseKey, tuple[int, Begun]] = field(default_factory=dict)
-    """What this worker has begun, and the ownership (token) under which it did."""
+    """What this worker has begun, and the ownership (token) under which it was begun."""
 
     _first: dict[LeaseKey, int] = field(default_factory=dict)
     """The ownerships (tokens) under which a batch was begun."""
 
     def is_suspect(self, holding: Holding) -> bool:
-        """Whether former owners may have ended because of the next batch of the lease. The last one does not count:
-        most end for another reason."""
+        """Whether former owners may have ended because of the next batch of the lease. The last owner is not
+        counted, because most owners end for another reason."""
         begun = self.holdings.claims.begun(holding.key)
         if begun is None:
             return False
         return begun.losses - (not begun.is_open) >= LOSSES_TO_ISOLATE
 
     def until(self, holding: Holding) -> Checkpoint | None:
-        """The end of a batch that is narrowed before it is staged."""
+        """The end of a batch that is narrowed before it is staged; None if it is not narrowed."""
         begun = self.holdings.claims.begun(holding.key)
         return begun.through if begun is not None and begun.losses >= LOSSES_TO_NARROW else None
 
     def of(self, holding: Holding, progress: Progress) -> int:
-        """How many owners were lost to what was read, unless this worker has begun it."""
+        """How many owners ended because of what was read; 0 if this worker has begun it."""
         begun = self.holdings.claims.begun(holding.key)
         if begun is None or begun.after != progress.range.after or self._is_own(holding, begun):
             return 0
         return begun.losses
 
     def begin(self, holding: Holding, progress: Progress, *, is_piece: bool) -> None:
-        """Before a batch is staged. `is_piece`: of a batch that has ended processes. Raises KclError: it is not
-        known whether the row has it."""
+        """Record that a batch is about to be staged, if that is due. `is_piece`: it is a piece of a batch that has
+        ended processes. Raises KclError if it is not known whether the row has the record."""
         key, through = holding.key, progress.through
         known = self.holdings.claims.begun(key)
         is_first = self._first.get(key) != holding.token
@@ -70,8 +71,8 @@ class LostOwners:
         self._first[key] = holding.token
 
     def survived(self, holding: Holding) -> None:
-        """The batch has failed and the process lives, so it was not the batch that ended the former ones. Raises
-        KclError."""
+        """Reset the losses: the batch has failed, but the process is alive, so the batch did not end the former
+        processes. Raises KclError."""
         begun = self.holdings.claims.begun(holding.key)
         if begun is not None and begun.losses and self._is_own(holding, begun):
             begun = replace(begun, losses=0)
@@ -79,8 +80,8 @@ class LostOwners:
             self._own[holding.key] = holding.token, begun
 
     def narrow(self, holding: Holding, through: Checkpoint) -> None:
-        """The batch is cut for its losses; the piece through `through` is tried next, and cut with the next loss.
-        Raises KclError."""
+        """Record that the batch is narrowed because of its losses. The piece through `through` is tried next, and
+        narrowed after the next loss. Raises KclError."""
         begun = self.holdings.claims.begun(holding.key)
         if begun is not None:
             piece = replace(begun, through=through, losses=LOSSES_TO_NARROW - 1, is_open=False)

@@ -1,4 +1,4 @@
-"""A worker's surroundings on AWS: tables and streams behind two clients."""
+"""Builds the surroundings of a worker on AWS, from a DynamoDB and a Kinesis client."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -52,7 +52,7 @@ class StreamLookup:
         self._kinesis = kinesis
         self._application = application.name
         self._configured = {settings.name: settings.start for settings in application.streams}
-        # If the configuration sets an epoch, any stream with the name is accepted.
+        # If the configuration sets an epoch, any stream with this name is accepted.
         self._renamed = {settings.name for settings in application.streams if settings.creation_epoch is not None}
         self._starts = starts
         self._runtime = runtime
@@ -65,8 +65,8 @@ class StreamLookup:
         return describe(self._kinesis, stream.name, runtime=self._runtime).retention_hours * _SECONDS_PER_HOUR
 
     def confirm(self, stream: StreamIdentifier) -> None:
-        """Raises StreamRecreated when the stream of that name is not the one that was meant, which only leases of a
-        multi-stream application tell, and OtherStream when the leases are recorded as another stream's."""
+        """Raise StreamRecreated if the stream with this name is not the one of the leases, which only leases of a
+        multi-stream application show. Raise OtherStream if the leases are recorded as those of another stream."""
         if not stream.is_multi:
             self._starts.refuse_other(self._application, stream)
         if not stream.is_multi or stream.name in self._renamed:
@@ -79,8 +79,8 @@ class StreamLookup:
             )
 
     def resolved_start(self, stream: StreamIdentifier) -> int | None:
-        """What a leader wrote down when the application first saw the stream; else, in an application that a Java
-        leader started, the configured timestamp."""
+        """The start time that a leader stored for the stream. If a Java leader started the application: the
+        configured timestamp."""
         if stream not in self._resolved:
             start = self._starts.get(str(stream))
             moment = start.timestamp_ms if start is not None else self._configured_ms(stream)
@@ -97,7 +97,7 @@ class StreamLookup:
 
 
 class LayoutWatch:
-    """A watch: the worker stops when its fleet changes its protocol or its tables. Reads once a minute."""
+    """A watch: the worker stops if its fleet changes its protocol or its tables. Reads once per minute."""
 
     def __init__(
         self, dynamodb: aws.Client, application: Application, layout: TableLayout, runtime: Runtime
@@ -116,7 +116,7 @@ class LayoutWatch:
         except LayoutRefused as refusal:
             return str(refusal)
         except KclError:
-            return None  # asked again; what cannot be read is no reason to stop
+            return None  # checked again later; a failing read is no reason to stop
         return None
 
 
@@ -142,10 +142,10 @@ def open_surroundings(
     on_event: OnEvent = ignore,
     parallel: Callable[..., Any] | None = None,
 ) -> Surroundings[D]:
-    """Everything `Worker` needs, with the requests' deadlines that its lease duration allows.
+    """Everything that `Worker` needs, with deadlines of requests that fit its lease duration.
 
-    An engine and a sink of one kind, or hosts of record processors. `chains`: see `Surroundings`. `parallel`
-    reads the segments of a scan, as `map` does. Raises LayoutRefused for tables that must not be touched.
+    Needs an engine and a sink of one kind, or hosts of record processors. `chains`: see `Surroundings`. `parallel`:
+    reads the segments of a scan, as `map` does. Raises LayoutRefused for tables that must not be used.
     """
     if [sink, chains, processors].count(None) != 2 or (processors is None) != (engine is not None):
         raise ConfigurationError(f"application {application.name} needs a sink or record processors, not both")

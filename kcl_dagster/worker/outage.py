@@ -1,8 +1,8 @@
-"""Failures that many leases have in common: expired credentials, a missing right, an endpoint that is away.
+"""Handles failures that concern many leases: expired credentials, a missing permission, an unreachable endpoint.
 
-If each lease were retried by itself, hundreds of leases would send hundreds of requests a second that all fail. So
-a step over many leases ends after a few failures in a row, the next step comes after a pause that all leases share,
-and begins with a single attempt. The first success ends the outage, and every lease has its turn at once.
+If each lease were retried separately, hundreds of leases would send hundreds of failing requests per second. A step
+over many leases therefore ends after a few failures in a row. The next step comes after a pause that all leases
+share, and begins with a single attempt. The first success ends the outage, and all leases are tried at once.
 """
 
 from collections.abc import Iterable
@@ -13,20 +13,22 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent
 
-IN_A_ROW: Final = 3  # failures without a success in between; fewer may be of single leases
+IN_A_ROW: Final = 3  # failures without a success in between; fewer may concern single leases
 FIRST_PAUSE: Final = 0.25  # seconds, doubled with every step that fails
-LONGEST_PAUSE: Final = 1.0  # seconds; leases are ours for some lease durations of renewals at most, so look often
-REPORT_SECONDS: Final = 60.0  # from one event of an outage to the next
+LONGEST_PAUSE: Final = 1.0  # seconds; leases remain ours for a few renewals at most, so try often
+REPORT_SECONDS: Final = 60.0  # between two events of one outage
 
 
 class Outage:
-    """One per kind of step. `begin` and `end` on the thread of the steps; `may_try`, `succeeded` and `failed` on
-    any of the threads that a step uses, also after its end: views of the dicts are copied before they are used."""
+    """The state of one kind of step. `begin` and `end` are called on the thread of the steps. `may_try`,
+    `succeeded` and `failed` may be called on any thread of a step, even after its end: views of the dicts are
+    therefore copied first."""
 
     def __init__(
         self, kind: EventKind, clock: Clock, on_event: OnEvent, longest_pause: float = LONGEST_PAUSE
     ) -> None:
-        """`kind`: of the events: one at the beginning of an outage and one a minute, each for all leases."""
+        """`kind`: the kind of events. There is one at the beginning of an outage and one per minute, each for all
+        leases."""
         self._kind = kind
         self._clock = clock
         self._on_event = on_event
@@ -45,8 +47,8 @@ class Outage:
         return max(0.0, self._retry_at - self._clock.monotonic())
 
     def begin(self, keys: Iterable[LeaseKey]) -> list[LeaseKey]:
-        """Begin a step. The leases in the order in which they are to be tried: those that failed come last, the one
-        that failed most recently at the very end."""
+        """Begin a step. Returns the leases in the order in which to try them: those that failed come last, the most
+        recent failure at the very end."""
         self._failed_now = {}
         self._in_a_row = 0
         keys = list(keys)
@@ -57,15 +59,15 @@ class Outage:
 
     @property
     def is_known(self) -> bool:
-        """Whether the last step ended early: the next one begins with a single attempt."""
+        """Whether the last step ended early, so that the next one begins with a single attempt."""
         return self._limit == 1
 
     def may_try(self) -> bool:
-        """Whether this step should go on to another lease."""
+        """Whether this step should try another lease."""
         return self._in_a_row < self._limit
 
     def succeeded(self, key: LeaseKey | None = None) -> None:
-        """The service answered, whatever it said."""
+        """Record that the service answered, with whatever result."""
         self._in_a_row = 0
         self._limit = IN_A_ROW
         self._failing.pop(key, None)
@@ -76,7 +78,7 @@ class Outage:
         self._failing[key] = self._failed_now[key] = str(error)
 
     def end(self) -> None:
-        """End a step: choose the pause, and report."""
+        """End a step: determine the pause, and report."""
         now = self._clock.monotonic()
         if self._in_a_row >= self._limit:
             self._limit = 1
@@ -90,7 +92,7 @@ class Outage:
         self._report(now)
 
     def keep(self, keys: Iterable[LeaseKey]) -> None:
-        """Forget leases other than these."""
+        """Forget all leases except these."""
         kept = set(keys)
         self._failing = {key: why for key, why in list(self._failing.items()) if key is None or key in kept}
 

@@ -20,7 +20,7 @@ def sibling_key(lease: Lease, shard_id: str) -> LeaseKey:
 
 
 IsListed = Callable[[Lease, str], bool]
-"""Whether the stream of a lease still has the shard of this id. May raise a ServiceError."""
+"""Returns whether the stream of a lease still has the shard with this id. May raise a ServiceError."""
 
 
 def none_listed(_lease: Lease, _shard: str) -> bool:
@@ -29,13 +29,15 @@ def none_listed(_lease: Lease, _shard: str) -> bool:
 
 
 class Parents:
-    """The rule of the KCL: a parent blocks while its lease is in the table and not at SHARD_END. A parent without a
-    lease does not block: it has left the stream, was cleaned up, or lies before the application's start. The
-    exception is a parent whose lease was lost, see `Lease.awaited_parents`. It blocks while the stream has it: the
-    leader makes its lease again.
+    """Decides whether a lease waits for its parents, by the KCL's rule.
 
-    Called from the batch thread. Costs one consistent read per parent when a lease is new, then one per parent
-    and `poll_seconds` while it is blocked, and nothing once it is free: a free lease does not become blocked.
+    A parent blocks its children while its lease is in the table and not at SHARD_END. A parent without a lease does
+    not block: it has left the stream, was cleaned up, or is from before the application's start. The exception is a
+    parent whose lease was lost, see `Lease.awaited_parents`. It blocks while the stream has it: the leader creates
+    its lease again.
+
+    Called from the batch thread. Costs one consistent read per parent for a new lease, then one per parent every
+    `poll_seconds` while it is blocked, and nothing later: a free lease does not become blocked again.
     """
 
     def __init__(
@@ -46,10 +48,11 @@ class Parents:
         self._clock = clock
         self._poll_seconds = poll_seconds
         self._free: set[LeaseKey] = set()
-        self._blocked: dict[LeaseKey, tuple[LeaseKey, float]] = {}  # by whom, and when to look again
+        self._blocked: dict[LeaseKey, tuple[LeaseKey, float]] = {}  # the blocking parent, and when to look again
 
     def is_blocked(self, lease: Lease) -> bool:
-        """May raise a ServiceError; nothing is then known and the lease may not be read."""
+        """Whether the lease has to wait for a parent. May raise a ServiceError; then this is not known, and the
+        lease may not be read."""
         if not lease.parents or lease.key in self._free:
             return False
         now = self._clock.monotonic()
@@ -69,7 +72,7 @@ class Parents:
         return False
 
     def finished(self, parent: LeaseKey) -> None:
-        """This worker finished a shard itself: its children need not wait for the next look."""
+        """Record that this worker finished a shard itself: its children are checked at once."""
         self._blocked = {
             child: (by, 0.0 if by == parent else again) for child, (by, again) in self._blocked.items()
         }

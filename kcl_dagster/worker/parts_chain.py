@@ -1,9 +1,9 @@
-"""Batches that no lease stands for, stored once: replays of windows, and dead letters.
+"""Stores batches exactly once that belong to no lease: replays of windows, and dead letters.
 
-They are decided in a chain, as the batches of a worker are (`worker.chain_protocol`). A worker writes into the rows
-of its leases how far they are stored; here the chain itself says which parts are. So its name follows from what is
-replayed, its entries are kept, and a process that goes on where another one was killed reads them first. Two
-processes that replay the same try to make the same entry, and one of them stops.
+They are decided in a chain, like the batches of a worker (`worker.chain_protocol`). A worker records in the rows of
+its leases how far they are stored; here, the chain itself records which parts are stored. Its name is therefore
+derived from what is replayed, and its entries are kept. A process that continues for one that was killed reads them
+first. If two processes replay the same data, they try to make the same entry, and one of them stops.
 
 Modelled in spec/Replays.tla.
 """
@@ -26,15 +26,15 @@ from kcl_dagster.worker.former_chains import store_errors
 from kcl_dagster.worker.publishing import publisher_of
 from kcl_dagster.worker.staging import StagingSink
 
-NO_CLAIM = ClaimId("")  # rows of leases claim chains of workers only
+NO_CLAIM = ClaimId("")  # rows of leases name only chains of workers
 
 
 class PartsSink(Sink[D_contra], Protocol[D_contra]):
-    """A sink for parts of which no lease says that they are stored."""
+    """A sink for parts that no lease records as stored."""
 
     def open(self) -> bool:
-        """Read what is stored. True: a batch that is written afterwards is refused if another process has stored
-        one since. False: the sink does not know what it has stored."""
+        """Read what is stored. Returns True if the sink refuses a later batch when another process has stored one
+        meanwhile. Returns False if the sink does not know what it has stored."""
 
     def holds(self, part: Part) -> bool:
         """Whether the part is stored, as far as the sink knows."""
@@ -42,7 +42,7 @@ class PartsSink(Sink[D_contra], Protocol[D_contra]):
 
 @dataclass(frozen=True, slots=True)
 class RepeatingSink(Generic[D]):
-    """For sinks that do not know what they have stored: parts may come again."""
+    """For sinks that do not know what they have stored: parts may be written repeatedly."""
 
     sink: Sink[D]
 
@@ -58,8 +58,8 @@ class RepeatingSink(Generic[D]):
 
 @dataclass(slots=True)
 class PartsChain(Generic[D]):
-    """Stores each part once, whatever the user's function does. `owner`: what the parts are of, such as
-    `clicks/replay`, and `name` one chain of it. Called on one thread."""
+    """Stores each part once, whatever the user's function does. `owner`: what the parts belong to, for example
+    `clicks/replay`. `name`: one chain of it. Called on one thread."""
 
     sink: StagingSink[D]
     owner: str
@@ -86,13 +86,13 @@ class PartsChain(Generic[D]):
         return True
 
     def holds(self, part: Part) -> bool:
-        """Whether the part is stored. Its lease and number stand for the same records always."""
+        """Whether the part is stored. Its lease and number always stand for the same records."""
         self._opened()
         return (part.lease, part.number) in self._stored
 
     def write(self, data: D, batch: Batch) -> None:
-        """Store a batch of which no part is stored. Raises SinkError; the outcome is known to the next process that
-        opens the chain. What the user's function raises is raised as it is."""
+        """Store a batch of which no part is stored. Raises SinkError; the next process that opens the chain finds
+        the outcome. Errors of the user's function are raised unchanged."""
         chain = self._opened()
         held = [part for part in batch.parts if self.holds(part)]
         if len(held) == len(batch.parts):
@@ -106,7 +106,7 @@ class PartsChain(Generic[D]):
             )
             for part in batch.parts
         ]
-        self._chain = None  # if anything fails from here on, the chain is read again, and what it has is published
+        self._chain = None  # if anything fails below, the chain is read again, and its entries are published
         with store_errors(self.sink.entries, self.owner, "could not be stored"):
             entry = chain.decide(staged.files, ranges, staged.rules, staged.others)
             if entry is None:
@@ -114,7 +114,8 @@ class PartsChain(Generic[D]):
                 raise self._is_another_at_work()
             self._publisher.publish(chain.id, chain.last, entry)
             self._publisher.finish({chain.id: chain.last})
-            if len(self.sink.destinations) > 1:  # says that what is before it is visible: a table may be taken away
+            # Records that earlier entries are visible, because a table may be removed from the sink later
+            if len(self.sink.destinations) > 1:
                 if chain.decide((), ()) is None:
                     raise self._is_another_at_work()
                 self._publisher.finish({chain.id: chain.last})
@@ -122,7 +123,7 @@ class PartsChain(Generic[D]):
         self._chain = chain
 
     def _opened(self) -> Chain:
-        """The chain with what is in it, all of it visible to readers."""
+        """The chain and its contents, all of it visible to readers."""
         if self._chain is None:
             with store_errors(self.sink.entries, self.owner, "could not be read"):
                 self._chain = self._read()
@@ -139,8 +140,8 @@ class PartsChain(Generic[D]):
                 raise Unsafe(f"{self.place}: chain {chain} was closed, and replays close none")
             newest = entry
             self._stored |= {(one.lease, one.number) for one in entry.ranges if one.number is not None}
-        if newest is not None:  # those before it were visible before it was made
-            with suppress(SinkError):  # some files, or all, were published before
+        if newest is not None:  # earlier entries were visible before the last one was made
+            with suppress(SinkError):  # some or all files were published before
                 self._publisher.publish(chain, last, newest)
             self._publisher.finish({chain: last})
         opened = Chain(entries, chain, self.runtime.new_id, _last=last)
@@ -148,8 +149,8 @@ class PartsChain(Generic[D]):
         return opened
 
     def _remove_left_behind(self, chain: Chain) -> None:
-        """Remove what a process that was killed has staged: too old to belong to one that is at work. It may have
-        been paused, though, and decide the files when it goes on. So this process makes the next entry first."""
+        """Remove the files that a killed process has staged, which are too old to belong to a running one. But that
+        process may only be paused, and decide the files later. So this process makes the next entry first."""
         before = self.runtime.clock.now() - MIN_AGE_SECONDS
         stores = [one.files for one in self.sink.destinations.values()]
         if not any(left_behind(store, chain.id, before, ()) for store in stores):
@@ -163,5 +164,5 @@ class PartsChain(Generic[D]):
 
 
 def _number(unique: str) -> int:
-    """Of a batch of the chain, such as no process has used."""
+    """A number for a batch of the chain that no process has used."""
     return int.from_bytes(hashlib.sha256(unique.encode()).digest()[:6])

@@ -1,7 +1,8 @@
-"""What a pinned batch remembers in the lease's pendingCheckpointState.
+"""Pins: what the row of a lease stores about a begun batch, in pendingCheckpointState.
 
-Any KCL application may leave a pending checkpoint of its own. Only one that carries our mark, with the number of
-the lease's newest batch, is a batch of ours that has to be repeated exactly.
+A pin is a pending checkpoint with our mark and the number of the lease's newest batch. It binds the next owner to
+repeat the batch with exactly the same records. Any KCL application may leave a pending checkpoint of its own, which
+is not a pin.
 """
 
 from dataclasses import dataclass, replace
@@ -12,8 +13,8 @@ import msgspec
 from kcl_dagster.model.checkpoint import is_sequence_number
 from kcl_dagster.model.lease import Lease, LeaseKey
 
-MOST_LOSSES: Final = 1000  # more were not written by a worker
-MOST_CODE: Final = 64  # characters; a longer version was not written by a worker
+MOST_LOSSES: Final = 1000  # no worker writes more
+MOST_CODE: Final = 64  # characters; no worker writes a longer version
 
 
 class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
@@ -29,14 +30,18 @@ class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """`first`: the sequence number of the batch's first record. Where the batch began may have left the stream by
-    the time it is repeated, as on a shard that was quiet for long; its own records have not. `instead_of`: the
-    number of the failing batch that this one is a piece of. `losses`: owners of the lease whose process ended while
-    they wrote the batch, before the one that wrote this pin. `code`: the version of the consumer's code with which
-    that owner writes it; None: not known. `left`: that owner gave the lease up in an orderly way, so it is no loss.
-    `arrived`: when the first record arrived at the stream, in epoch seconds. `is_attempt`: it was written for a
-    record processor (`kcl_dagster.worker.attempts`). It counts losses, and binds no reader to a range: no sink has
-    begun a batch. A former version does not know this mark, and repeats the range as a batch.
+    """The content of a pin.
+
+    - `first`: the sequence number of the batch's first record. When the batch is repeated, the record before it may
+      have left the stream, for example on a shard that was quiet for long, while the batch's own records have not.
+    - `instead_of`: if this batch is a piece of a failing batch: that batch's number.
+    - `losses`: how many owners of the lease ended while they wrote the batch, before the one that wrote this pin.
+    - `code`: the version of the consumer's code of the owner that wrote this pin; None if not known.
+    - `left`: that owner gave up the lease in an orderly way, so it does not count as a loss.
+    - `arrived`: when the first record arrived in the stream, in epoch seconds.
+    - `is_attempt`: the pin was written for a record processor (`kcl_dagster.worker.attempts`). It counts losses,
+      and does not bind a reader to a range, because no sink has begun a batch. An earlier version does not know
+      this mark, and repeats the range as a batch.
     """
 
     number: int
@@ -62,18 +67,19 @@ class Pin:
         return msgspec.json.encode(mark)
 
     def inherited(self, code: str | None) -> "Pin":
-        """The pin as the next owner writes it, which runs the version `code`. The owner that wrote this one counts
-        as lost, unless it gave the lease up. Losses under another version say nothing about this one."""
+        """The pin that the next owner writes, which runs the version `code`. The owner that wrote this pin counts
+        as a loss, unless it gave up the lease. Losses under another version are dropped, because they say nothing
+        about this one."""
         losses = 0 if code != self.code else self.losses + (not self.left)
         return replace(self, losses=min(losses, MOST_LOSSES), code=code, left=False)
 
 
 def pin_of(lease: Lease) -> Pin | None:
-    """The batch that `lease` is pinned to, if it is pinned to one of ours, or the attempt of a record processor."""
+    """The pin of the lease: of one of our batches, or of a record processor's attempt. None if there is none."""
     if lease.pending_checkpoint is None or lease.pending_state is None:
         return None
     if lease.checkpoint is not None and lease.pending_checkpoint <= lease.checkpoint:
-        return None  # the batch is done, and there is nothing to read again
+        return None  # the batch is done, and nothing has to be read again
     try:
         mark = msgspec.json.decode(lease.pending_state, type=_Mark)
     except msgspec.DecodeError:
@@ -93,8 +99,8 @@ def binds(pin: Pin | None) -> bool:
 
 
 class OwnPins:
-    """The pins that this worker has written: a pin that it did not write is of a former owner of the lease.
-    Called on the worker's main thread, and on the threads that write pins."""
+    """The pins that this worker has written. All other pins were written by former owners. Called on the worker's
+    main thread, and on the threads that write pins."""
 
     def __init__(self) -> None:
         self._numbers: dict[LeaseKey, tuple[int, int]] = {}

@@ -1,8 +1,8 @@
-"""Leases that a former version pinned to a batch, for workers that decide their batches in chains.
+"""Handles leases that an earlier version pinned to a batch, for workers that decide their batches in chains.
 
 Such a batch may have been stored, without a chain. It is read again exactly, which shows that its records are still
-in the stream. If it is stored, the lease goes on behind it. If not, what attempts at it have left is removed, the
-pin goes, and its records are read again as any others.
+in the stream. If it is stored, reading continues after it. If not, what attempts at it have left is removed, the
+pin is removed, and its records are read again like any others.
 """
 
 from collections.abc import Callable
@@ -26,23 +26,24 @@ from kcl_dagster.worker.stored_counts import WindowRules
 
 
 def is_bound(lease: Lease) -> bool:
-    """Whether a former version has begun a batch of the lease, and did not end it."""
+    """Whether an earlier version has begun a batch of the lease, and not finished it."""
     return binds(pin_of(lease))
 
 
 @dataclass(slots=True)
 class PinnedLeases(Generic[D]):
-    """Called on the worker's main thread. `reading`: its `holds` is that of `parts`."""
+    """Settles pinned leases, in rounds of their own. Called on the worker's main thread. `reading`: its `holds` has
+    to be that of `parts`."""
 
     reading: Reading[Fetched[D]]
     holdings: Holdings
     parts: FormerParts
     planner: Planner
     rules: WindowRules | None = None
-    """By which windows stored rows are counted; None: they are not."""
+    """The windows by which stored rows are counted; None: rows are not counted."""
 
     def run_once(self, abandon: Callable[[], bool]) -> BatchReport | None:
-        """Look at the pinned leases, if there are any. Raises nothing that AWS or the sink can cause."""
+        """Handle the pinned leases; None if there are none. Errors of AWS and the sink are not raised."""
         if not any(is_bound(holding.lease) for holding in self.holdings.holdings()):
             return None
         this = Round()
@@ -57,7 +58,8 @@ class PinnedLeases(Generic[D]):
         return this.finished(self.reading.failures)
 
     def _range(self, holding: Holding) -> Range:
-        """Raises Unsafe for a lease that a worker of a former version took without a look at its chain."""
+        """Plan the range. Raises Unsafe if a worker of an earlier version took the lease without settling its
+        chain."""
         lease = holding.lease
         if lease.claim is not None and lease.claim.id is not None:
             raise Unsafe(
@@ -105,8 +107,9 @@ class PinnedLeases(Generic[D]):
         )
 
     def _withdraw(self, holding: Holding, progress: Progress) -> None:
-        """The lease gets another number first. If it belongs to another worker by now, this is refused, and what
-        that one has stored is not removed. If this worker ends in between, the next owner removes it all again."""
+        """Remove an unstored batch. First, the lease gets another number: if the lease belongs to another worker by
+        now, this is refused, and what that worker has stored is not removed. If this worker ends in between, the
+        next owner removes everything again."""
         begun, through = progress.range, holding.lease.pending_checkpoint
         assert through is not None
         first = begun.number if begun.instead_of is None else begun.instead_of

@@ -1,4 +1,4 @@
-"""Carrying out what the failure policy says about a shard whose batch keeps failing."""
+"""Applies the failure policy to a shard whose batch keeps failing."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from kcl_dagster.worker.stored_counts import WindowRules
 
 @dataclass(slots=True)
 class PoisonHandling:
-    """Called by the protocol, right after a batch of one lease failed and while its records are still held."""
+    """Called by the protocol right after a batch of one lease failed, while its records are still held."""
 
     holdings: Holdings
     failures: Failures
@@ -39,8 +39,8 @@ class PoisonHandling:
     def treat(
         self, fetched: Fetched[Any], progress: Progress, holding: Holding, part: Part, error: Exception
     ) -> Outcome:
-        """What became of the batch. Whatever goes wrong in here leaves the lease pinned to it as it is: it is
-        tried again."""
+        """Treat a failed batch, and return its outcome. If an error occurs here, the pin of the batch is not
+        changed, and the batch is tried again."""
         key = holding.key
         try:
             middle = None
@@ -53,8 +53,9 @@ class PoisonHandling:
         return Outcome.FAILED
 
     def treat_lost(self, fetched: Fetched[Any], progress: Progress, holding: Holding, part: Part) -> Outcome | None:
-        """What became of an inherited batch before it is written, for its losses; None where it is to be written.
-        The range is narrowed under every policy: nothing else finds a record that ends the process."""
+        """Treat an inherited batch that has ended processes, before it is written. Returns its outcome; None if it
+        is to be written. The range is narrowed under every policy, because nothing else finds a record that ends
+        the process."""
         losses = progress.range.losses
         if losses < LOSSES_TO_NARROW or self.own.has(holding.key, holding.token, part.number):
             return None
@@ -108,7 +109,7 @@ class PoisonHandling:
         self.failures.succeeded(holding.key, part.through)
 
     def _narrow(self, progress: Progress, holding: Holding, middle: Checkpoint) -> None:
-        """Pin the first half. The pieces of a range that ended processes are narrowed with the next loss."""
+        """Pin the first half. Pieces of a range that ended processes are narrowed again after the next loss."""
         losses = LOSSES_TO_NARROW - 1 if progress.range.losses >= LOSSES_TO_NARROW else 0
         self._pin_instead(progress, holding, middle, losses)
         if progress.through is not None:
@@ -116,9 +117,9 @@ class PoisonHandling:
         self._tell(EventKind.BATCH_NARROWED, f"to the records through {middle}", holding, records=progress.records)
 
     def _pin_instead(self, progress: Progress, holding: Holding, through: Checkpoint, losses: int = 0) -> None:
-        """Pin what the lease is to store in place of a failing batch. Raises LeaseLost. It gets a number of its
-        own: a stalled former owner may still be writing the whole under the old one, and a sink must be able to
-        tell them apart."""
+        """Pin what the lease is to store in place of a failing batch. Raises LeaseLost. It gets a new number: a
+        stalled former owner may still be writing the whole batch under the old one, and a sink must be able to
+        distinguish them."""
         failed = progress.range
         first_number = failed.number if failed.instead_of is None else failed.instead_of
         arrived = None if progress.first_arrival_ms is None else progress.first_arrival_ms // 1000
@@ -140,8 +141,8 @@ class PoisonHandling:
             self._tell(EventKind.RECORD_DEAD_LETTERED, letter.name, holding, sequence=record.sequence_number)
 
     def _not_treated(self, holding: Holding, problem: Exception) -> None:
-        """A dead letter that cannot be stored, or a row that cannot be written, for whatever reason: the worker and
-        its other shards go on."""
+        """Report that a dead letter could not be stored, or a row could not be written: the worker and its other
+        shards continue."""
         text = text_of(problem) if isinstance(problem, KclError) else full(problem)
         self._tell(EventKind.BATCH_FAILED, f"while treating a poison record: {text}", holding)
 
@@ -150,7 +151,7 @@ class PoisonHandling:
 
 
 def middle_of(fetched: Fetched[Any], progress: Progress) -> Checkpoint | None:
-    """A record that splits the batch in two, if there is one."""
+    """A record that splits the batch into two parts; None if there is none."""
     middle = fetched.midpoint(progress.range.lease)
     if middle is None or progress.through is None or not progress.range.after < middle < progress.through:
         return None

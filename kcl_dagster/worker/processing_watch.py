@@ -1,8 +1,8 @@
-"""How long the consumer's code has been working on the batch at hand; and its end, where that has a limit.
+"""Measures how long the consumer's code works on the present batch, and limits this time.
 
-The worker's main thread waits for the code, so the housekeeping thread watches. It tells of a batch that takes
-long, and interrupts one that takes longer than `batch.max_process_seconds`. The batch has failed then, by its code.
-It also interrupts the batch of a worker that stops and has lost its leases. That batch has not failed.
+The worker's main thread waits for the code, so the housekeeping thread watches. It reports a batch that takes long,
+and interrupts one that takes longer than `batch.max_process_seconds`, which then counts as a failure of the code.
+It also interrupts the batch of a worker that stops and has lost its leases, which does not count as a failure.
 """
 
 import threading
@@ -15,25 +15,26 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 
-FIRST_NOTICE_SECONDS = 45.0  # a batch that hangs is known of within a minute
-NOTICE_FACTOR = 2.0  # from one event to the next, so that a night's hang is ten events
-INTERRUPT_SECONDS = 10.0  # from one attempt at interrupting the code to the next
+FIRST_NOTICE_SECONDS = 45.0  # a hanging batch is reported within a minute
+NOTICE_FACTOR = 2.0  # between events, so that a batch that hangs for a night causes ten events
+INTERRUPT_SECONDS = 10.0  # between two attempts to interrupt the code
 
 Interrupt = Callable[["Attempt"], None]
-"""Called on the housekeeping thread. May do nothing, must not raise, must not block for long."""
+"""Interrupts the code. Called on the housekeeping thread. May do nothing, must not raise, must not block for
+long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt at interrupting the consumer's code; `number` counts from 1."""
+    """An attempt to interrupt the consumer's code. `number` counts from 1."""
 
     number: int
     is_running: Callable[[], bool]
-    """Whether the code still runs. Where it is asked on the thread that runs the code, the answer is certain."""
+    """Returns whether the code still runs. The result is certain only on the thread that runs the code."""
 
 
 def cannot_interrupt(_: Attempt) -> None:
-    """For code that nothing can interrupt."""
+    """For code that cannot be interrupted."""
 
 
 class _Uninterrupted(threading.local):
@@ -45,10 +46,10 @@ _uninterrupted = _Uninterrupted()
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Around what a sink does itself while the consumer's code is limited, such as a table's commit. An exception
-    in the middle of a commit would leave unknown whether the batch is stored, and would blame the consumer's code
-    for a slow catalog. An attempt at interrupting meanwhile does nothing; the next one follows in
-    `INTERRUPT_SECONDS`. The calling thread only."""
+    """Wraps work that a sink does itself while the consumer's code is limited, such as a table's commit. An
+    exception during a commit would leave unknown whether the batch is stored, and would blame the consumer's code
+    for a slow catalog. An attempt to interrupt meanwhile does nothing; the next one follows after
+    `INTERRUPT_SECONDS`. Applies to the calling thread only."""
     _uninterrupted.depth += 1
     try:
         yield
@@ -72,7 +73,7 @@ class _Work:
 
 @dataclass(slots=True)
 class ProcessingWatch:
-    """`running` belongs to the main thread, `step` to the housekeeping thread."""
+    """`running` is called on the main thread, `step` on the housekeeping thread."""
 
     clock: Clock
     on_event: OnEvent = ignore
@@ -82,20 +83,24 @@ class ProcessingWatch:
     _is_given_up: bool = False
 
     def give_up(self) -> None:
-        """The worker stops and has no lease any more: interrupt the code at every step, whatever the limit."""
+        """Interrupt the code at every step, whatever the limit: the worker stops and has no lease any more."""
         self._is_given_up = True
 
     def running_for(self) -> float | None:
-        """For how many seconds the consumer's code has been working; None while it does not."""
+        """For how many seconds the consumer's code has been working; None if it does not work."""
         work = self._work
         return None if work is None else self.clock.monotonic() - work.began
 
     @contextmanager
     def running(self, leases: Collection[LeaseKey]) -> Iterator[None]:
-        """Around the consumer's code. Raises ProcessingTimeout in place of what an interruption made it raise. What
-        the sink says of itself or of a record is no consequence of it: a sink that was slow and then failed is no
-        reason to set records aside. Raises CodeExited in place of SystemExit, which would end the worker and take
-        all its shards away, and then those of the next owner."""
+        """Wraps the consumer's code.
+
+        - An error that an interruption caused is replaced by ProcessingTimeout.
+        - Errors of the sink or about a record are not replaced: if a sink was slow and then failed, no records
+          should be set aside.
+        - SystemExit is replaced by CodeExited. It would end the worker, which would lose all its shards, and then
+          the next owner.
+        """
         work = self._work = _Work(leases, self.clock.monotonic())
         try:
             yield
@@ -111,7 +116,7 @@ class ProcessingWatch:
                     f"{self.limit:g}"
                 ) from error
             if isinstance(error, SystemExit):
-                # A message may quote a record. The place in the code, which is told with the error, has it.
+                # A message may quote a record. The place in the code, which is reported with the error, shows it.
                 status = f"status {error.code}" if isinstance(error.code, int) else "no status"
                 raise CodeExited(f"the consumer's code raised SystemExit with {status}") from error
             raise
@@ -134,8 +139,8 @@ class ProcessingWatch:
             self.interrupt(Attempt(work.attempts, lambda: self._work is work))
 
     def slow_since(self) -> Mapping[LeaseKey, int]:
-        """The shards of the batch on which the code works for longer than a first event takes, and since when, in
-        epoch seconds. Any thread."""
+        """The shards of the batch on which the code works for longer than `FIRST_NOTICE_SECONDS`, and since when,
+        in epoch seconds. May be called on any thread."""
         work = self._work
         if work is None:
             return {}

@@ -1,13 +1,13 @@
-"""Record processors with the KCL's life cycle, so that those written for `amazon_kclpy` (version 3) run unchanged.
+"""Record processors with the KCL's life cycle. Processors written for `amazon_kclpy` (version 3) run unchanged.
 
     initialize           once, before the first record
-    process_records      again and again, in order
-    lease_lost           another worker has the shard now; nothing can be checkpointed any more
+    process_records      repeatedly, in order
+    lease_lost           another worker has the shard now; no checkpoint is possible any more
     shard_ended          the shard is finished; the processor must checkpoint
-    shutdown_requested   the shard goes elsewhere or the worker stops; the last chance to checkpoint
+    shutdown_requested   the shard is given away or the worker stops; the last chance to checkpoint
 
-A processor is any object with these methods: it need not derive from anything of ours. Attributes and their types
-are those of `amazon_kclpy`, odd ones included: arrival times are naive local times.
+A processor is any object with these methods; it need not be derived from a class of ours. Attributes and their
+types are those of `amazon_kclpy`, including unusual ones: arrival times are naive local times.
 """
 
 from base64 import b64encode
@@ -20,11 +20,11 @@ from kcl_dagster.errors import LeaseLost, TableNotFound, Throttled
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.worker.batch import PoisonRecord
 
-MIDNIGHT_1970 = 0.0  # the arrival time of a record that has none; real streams always tell
+MIDNIGHT_1970 = 0.0  # the arrival time of a record that has none; records of real streams always have one
 
 
 class CheckpointError(Exception):
-    """A checkpoint was refused. `value` is the name of the KCL's exception:
+    """Raised if a checkpoint was refused. `value` is the name of the KCL's exception:
 
     ShutdownException (the lease is lost), ThrottlingException (try again), InvalidStateException (no table),
     IllegalArgumentException (beyond what was delivered, or going back), KinesisClientLibDependencyException.
@@ -48,11 +48,11 @@ class Record:
     sub_sequence_number: int
     timestamp_millis: int
     explicit_hash_key: str | None = None
-    """Of an aggregated record that has one. Not part of the KCL's record."""
+    """Set for an aggregated record that has one. Not part of the KCL's record."""
 
     @property
     def data(self) -> str:
-        """Base64."""
+        """The data in base64."""
         return b64encode(self.binary_data).decode()
 
     @property
@@ -60,7 +60,8 @@ class Record:
         return datetime.fromtimestamp(self.timestamp_millis / 1000)  # noqa: DTZ006 (as amazon_kclpy gives it)
 
     def get(self, field: str) -> Any:
-        """By the name on the wire between the KCL and its Python processes."""
+        """Return the field with this name, as the MultiLangDaemon protocol between the KCL and its Python processes
+        names it."""
         match field:
             case "data":
                 return self.data
@@ -101,19 +102,20 @@ def poison_of(record: Record) -> PoisonRecord:
 
 
 WriteCheckpoint = Callable[[Checkpoint | None], str | None]
-"""Write a checkpoint there, or at all that was handed out; None, or the KCL's name for why it was refused."""
+"""Writes a checkpoint at the given place, or (None) at everything that was delivered. Returns None, or the KCL's
+name for the reason of a refusal."""
 
 
 class ProcessorCheckpointer:
-    """What processors call."""
+    """The object with which processors checkpoint."""
 
     def __init__(self, write: WriteCheckpoint, error: type[Exception] = CheckpointError) -> None:
         self._write = write
         self._error = error
 
     def checkpoint(self, sequence_number: str | None = None, sub_sequence_number: int | None = None) -> None:
-        """Everything through this record is done; all that was delivered, when none is named. Blocks for one
-        write. Raises CheckpointError."""
+        """Checkpoint everything through this record, or without arguments everything that was delivered. Blocks for
+        one write. Raises CheckpointError."""
         at = None
         if sequence_number is not None:
             try:
@@ -126,7 +128,7 @@ class ProcessorCheckpointer:
 
 
 def name_in_the_kcl(error: Exception) -> str:
-    """The KCL's exception for what made a checkpoint fail."""
+    """The name of the KCL's exception for an error that made a checkpoint fail."""
     match error:
         case LeaseLost():
             return "ShutdownException"
@@ -141,7 +143,7 @@ def name_in_the_kcl(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InitializeInput:
-    """`sequence_number`: the checkpoint, TRIM_HORIZON and the like included."""
+    """`sequence_number`: the checkpoint; it may be a sentinel such as TRIM_HORIZON."""
 
     shard_id: str
     sequence_number: str
@@ -175,10 +177,11 @@ class ShutdownRequestedInput:
 
 
 class RecordProcessor(Protocol):
-    """One instance per shard and ownership. All calls come from one thread, one after another.
+    """A record processor. There is one instance per shard and ownership. All calls come from one thread, one after
+    another.
 
-    An exception from `process_records` is a failure of the batch: the application's failure policy decides, and a
-    new instance begins at the last checkpoint. (The KCL logs it and goes on with the next records.)
+    An exception from `process_records` counts as a failure of the batch: the application's failure policy decides,
+    and a new instance begins at the last checkpoint. (The KCL logs it and continues with the next records.)
     """
 
     def initialize(self, initialize_input: InitializeInput) -> None: ...
@@ -196,24 +199,24 @@ ProcessorFactory = Callable[[], RecordProcessor]
 
 
 class RecordProcessorBase:
-    """For processors that do not need every method."""
+    """A base class for processors that do not need every method."""
 
     version = 3
 
     def initialize(self, initialize_input: InitializeInput) -> None:
-        """Before the first record."""
+        """Called before the first record."""
 
     def process_records(self, process_records_input: ProcessRecordsInput) -> None:
-        """The next records, at least one."""
+        """Called with the next records, at least one."""
         raise NotImplementedError
 
     def lease_lost(self, lease_lost_input: LeaseLostInput) -> None:
-        """Nothing can be checkpointed any more."""
+        """Called when no checkpoint is possible any more."""
 
     def shard_ended(self, shard_ended_input: ShardEndedInput) -> None:
-        """All records were delivered; the checkpoint is the processor's signature."""
+        """Called after all records were delivered. The checkpoint confirms that the processor has finished."""
         shard_ended_input.checkpointer.checkpoint()
 
     def shutdown_requested(self, shutdown_requested_input: ShutdownRequestedInput) -> None:
-        """The last chance to checkpoint."""
+        """Called as the last chance to checkpoint."""
         shutdown_requested_input.checkpointer.checkpoint()

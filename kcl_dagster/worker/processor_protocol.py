@@ -1,12 +1,12 @@
 """Rounds of a worker whose shards are read by record processors.
 
-A processor keeps state between calls and decides itself when to checkpoint, so its position in the shard runs
-ahead of the checkpoint, for as long as this worker has the lease and the process of the processor lives. What was
-delivered and not checkpointed is delivered again to the next instance: at least once, in order, as in the KCL.
+A processor keeps state between calls and decides when to checkpoint. So its position in the shard is ahead of the
+checkpoint, as long as this worker has the lease and the process of the processor is alive. Records that were
+delivered and not checkpointed are delivered again to the next instance: at least once, in order, as in the KCL.
 
-Other than in the KCL, a processor that raises does not lose its records: it is replaced by a new instance, which
-begins at the checkpoint, until the failure policy decides. Records that end the processes of several workers stop
-their shard, under every policy, and are tried again at long intervals; see `kcl_dagster.worker.attempts`.
+Unlike in the KCL, records are not skipped if a processor raises an error. It is replaced by a new instance, which
+begins at the checkpoint, until the failure policy decides. If records end the processes of several workers, their
+shard is stopped under every policy, and tried again at long intervals; see `kcl_dagster.worker.attempts`.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,8 +42,8 @@ FAILURES_ALONE = 2  # of one record, in different processors, before it is set a
 
 @dataclass(slots=True)
 class ProcessorProtocol:
-    """Rounds of fetch and deliver. Called on the worker's main thread. Shards whose processors are in different
-    processes get their records at the same time, on threads of the hosts."""
+    """Fetches and delivers, round by round. Called on the worker's main thread. Shards whose processors are in
+    different processes get their records at the same time, on threads of the hosts."""
 
     reading: Reading[Read]
     holdings: Holdings
@@ -52,7 +52,7 @@ class ProcessorProtocol:
     shard_ends: ShardEnds
     letters: DeadLetters
     rules: WindowRules | None = None
-    """By which windows records are counted; None: they are not."""
+    """The windows by which records are counted; None: records are not counted."""
 
     _attempts: Attempts = field(init=False)
     _processes: dict[LeaseKey, ShardProcess] = field(default_factory=dict)
@@ -60,25 +60,26 @@ class ProcessorProtocol:
     """Shards that get their records one by one, to find the one that fails."""
 
     _failed_alone: dict[LeaseKey, dict[str, int]] = field(default_factory=dict)
-    """How often records of these shards failed when they were delivered alone, by their places. One failure may be
-    chance: a record is set aside when the next processor fails at it as well."""
+    """How often records of these shards failed when they were delivered alone, by position. One failure may be
+    random: a record is set aside only when the next processor fails at it, too."""
 
     _to_confirm: set[LeaseKey] = field(default_factory=set)
     """Shards whose last failure was the first one of a record that was delivered alone."""
 
     _failed_through: dict[LeaseKey, Checkpoint] = field(default_factory=dict)
-    """Up to where the records reached at which each shard failed. The next processor begins at the checkpoint, so
-    what it is given before this place is no success: every failure would be counted as the first one."""
+    """How far the records reached at which each shard failed. The next processor begins at the checkpoint. What it
+    processes before this position does not count as a success; otherwise every failure would count as the first
+    one."""
 
     def __post_init__(self) -> None:
         self._attempts = Attempts(self.holdings, self.reading.clock, self.reading.settings.code)
 
     def delivered(self) -> dict[LeaseKey, Checkpoint]:
-        """Through which records the processors that live were given their shards. Any thread."""
+        """The position through which living processors were given their shards. May be called on any thread."""
         return {key: process.position for key, process in list(self._processes.items())}
 
     def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
-        """One round. Raises nothing that AWS or a processor can cause; that is in the report and in the events."""
+        """Run one round. Errors of AWS and processors are not raised; they are in the report and in events."""
         this = Round()
         held = {holding.key for holding in self.holdings.holdings()}
         self._failed_through = {key: place for key, place in self._failed_through.items() if key in held}
@@ -95,12 +96,13 @@ class ProcessorProtocol:
                     self._go_on(this, self.reading.sound(this, read), abandon)
                 finally:
                     read.release()
-            # A processor that lives is asked before its lease goes; the others have nothing to lose.
+            # A living processor is called before its lease is given away; without one, the lease can be given away
+            # now.
             self.holdings.end(key for key in this.ranges if key not in self._processes)
         return this.finished(self.reading.failures)
 
     def close(self) -> None:
-        """The worker stops: every processor gets its last chance to checkpoint."""
+        """Stop: every processor gets its last chance to checkpoint."""
         for key in sorted(self._processes):
             self._shut_down(key)
         self.hosts.close()
@@ -114,7 +116,7 @@ class ProcessorProtocol:
         return replace(planned, after=process.position, timestamp_ms=None)
 
     def _let_go(self) -> None:
-        """Part with processors that are gone, or whose leases are lost or asked for."""
+        """Remove processors that are gone, or whose leases are lost or in a handoff."""
         for key, process in sorted(self._processes.items()):
             holding = self.holdings.get(key)
             if holding is None or holding.token != process.token:
@@ -132,14 +134,14 @@ class ProcessorProtocol:
         self.holdings.end([key])
 
     def _call(self, key: LeaseKey, last_words: Callable[[], None]) -> None:
-        """What a processor raises when it is on its way out changes nothing any more."""
+        """Call a processor that is about to be removed. Its errors are reported and have no other effect."""
         try:
             last_words()
         except Exception as error:
             self.reading.tell(EventKind.BATCH_FAILED, full(error), key)
 
     def _go_on(self, this: Round, found: Sequence[Progress], abandon: Callable[[], bool]) -> None:
-        """Deliver what was read, to all processors, and see what came of it."""
+        """Deliver what was read to all processors, and handle the results."""
         tasks: dict[LeaseKey, Callable[[], None]] = {}
         for progress in found:
             key = progress.range.lease
@@ -161,7 +163,8 @@ class ProcessorProtocol:
                 self._delivered(this, progress)
 
     def _deliver(self, progress: Progress, holding: Holding) -> None:
-        """On a thread of the hosts. Touches nothing but what is this lease's own, or has a lock."""
+        """Deliver one shard's records. Runs on a thread of the hosts, so it uses only what belongs to this lease or
+        has a lock."""
         key = holding.key
         process = self._process(holding)
         if process.position != progress.range.after:
@@ -173,8 +176,8 @@ class ProcessorProtocol:
             process.process(progress, put_aside, one_by_one=key in self._careful)
 
     def _is_stopped_by_losses(self, this: Round, progress: Progress) -> bool:
-        """Whether the records are not delivered now, because they have ended the processes of former owners. Which
-        record it is cannot be found out without ending more of them, so none is set aside."""
+        """Decide whether the records are not delivered now, because they have ended the processes of former owners.
+        The failing record cannot be found without ending more processes, so none is set aside."""
         key, failures = progress.range.lease, self.reading.failures
         losses = self._attempts.losses(progress, this.holdings[key])
         if not progress.records or losses < LOSSES_TO_NARROW:
@@ -204,7 +207,7 @@ class ProcessorProtocol:
                 self.reading.failures.succeeded(key, process.position)
         now = self.holdings.get(key)
         if now is not None and now.lease.checkpoint == process.position:
-            self.reading.done(this, progress)  # nothing that was delivered waits for its checkpoint
+            self.reading.done(this, progress)  # no delivered record waits for its checkpoint
         this.report(key, Outcome.DELIVERED if progress.records else Outcome.IDLE, progress)
         if progress.ended:
             self._finish(this, process, progress, holding)
@@ -222,8 +225,8 @@ class ProcessorProtocol:
     def _set_aside(
         self, progress: Progress, holding: Holding, record: PoisonRecord, error_type: str, text: str
     ) -> bool:
-        """Carry out the policy for a record that failed alone. False: the processor is replaced, and its shard is
-        delivered again from the checkpoint on."""
+        """Apply the policy to a record that failed alone. Returns False if the processor is to be replaced and its
+        shard delivered again from the checkpoint."""
         action, sequence = self.reading.failures.action, record.sequence_number
         if action not in (FailureAction.DEAD_LETTER, FailureAction.SKIP) or error_type == Unavailable.__name__:
             return False
@@ -250,7 +253,7 @@ class ProcessorProtocol:
         return True
 
     def _finish(self, this: Round, process: ShardProcess, progress: Progress, holding: Holding) -> None:
-        """Whatever hinders the end of the shard, its processor lives on and is asked again."""
+        """Finish the shard. If that fails for any reason, the processor is kept and called again."""
         key = holding.key
         try:
             process.end(self.shard_ends.create_children(holding.lease, progress))
@@ -265,7 +268,8 @@ class ProcessorProtocol:
         self.reading.tell(EventKind.SHARD_FINISHED, "by its processor", key)
 
     def _failed(self, this: Round, progress: Progress, error: Exception) -> None:
-        """A processor that raised may be in any state: the next one begins at the checkpoint."""
+        """Handle an error of a processor. It may be in any state, so it is replaced; the next one begins at the
+        checkpoint."""
         key, failures = progress.range.lease, self.reading.failures
         process = self._processes.pop(key, None)
         if process is not None:

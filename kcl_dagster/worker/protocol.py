@@ -1,18 +1,18 @@
 """Exactly-once batches: plan, fetch, prepare, write, commit.
 
-    plan     the leases that may be read: held, not finished, parents done, not on their way to another worker
-    fetch    freeze their next records; a lease with a pinned batch is read exactly through it
-    prepare  pin: write the batch's end and number on each lease, compare-and-set; a lease that fails is dropped
+    plan     the leases that may be read: held, not finished, parents done, not in a handoff
+    fetch    freeze their next records; a lease with a pinned batch is read exactly through the pinned record
+    prepare  pin: write the batch's end and number to each lease, compare-and-set; a lease that fails is dropped
              before anything is written
-    write    hand the records to the sink, under the identity of their parts
+    write    pass the records to the sink, under the identity of their parts
     commit   move each checkpoint to the batch's end and remove the pin, compare-and-set; finished shards get
              their child leases first
 
-A crash before `prepare` loses nothing: the records are read again. A crash after it leaves a pin: the next owner of
-the lease reads exactly the same records and writes them under the same identity. So a sink that stores each part
-once stores each record once. A stalled former owner can only write the records of the pin, too.
+After a crash before `prepare`, the records are read again, and nothing is lost. After a crash later, a pin remains:
+the next owner of the lease reads exactly the same records and writes them under the same identity. So a sink that
+stores each part once stores each record once. A stalled former owner can write only the pinned records, too.
 
-Modelled in spec/ExactlyOnce.tla, with what is lost when one of the steps is left out.
+Modelled in spec/ExactlyOnce.tla, which shows what is lost when a step is left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,8 +47,9 @@ def never() -> bool:
 
 @dataclass(slots=True)
 class BatchProtocol(Generic[D]):
-    """Runs on the worker's main thread, one round after another. Holds no progress of its own: that is in the
-    leases, so any other worker can go on from any step."""
+    """Rounds of a worker that pins its batches in the rows of its leases. Runs on the worker's main thread, one
+    round after another. It keeps no progress: that is in the leases, so any other worker can continue after any
+    step."""
 
     reading: Reading[Fetched[D]]
     holdings: Holdings
@@ -57,15 +58,16 @@ class BatchProtocol(Generic[D]):
     shard_ends: ShardEnds
     poison: PoisonHandling
     rules: WindowRules | None = None
-    """By which windows stored rows are counted; None: they are not."""
+    """The windows by which stored rows are counted; None: rows are not counted."""
 
     for_each: ForEach = one_by_one
-    """Writes to the leases of a batch know nothing of each other."""
+    """Calls a function for the leases of a batch. Their writes are independent of each other."""
 
     def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
-        """One round. `abandon` is asked before anything is pinned: True gives the batch up, at no cost.
+        """Run one round. `abandon` is called before anything is pinned: if it returns True, the batch is given up,
+        at no cost.
 
-        Raises nothing that AWS, a sink or user code can cause; that is in the report and in the events.
+        Errors of AWS, the sink and user code are not raised; they are in the report and in events.
         """
         this = Round()
         self.reading.plan(this, self._range)
@@ -78,7 +80,7 @@ class BatchProtocol(Generic[D]):
         return this.finished(self.reading.failures)
 
     def close(self) -> None:
-        """Nothing is left between rounds."""
+        """Does nothing: nothing is left between rounds."""
 
     def _range(self, holding: Holding) -> Range:
         refuse_claim(holding.lease)
@@ -92,7 +94,7 @@ class BatchProtocol(Generic[D]):
             found = self.reading.sound(this, fetched)
             full = [progress for progress in found if progress.records]
             empty = [progress for progress in found if not progress.records]
-            # The next batch of a lease that never had one gets another number, so it cannot be read ahead.
+            # The first batch of a lease gets a new number each time it is planned, so it cannot be read ahead.
             this.empty = [one for one in empty if this.holdings[one.range.lease].lease.batch]
             if abandon():
                 for progress in full:
@@ -126,9 +128,9 @@ class BatchProtocol(Generic[D]):
     # Prepare
 
     def _prepare(self, this: Round, found: Sequence[Progress]) -> list[Progress]:
-        """Pin the batch on its leases; what may be written. A batch that a former owner pinned counts one loss
-        more, unless that owner gave the lease up or ran another version of the code. After an unknown outcome the
-        lease is asked again before its next write, and read through the pin if that is what it says."""
+        """Pin the batch on its leases. Returns what may be written. A batch that a former owner pinned gets one
+        more loss, unless that owner gave up the lease or ran another version of the code. After an unknown outcome,
+        the lease is read again before its next write; if it has the pin, the batch is read exactly through it."""
         read = {progress.range.lease: progress for progress in found}
         refused = errors_of(self.for_each, lambda key: self._pin(this.holdings[key], read[key]), read)
         for key, error in refused.items():
@@ -141,7 +143,8 @@ class BatchProtocol(Generic[D]):
     def _pin(self, holding: Holding, progress: Progress) -> None:
         code = self.reading.settings.code
         if progress.range.is_pinned:
-            # The answer to the last write may have been lost: the row may hold another pin, or be past the batch.
+            # The answer to the last write may have been lost: the row may have another pin, or a later
+            # checkpoint.
             lease = self.holdings.settled(holding.key, holding.token)
             pin = pin_of(lease)
             if pin is not None and pin.number == progress.range.number:
@@ -164,7 +167,8 @@ class BatchProtocol(Generic[D]):
         self.poison.own.wrote(holding.key, holding.token, pin.number)
 
     def _forget_losses(self, holding: Holding, progress: Progress) -> None:
-        """The batch has failed and the process lives, so it was not the batch that ended the former ones."""
+        """Reset the losses: the batch has failed, but the process is alive, so the batch did not end the former
+        processes."""
         try:
             pin = pin_of(self.holdings.settled(holding.key, holding.token))
             if pin is not None and pin.losses:
@@ -239,7 +243,7 @@ class BatchProtocol(Generic[D]):
                 self.reading.failures.succeeded(key, ends.get(key, SHARD_END))
 
     def _counts(self, this: Round, progress: Progress) -> BatchCounts | None:
-        """What was stored of the range, by window. Called after the sink was written."""
+        """What was stored of the range, by window. Called after the sink has stored it."""
         if self.rules is None or progress.range.lease in this.stored_before:
             return None
         lease = this.holdings[progress.range.lease].lease
@@ -248,7 +252,8 @@ class BatchProtocol(Generic[D]):
         return self.rules.counts(lease, progress, PartCounts(None))
 
     def _finish(self, this: Round, progress: Progress) -> bool:
-        """Child leases, then SHARD_END. False when it has to wait; what was read is then committed as usual."""
+        """Create the leases of the children, then write SHARD_END. Returns False if that has to wait; then the
+        range is committed as usual."""
         key, holding = progress.range.lease, this.holdings[progress.range.lease]
         try:
             children = self.shard_ends.create_children(holding.lease, progress)
@@ -281,6 +286,6 @@ class BatchProtocol(Generic[D]):
 
 
 def _is_behind(progress: Progress, lease: Lease) -> bool:
-    """Whether the lease says that all of the batch is done."""
+    """Whether the lease's checkpoint includes all of the batch."""
     through, done = progress.through, lease.checkpoint
     return through is not None and done is not None and through <= done

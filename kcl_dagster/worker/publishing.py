@@ -1,8 +1,7 @@
-"""Makes visible what is decided for the tables of a sink: folders at once, tables with the next commit.
+"""Makes decided batches visible in all tables of a sink: in folders at once, in tables with the next commit.
 
-An entry publishes the files of all tables of its batch, so that they become visible together or are void together.
-Readers may see one table before another one. What a worker may forget of an entry follows from the table that is
-the last to have it.
+An entry publishes the files of all tables of its batch. It takes effect in all of them or in none, but readers may
+see it in one table earlier than in another. A worker may forget an entry when the last of the tables has it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -53,7 +52,7 @@ def publisher_of(
 
 @dataclass(frozen=True, slots=True)
 class TablesPublisher:
-    """See `Publisher`: folders, and the tables that one committer commits to."""
+    """A `Publisher` for folders, and for the tables to which one committer commits."""
 
     folders: Mapping[str, FolderPublisher]
     committer: TableCommitter | None
@@ -70,7 +69,7 @@ class TablesPublisher:
         for name, folder in self.folders.items():
             try:
                 folder.publish(chain, number, entry.of(name))
-            except SinkError as error:  # another worker has settled the chain, maybe in this folder only
+            except SinkError as error:  # another worker has settled the chain, possibly in this folder only
                 settled = error
         if settled is not None:
             raise settled
@@ -110,7 +109,8 @@ class TablesPublisher:
             publisher.forget(chain)
 
     def remove_left_behind(self, beginning: str, before: float, known: Collection[ChainId]) -> None:
-        """A further folder may be the first one of another sink: what is staged for chains beside it remains."""
+        """Remove old staged files. A further folder may be the first one of another sink: files of chains that are
+        stored in it are kept."""
         for name, folder in self.folders.items():
             beside = () if name == FIRST else Entries(folder.files).chains(beginning)
             folder.remove_left_behind(beginning, before, {*known, *beside})

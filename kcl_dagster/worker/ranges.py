@@ -1,4 +1,4 @@
-"""Which records each lease is to read next. Pure."""
+"""Decides which records of each lease are read next. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,26 +10,28 @@ from kcl_dagster.worker.batch import Progress, Range
 from kcl_dagster.worker.pending import binds, pin_of
 
 ResolvedStart = Callable[[StreamIdentifier], int | None]
-"""What LATEST or AT_TIMESTAMP meant when the application first saw the stream, epoch milliseconds."""
+"""Returns the time to which LATEST or AT_TIMESTAMP was resolved when the application first read the stream, in
+epoch milliseconds; None if not known."""
 
 FirstNumber = Callable[[], int]
-"""The number of the first batch of a lease, greater than every number that a former lease of the shard had. See
+"""Returns the number of the first batch of a lease, higher than all numbers of former leases of the shard. See
 `first_number_at`."""
 
 
 def first_number_at(now: float) -> int:
-    """The milliseconds of the epoch; `now` is epoch seconds by the service's clock.
+    """The milliseconds since the epoch. `now`: epoch seconds by the service's clock.
 
-    A lease may be deleted and made again: by a reset, by hand, with a stream or a lease table that was made anew.
-    Sinks remember the numbers of the former lease, and nothing in the new row tells which were used. Numbers grow
-    by one per batch, and a batch takes longer than a millisecond, so this one is above all of them.
+    A lease may be deleted and created again: by a reset, by hand, or with a stream or lease table that was
+    recreated. Sinks remember the numbers of the former lease, and the new row does not show which were used.
+    Numbers grow by one per batch, and a batch takes longer than a millisecond, so this number is higher than all of
+    them.
     """
     return int(now * 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """`single_stream` is the stream of leases that do not name theirs."""
+    """Plans ranges. `single_stream`: the stream of leases that do not name theirs."""
 
     single_stream: StreamIdentifier
     resolved_start: ResolvedStart
@@ -38,8 +40,8 @@ class Planner:
     """The version of the consumer's code."""
 
     def plan(self, lease: Lease, until: Checkpoint | None = None) -> Range:
-        """The next range of a lease that may be read: pinned to a batch that was begun, else open, or no further
-        than `until`. Losses that record processors have counted remain with the open range."""
+        """The next range of a lease that may be read: pinned to a begun batch, or otherwise open, or limited to
+        `until`. An open range keeps the losses that record processors have counted."""
         stream = lease.stream or self.single_stream
         after = lease.checkpoint or TRIM_HORIZON
         pin = pin_of(lease)
@@ -66,14 +68,14 @@ class Planner:
 
 
 def following(*found: Sequence[Progress]) -> list[Range]:
-    """What will be asked for, as far as it is known."""
+    """The ranges that will be requested next, as far as they are known."""
     ranges = (next_range(progress) for some in found for progress in some)
     return [range_ for range_ in ranges if range_ is not None]
 
 
 def next_range(progress: Progress) -> Range | None:
-    """What will be asked for once the batch of `progress` is committed; None when that is not known yet. Of a range
-    that held nothing, the same again."""
+    """The range that will be requested after the batch of `progress` is committed; None if not known yet. If the
+    range had no records, it is requested again."""
     done = progress.range
     if progress.ended or progress.gone:
         return None

@@ -1,4 +1,4 @@
-"""The first half of every round: which leases are read, and whether what was read can be gone on with."""
+"""The first half of every round: decide which leases are read, read them, and check what was read."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ from kcl_dagster.worker.spans import NO_SPANS, Spans
 from kcl_dagster.worker.stored_counts import WindowRules
 
 PlanRange = Callable[[Holding], Range]
-"""May raise a ServiceError."""
+"""Plans the range of a lease. May raise a ServiceError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class RoundSettings:
 
 @dataclass(slots=True)
 class Round:
-    """What is known of a batch while it is made."""
+    """The state of one round."""
 
     holdings: dict[LeaseKey, Holding] = field(default_factory=dict)
     ranges: dict[LeaseKey, Range] = field(default_factory=dict)
@@ -54,28 +54,29 @@ class Round:
     blocked: int = 0
     error: str | None = None
     empty: list[Progress] = field(default_factory=list)
-    """Of ranges that held no records, and are read ahead with the others. Otherwise a shard that gets few records
-    would be read only after the others had been read ahead."""
+    """Ranges without records, which are read ahead with the others. Otherwise a shard with few records would be
+    read only after the others had been read ahead."""
 
     fetch_began: float | None = None
-    """Epoch seconds by the clock that all workers share; None: not known."""
+    """When the fetch began, in epoch seconds by the clock that all workers share; None if not known."""
 
     fetch_began_at: float = 0.0
-    """Monotonic."""
+    """When the fetch began (monotonic)."""
 
     stored_before: set[LeaseKey] = field(default_factory=set)
-    """Leases whose batch an earlier attempt has stored, and that cannot be read again: its rows are not known."""
+    """Leases whose batch was stored by an earlier attempt and cannot be read again, so that its rows are not
+    known."""
 
     unread: set[LeaseKey] = field(default_factory=set)
-    """Leases that go on behind a batch which cannot be read again."""
+    """Leases that continue after a batch that cannot be read again."""
 
     fatal: ConfigurationError | None = None
-    """Why this worker cannot work at all."""
+    """Why this worker cannot work at all; None if it can."""
 
     def report(
         self, key: LeaseKey, outcome: Outcome, progress: Progress | None = None, error: Exception | None = None
     ) -> None:
-        """What became of a lease; the last word counts."""
+        """Record the outcome for a lease, replacing an earlier one."""
         planned = self.ranges[key]
         self.leases[key] = LeaseReport(
             lease=key,
@@ -111,23 +112,23 @@ class Round:
         )
 
 
-FIRST_SECONDS = 0.5  # of the first batch after a lease has come: two reads of each shard
+FIRST_SECONDS = 0.5  # of the first batch after a lease was acquired: two reads of each shard
 
 ConfirmStream = Callable[[StreamIdentifier], None]
-"""Raises StreamRecreated where another stream has the name now, or a ServiceError."""
+"""Checks a stream. Raises StreamRecreated if another stream now has its name, or a ServiceError."""
 
 
 HoldsPart = Callable[[Part], bool]
-"""Whether the sink has stored a part. Raises SinkError."""
+"""Returns whether the sink has stored a part. Raises SinkError."""
 
 
 def believed(_: StreamIdentifier) -> None:
-    """For streams that are never created anew."""
+    """For streams that are never recreated."""
 
 
 def stored_through(progress: Progress) -> int | None:
-    """Through which moment, in epoch seconds, a shard is stored once this range is. Records that arrived in the
-    same second as the last one may follow."""
+    """The moment (epoch seconds) through which a shard is stored once this range is. More records may follow that
+    arrived in the same second as the last one."""
     return None if progress.last_arrival_ms is None else progress.last_arrival_ms // 1000
 
 
@@ -137,7 +138,8 @@ def every_lease(_: Lease) -> bool:
 
 @dataclass(slots=True)
 class Reading(Generic[R]):
-    """Keeps no progress, but what it costs to forget: who is blocked, failing, or close to retention."""
+    """Reads for one worker. Keeps no progress, only what would be costly to forget: which leases are blocked,
+    failing, or near the end of their retention."""
 
     settings: RoundSettings
     holdings: Holdings
@@ -148,13 +150,12 @@ class Reading(Generic[R]):
     clock: Clock
     processing: ProcessingWatch
     service_time: Callable[[], float | None]
-    """Epoch seconds by a clock that all workers share, None while it is not known. May block for one request,
-    seldom."""
+    """Epoch seconds by a clock that all workers share; None if not known. May block for one request, rarely."""
 
     on_event: OnEvent = ignore
     confirm: ConfirmStream = believed
     holds: HoldsPart | None = None
-    """None: the sink cannot tell."""
+    """Whether the sink has stored a part. None: the sink cannot tell."""
 
     spans: Spans = NO_SPANS
 
@@ -163,18 +164,19 @@ class Reading(Generic[R]):
 
     _rounds: int = 0
     _answered: dict[int, int] = field(default_factory=dict)
-    """In which round a lease was last read, by token. One batch may not have room for a record of every shard."""
+    """The round in which a lease was last read, by token. One batch may not have room for records of every
+    shard."""
 
     _given_up: dict[int, Range] = field(default_factory=dict)
-    """Begun batches that are not stored and cannot be repeated, by token: what is left of their records is read as
-    a new batch."""
+    """Begun batches that are not stored and cannot be repeated, by token. The remaining records are read as a new
+    batch."""
 
     _told: dict[int, tuple[str, str | None]] = field(default_factory=dict)
-    """From where to where the last loss was that was told of, by token."""
+    """The beginning and end of the last reported loss, by token."""
 
     def plan(self, this: Round, plan_range: PlanRange, is_wanted: Callable[[Lease], bool] = every_lease) -> None:
-        """Choose the leases that may be read now: held, not finished, not on their way to another worker, parents
-        done, and not resting after a failure. `is_wanted`: the others take no part in this round."""
+        """Choose the leases that may be read now: held, not finished, not in a handoff, parents done, and not
+        pausing after a failure. `is_wanted`: leases for which it returns False are not read in this round."""
         held = self.holdings.holdings()
         keys = {holding.key for holding in held}
         for memory in (self.failures, self.parents, self.retention):
@@ -213,19 +215,20 @@ class Reading(Generic[R]):
             self.failed(this, [holding.key], error)
             blocked = True
         else:
-            if blocked:  # it was never read, so all that can have failed is this look
+            if blocked:  # a blocked lease was never read, so only an earlier check can have failed
                 self.failures.succeeded(holding.key, SHARD_END)
         this.blocked += blocked
         return not blocked
 
     def fetch(self, this: Round) -> R | None:
-        """Read the planned ranges. The caller releases the result. None: nothing could be read."""
+        """Read the planned ranges. Returns the result, which the caller has to release; None if nothing could be
+        read."""
         this.fetch_began, this.fetch_began_at = self.service_time(), self.clock.monotonic()
         try:
             with self.timed(this, "fetch"):
                 return self.engine.fetch(list(this.ranges.values()), self._budget(this))
         except Exception as error:
-            # No user code runs in a fetch, so whatever it was, the same leases are tried together again.
+            # No user code runs in a fetch, so after any error the same leases are tried together again.
             failure = error if isinstance(error, KclError) else BatchError(brief(error))
             self.failed(this, list(this.ranges), failure)
             this.error = f"fetch failed: {failure}"
@@ -244,7 +247,8 @@ class Reading(Generic[R]):
         return budget if goes_on else replace(budget, seconds=min(budget.seconds, FIRST_SECONDS))
 
     def sound(self, this: Round, fetched: Read) -> list[Progress]:
-        """What was read well enough to go on with."""
+        """The results of ranges that were read without a problem that prevents processing them. The others are
+        reported here."""
         sound = []
         for key, planned in this.ranges.items():
             progress, error = fetched.progress.get(key), fetched.failures.get(key)
@@ -272,8 +276,8 @@ class Reading(Generic[R]):
         return sound
 
     def _without_the_lost(self, holding: Holding, planned: Range) -> Range:
-        """The range of a begun batch that is given up begins where the batch does, and ends where it may. It has a
-        number of its own: if a former owner stores the given up one late, the sink can tell them apart."""
+        """For a begun batch that is given up: a range that begins like the batch, and has an open end. It has a new
+        number: if a former owner stores the old batch late, the sink can distinguish them."""
         begun = self._given_up.get(holding.token)
         if begun is None or not planned.is_pinned or planned.number != begun.number:
             self._given_up.pop(holding.token, None)
@@ -282,14 +286,14 @@ class Reading(Generic[R]):
         return replace(begun, number=begun.number + 1, instead_of=first_number, through=None, first=None, losses=0)
 
     def _what_is_left(self, this: Round, begun: Range, progress: Progress) -> list[Progress]:
-        """Report the records of a given up batch that left the stream, and go on with the others. If none is left,
-        go on behind the batch."""
+        """Report which records of a given-up batch left the stream, and continue with the others. If none is left,
+        continue after the batch."""
         key = begun.lease
         if not self._is_as_planned(this, key) or not self._is_of_its_stream(this, progress):
             return []
         is_at_end = progress.ended or (progress.is_answered and progress.millis_behind == 0)
         if not progress.records and not is_at_end:
-            this.report(key, Outcome.NOT_READ, progress)  # the answers were empty so far
+            this.report(key, Outcome.NOT_READ, progress)  # the responses have been empty so far
             return []
         left = progress.first if progress.records else None
         through = begun.through
@@ -301,9 +305,14 @@ class Reading(Generic[R]):
         return [progress if progress.records else Progress(begun, through=through)]
 
     def _gone_on_from(self, this: Round, planned: Range, error: DataLoss) -> list[Progress]:
-        """A batch that was begun cannot be repeated: records of it left the stream. If the sink holds it, nothing
-        is lost. If the sink does not, what is left of it is read as another batch. If the sink cannot tell, going
-        on means to go on behind the batch: read again without the lost records, others might be stored twice."""
+        """Handle a begun batch that cannot be repeated, because some of its records left the stream.
+
+        - If the sink has stored it, nothing is lost, and reading continues after it.
+        - Otherwise, with `on_data_loss` "stop", the shard is stopped.
+        - With "continue", if the sink has not stored it, the remaining records are read as another batch.
+        - With "continue", if the sink cannot tell, reading continues after the batch. If the remaining records were
+          read again, some might be stored twice.
+        """
         key, stops = planned.lease, self.settings.on_data_loss == "stop"
         if not self._is_as_planned(this, key):
             return []
@@ -334,8 +343,9 @@ class Reading(Generic[R]):
         return [behind]
 
     def _is_of_its_stream(self, this: Round, progress: Progress) -> bool:
-        """A stream that was created anew has other records in shards of the same names. Where reading begins at a
-        record, the service refuses that; elsewhere it is looked at here, after the fact and about once a lease."""
+        """Check that the range was read from the right stream. A recreated stream has other records in shards of
+        the same names. If reading begins at a record, the service refuses this. Otherwise it is checked here
+        afterwards, about once per lease."""
         planned = progress.range
         begins_at_record = planned.first is not None or not planned.after.is_initial_position
         found_something = progress.through is not None or progress.ended
@@ -348,9 +358,10 @@ class Reading(Generic[R]):
         return True
 
     def _is_bearable(self, this: Round, progress: Progress) -> bool:
-        """Whether the range may be processed, judging by records that left the stream or soon will."""
+        """Whether the range may be processed in view of records that left the stream or soon will."""
         key = progress.range.lease
-        if progress.broken_aggregates and not progress.range.is_pinned:  # a pinned one was reported before
+        # The aggregates of a pinned range were reported before.
+        if progress.broken_aggregates and not progress.range.is_pinned:
             count = progress.broken_aggregates
             self.tell(EventKind.BROKEN_AGGREGATE, f"{count} aggregates kept as raw records", key, count=count)
         step = self.retention.warning(progress)
@@ -379,9 +390,9 @@ class Reading(Generic[R]):
         return not stops
 
     def _is_as_planned(self, this: Round, key: LeaseKey) -> bool:
-        """Renew a lease before a loss of its records is reported. A worker that was paused may not own it any more,
-        and the records that it misses were then read by the next owner; and a write whose answer was lost may have
-        moved the checkpoint."""
+        """Renew a lease before a loss of its records is reported. A paused worker may no longer own the lease, and
+        the next owner may have read the missing records. Also, a write whose response was lost may have moved the
+        checkpoint. Returns whether the lease is unchanged."""
         planned = this.holdings[key]
         try:
             self.holdings.renew(key, planned.token)
@@ -398,7 +409,7 @@ class Reading(Generic[R]):
         return False
 
     def still_ours(self, this: Round, found: Sequence[Progress]) -> list[Progress]:
-        """What was read of leases that this worker still has; of the others, it is dropped."""
+        """The results for leases that this worker still holds. The others are reported as dropped."""
         ours: list[Progress] = []
         for progress in found:
             key = progress.range.lease
@@ -415,7 +426,7 @@ class Reading(Generic[R]):
         rules: WindowRules | None,
         abandon: Callable[[], bool],
     ) -> Batch:
-        """The batch that a sink is given. The engine reads on meanwhile, unless the worker is about to stop."""
+        """The batch for a sink. The engine reads ahead meanwhile, unless the worker is about to stop."""
         settings, time_column = self.settings, None if rules is None else rules.time_column
         for progress in found:
             self.holdings.delivered(progress.range.lease, progress.bytes)
@@ -425,8 +436,8 @@ class Reading(Generic[R]):
         return Batch(settings.application, settings.worker, parts, time_column)
 
     def _is_live(self, found: Sequence[Progress]) -> bool:
-        """Whether records are to be seen as soon as they arrive, and none wait. What is read ahead is closed early
-        then, too, and a process that reads ahead is another one, so that subscriptions would not go on."""
+        """Whether records are to be stored as soon as they arrive, and none wait. Then nothing is read ahead: that
+        batch would be closed early, too, and another process would read it, so subscriptions would not continue."""
         is_early = self.settings.budget.linger is not None
         return is_early and all(is_near_tip(progress.millis_behind) for progress in found)
 
@@ -446,11 +457,11 @@ class Reading(Generic[R]):
         )
 
     def done(self, this: Round, progress: Progress) -> None:
-        """The range is behind the checkpoint, or held nothing: remember through when the shard is stored.
+        """Record through which moment the shard is stored, after the range is committed or had no records.
 
-        An open shard that had nothing more is stored through the moment at which it was asked. Everything else is
-        stored through its last record only: a pinned range ends where it has to, a shard that is closed has
-        children with newer records, and a shard that just had records may have been closed meanwhile.
+        An open shard without further records is stored through the time at which it was read. Otherwise, a shard is
+        stored only through its last record: a pinned range ends at a given record, a closed shard has children with
+        newer records, and a shard that just had records may have been closed since.
         """
         key = progress.range.lease
         is_at_tip = progress.millis_behind == 0 and progress.through is None
@@ -468,8 +479,7 @@ class Reading(Generic[R]):
         this.report(key, Outcome.NOT_READ, error=error)
 
     def failed(self, this: Round, keys: Sequence[LeaseKey], error: Exception) -> None:
-        """Count a failure, and tell of the shards that it stops. After an error of the configuration the worker
-        ends."""
+        """Count a failure, and report the shards that it stops. After a configuration error, the worker ends."""
         if isinstance(error, ConfigurationError) and class_of(error) is ErrorClass.CONFIGURATION:
             this.fatal = this.fatal or error
         for key in self.failures.failed(keys, error):
@@ -490,5 +500,5 @@ class Reading(Generic[R]):
 
 
 def _place(lease: Lease) -> tuple[Checkpoint | None, Checkpoint | None, int]:
-    """Where a lease is read from, and through which record a pinned batch of it goes."""
+    """The position from which a lease is read, and the record through which its pinned batch extends."""
     return lease.checkpoint, lease.pending_checkpoint, lease.batch

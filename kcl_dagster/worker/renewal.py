@@ -1,7 +1,7 @@
-"""Keeping the leases: renew what was not written lately, complete the handoffs that were asked for.
+"""Keeps the leases: renews those that were not written recently, and completes requested handoffs.
 
-One step after another on the renewal thread, whatever the batch thread does. A step is quick: one table write per
-lease that is due. With `WithoutWaiting`, a write that is not answered delays no other lease.
+Runs on the renewal thread, one step after another, independently of the batch thread. A step is quick: one table
+write per lease that is due. With `WithoutWaiting`, a write without a response delays no other lease.
 """
 
 from collections.abc import Sequence
@@ -23,16 +23,16 @@ class RenewalReport:
     renewed: list[LeaseKey] = field(default_factory=list)
     lost: list[LeaseKey] = field(default_factory=list)
     failed: list[LeaseKey] = field(default_factory=list)
-    """Not renewed because the table did not answer; tried again at the next step while they are trusted."""
+    """Leases that were not renewed because the table did not answer. They are tried again at the next step while
+    trusted."""
 
     transferred: list[LeaseKey] = field(default_factory=list)
 
 
 class Renewer:
-    """`interval`: a lease not written for this long is renewed; a checkpoint counts.
-
-    `handoff_timeout`: a batch that keeps the next owner of its lease waiting longer than this loses the lease.
-    """
+    """Renews and hands over leases. `interval`: a lease that was not written for this long is renewed; a checkpoint
+    counts as a write. `handoff_timeout`: if a batch keeps the next owner of its lease waiting for longer, the batch
+    loses the lease."""
 
     def __init__(
         self,
@@ -49,12 +49,13 @@ class Renewer:
         self._clock = clock
         self._on_event = on_event
         self._for_each = for_each
-        # A fleet with short leases pauses for less than the time in which it has to renew.
+        # With short leases, the pause must be shorter than the time left for renewing them.
         longest = min(LONGEST_PAUSE, interval * PAUSE_SHARE)
         self._outage = Outage(EventKind.RENEWAL_FAILED, clock, on_event, longest)
 
     def step(self) -> RenewalReport:
-        """Never raises what a table or a lost lease causes; that is in the report and in the events."""
+        """Renew and hand over what is due. Errors of tables and lost leases are not raised; they are in the report
+        and in events."""
         report = RenewalReport()
         report.lost += self._holdings.expire()
         self._for_each(lambda key: self._transfer(key, report), self._to_hand_over())
@@ -65,13 +66,13 @@ class Renewer:
         return report
 
     def _renew_due(self, due: Sequence[LeaseKey], report: RenewalReport) -> None:
-        """While nothing can be written, one lease is tried alone, and the others only if it was renewed."""
+        """During an outage, one lease is tried alone, and the others only if it was renewed."""
         alone = 1 if self._outage.is_known else 0
         self._for_each(lambda key: self._renew(key, report), due[:alone])
         self._for_each(lambda key: self._renew(key, report), due[alone:])
 
     def seconds_until_due(self) -> float:
-        """How long the thread may sleep at most."""
+        """The longest time for which the thread may sleep, in seconds."""
         oldest = self._holdings.oldest_write()
         if oldest is None:
             return self._interval
@@ -101,5 +102,5 @@ class Renewer:
         try:
             if self._holdings.handover.transfer(key):
                 report.transferred.append(key)
-        except KclError as error:  # dropped all the same: the leader's deadline ends the handoff
+        except KclError as error:  # the lease is dropped anyway: the leader's deadline ends the handoff
             self._on_event(WorkerEvent(EventKind.RENEWAL_FAILED, f"handoff not completed: {error}", key))

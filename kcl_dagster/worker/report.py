@@ -1,4 +1,4 @@
-"""What came of a batch."""
+"""The report of a batch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 class Outcome(StrEnum):
     COMMITTED = "committed"
     IDLE = "idle"
-    """Nothing new in the shard."""
+    """The shard has no new records."""
 
     DELIVERED = "delivered"
     """Delivered to the shard's processor, which checkpoints by itself."""
@@ -34,7 +34,7 @@ class Outcome(StrEnum):
     """The batch failed; its first half is tried next."""
 
     WITHDRAWN = "withdrawn"
-    """A worker of a former version had begun the batch. Its records are read again, as any others."""
+    """A worker of an earlier version had begun the batch. Its records are read again, like any others."""
 
     SET_ASIDE = "set aside"
     """Its only record was dead-lettered or skipped, according to the policy."""
@@ -61,7 +61,7 @@ class LeaseReport:
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """One round of the protocol. Times in seconds, by the stage they were spent in."""
+    """The report of one round of the protocol. Times in seconds, by stage."""
 
     leases: tuple[LeaseReport, ...] = ()
     fetch_seconds: float = 0.0
@@ -76,19 +76,19 @@ class BatchReport:
     """Leases that wait for their parents."""
 
     stopped: tuple[LeaseKey, ...] = field(default=())
-    """Shards that keep failing and do not go on."""
+    """Shards that keep failing and are stopped."""
 
     why_stopped: Mapping[LeaseKey, str] = field(default_factory=dict)
-    """The error of each of them, in a line."""
+    """The error of each stopped shard, in one line."""
 
     failing: tuple[LeaseKey, ...] = field(default=())
     """Shards whose last attempt failed, stopped ones included."""
 
     attempts: Mapping[LeaseKey, str] = field(default_factory=dict)
-    """Of those that fail and are not stopped: which attempt failed last, as "3 of 5"."""
+    """For failing shards that are not stopped: which attempt failed last, as "3 of 5"."""
 
     fatal: ConfigurationError | None = None
-    """The settings cannot work, so the worker has to end."""
+    """Set if the settings cannot work, so that the worker has to end."""
 
     @property
     def records(self) -> int:
@@ -100,17 +100,17 @@ class BatchReport:
 
     @property
     def broken_aggregates(self) -> int:
-        """Stored as the raw records they came in. A batch that is tried again counts them once."""
+        """Aggregates that were stored as raw records. A batch that is retried counts them once."""
         return sum(lease.broken_aggregates for lease in self.leases if lease.outcome in _STORED)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing happened that would make it worth asking again at once."""
+        """Whether the round made no progress, so that another one is not useful at once."""
         return all(lease.outcome not in PROGRESS for lease in self.leases)
 
     @property
     def millis_behind(self) -> int | None:
-        """Of the shard that is furthest behind; None when none told."""
+        """The lag of the shard that is furthest behind; None if no shard reported one."""
         return max((x.millis_behind for x in self.leases if x.millis_behind is not None), default=None)
 
 

@@ -1,7 +1,7 @@
-"""How close a shard's reader is to losing records, and whether it has.
+"""Detects shards that are about to lose records, or have lost some.
 
-A stream forgets records after its retention. Reading later than that is silent by default: the stream simply
-starts with what it still has. Here it is an event with from and to, before and after the fact.
+A stream drops records after its retention. Reading later causes no error: the stream simply begins with what it
+still has. Here it is reported as an event with the range of records, in advance and afterwards.
 """
 
 from collections.abc import Callable
@@ -15,20 +15,22 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.batch import Progress, Range
 
-ASK_AGAIN_SECONDS = 600.0  # a retention that was changed is noticed; a stream is described a few times an hour
-# Of any stream, whatever its retention was meanwhile: what arrived since then cannot have left it.
+ASK_AGAIN_SECONDS = 600.0  # a changed retention is detected; a stream is described a few times per hour
+# The shortest retention of any stream at any time: records that arrived more recently cannot have left it.
 SHORTEST_RETENTION = 24 * 3600.0
-CLOCK_SKEW = 600.0  # between two workers; ten minutes is more than any machine that AWS lets sign requests
-WARNING_STEPS = (0.5, 0.75, 0.9)  # of the retention; the last leaves a tenth of it to act: 2.4 hours of a day
+# Between two workers; AWS does not accept signed requests from machines whose clocks differ by more
+CLOCK_SKEW = 600.0
+# Parts of the retention. After the last one, a tenth is left to react: 2.4 hours of a day.
+WARNING_STEPS = (0.5, 0.75, 0.9)
 
 RetentionOf = Callable[[StreamIdentifier], float | None]
-"""Seconds a stream keeps its records, when known."""
+"""Returns the seconds for which a stream keeps its records; None if not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Records of a shard that may have left the stream unread: after `since`, before `until`. None: not known,
-    because nothing of the shard is left."""
+    """Records of a shard that may have left the stream unread: after `since`, before `until`. `until` is None if it
+    is not known, because no record of the shard is left."""
 
     since: str
     until: str | None
@@ -58,12 +60,13 @@ def loss_in(
 ) -> Loss | None:
     """The records that left the stream before the range could be read, or None. Times in epoch seconds.
 
-    The record at the checkpoint must still be in the stream. If it is gone, the records after it may be gone, too,
-    unless there were none a short while ago (`stored_through`), as on a shard that is quiet for days. An initial
-    position has no such record. There, records may be lost if the retention has passed since the moment when none
-    lay beyond the position; the retention is requested only if that is possible. A closed shard that left the
-    stream counts as lost, because there is no evidence that it was read to its end. If an open shard is empty and
-    no moment of its tip is known, it does not count as lost: after a Java KCL that is every quiet shard.
+    - The record at the checkpoint should still be in the stream. If it is gone, later records may be gone, too,
+      unless there were none a short while ago (`stored_through`), as on a shard that is quiet for days.
+    - At an initial position there is no such record. Records may be lost if the retention has passed since the last
+      time at which there were none beyond the position. The retention is requested only if that is possible.
+    - A closed shard that left the stream counts as lost, because nothing shows that it was read to its end.
+    - An open shard that is empty, and for which no `stored_through` is known, does not count as lost: after a Java
+      KCL, that is every quiet shard.
     """
     after = progress.range.after
     if progress.gone:
@@ -85,7 +88,7 @@ def loss_in(
 
 
 def _empty_at(begun: Range, stored_through: float | None) -> float | None:
-    """The moment at which no wanted record lay beyond an initial position. None if that cannot be known: at the
+    """The time at which no wanted record lay beyond an initial position. None if that cannot be known: for the
     first shards of an application that starts with whatever the stream contains."""
     if begun.after == LATEST and begun.timestamp_ms is not None:
         return max(begun.timestamp_ms / 1000, stored_through or 0.0)
@@ -93,7 +96,8 @@ def _empty_at(begun: Range, stored_through: float | None) -> float | None:
 
 
 class RetentionWatch:
-    """Warns once at each step that a shard approaches its retention, and again after the shard had recovered."""
+    """Warns when a shard approaches the end of its retention: once per step, and again if the shard had
+    recovered."""
 
     def __init__(self, retention_of: RetentionOf, clock: Clock) -> None:
         self._retention_of = retention_of
@@ -102,7 +106,7 @@ class RetentionWatch:
         self._said: dict[LeaseKey, float] = {}
 
     def warning(self, progress: Progress) -> float | None:
-        """The step that this range passed: 0.5, 0.75 or 0.9 of the retention. None: no new step."""
+        """The step that this range has passed: 0.5, 0.75 or 0.9 of the retention. None if there is no new step."""
         if progress.millis_behind is None:
             return None
         retention = self.retention(progress.range.stream)
@@ -115,14 +119,14 @@ class RetentionWatch:
         return passed if passed > before else None
 
     def retention(self, stream: StreamIdentifier) -> float | None:
-        """Seconds the stream keeps its records, as asked not long ago. None when it cannot be found out."""
+        """The retention in seconds, as looked up recently; None if it cannot be looked up."""
         known, ask_again = self._known.get(stream, (None, 0.0))
         if stream not in self._known or self._clock.monotonic() >= ask_again:
             return self.ask_retention(stream)
         return known
 
     def ask_retention(self, stream: StreamIdentifier) -> float | None:
-        """The same, as it is now, as far as it can be found out."""
+        """Look up the retention now. Returns the last known value if that fails."""
         known, _ = self._known.get(stream, (None, 0.0))
         with suppress(KclError):
             known = self._retention_of(stream)

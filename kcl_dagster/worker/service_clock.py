@@ -1,4 +1,4 @@
-"""The time by Kinesis' clock, which is the same for all workers."""
+"""The time by Kinesis's clock, which is the same for all workers."""
 
 from contextlib import suppress
 from typing import Final
@@ -9,30 +9,30 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.listing import describe
 
 COMPARE_SECONDS: Final = 600.0  # a machine's clock drifts by less than a millisecond in this time
-ASK_AGAIN_SECONDS: Final = 10.0  # while the service's clock is not known
-LONGEST_COMPARISON_SECONDS: Final = 5.0  # by so much the time may be wrong
-MOST_APART_SECONDS: Final = 1.0  # as far as a clock that is corrected moves unnoticed
+ASK_AGAIN_SECONDS: Final = 10.0  # while the service's time is not known
+LONGEST_COMPARISON_SECONDS: Final = 5.0  # the largest error of the time
+MOST_APART_SECONDS: Final = 1.0  # how far a clock may be adjusted without being detected
 
 
 class ServiceClock:
-    """Asks a stream's service for its time once in a while, and counts on by the monotonic clock.
+    """Gets the service's time occasionally, and adds the time that has passed on the monotonic clock.
 
-    The machine's own clock may be ahead. It counts only where the service's answers have no date.
+    The machine's own clock may be ahead. It is used only if the service's responses have no date.
     """
 
     def __init__(self, kinesis: aws.Client, stream: str, runtime: Runtime) -> None:
         self._kinesis = kinesis
         self._stream = stream
         self._runtime = runtime
-        self._ahead: float | None = None  # of the monotonic clock, the service's
+        self._ahead: float | None = None  # the service's clock minus the monotonic clock
         self._compared_at = float("-inf")
-        self._apart = float("-inf")  # of the machine's two clocks, when they were looked at last
+        self._apart = float("-inf")  # the machine's wall clock minus its monotonic clock, when last compared
 
     def now(self) -> float | None:
-        """Epoch seconds; None while they are not known."""
+        """Epoch seconds; None if not known."""
         clock = self._runtime.clock
         apart = clock.now() - clock.monotonic()
-        if abs(apart - self._apart) > MOST_APART_SECONDS:  # the machine slept, or its clock was set
+        if abs(apart - self._apart) > MOST_APART_SECONDS:  # the machine was suspended, or its clock was set
             self._ahead, self._apart, self._compared_at = None, apart, float("-inf")
         pause = COMPARE_SECONDS if self._ahead is not None else ASK_AGAIN_SECONDS
         if clock.monotonic() - self._compared_at >= pause:
@@ -40,7 +40,7 @@ class ServiceClock:
         return None if self._ahead is None else clock.monotonic() + self._ahead
 
     def _compare(self) -> None:
-        """An answer that was long under way is too old to tell the time by."""
+        """Compare the clocks. A response that took long is not used, because its time would be too old."""
         clock = self._runtime.clock
         began = clock.monotonic()
         with suppress(KclError):

@@ -5,27 +5,28 @@ from dataclasses import dataclass
 from kcl_dagster.application import Application, Retrieval
 from kcl_dagster.worker.batch import Budget
 
-DISCOVERY_SECONDS = 1.0  # an index query costs half a read unit: 43,000 units a day and worker, about one cent
-PARENT_POLL_SECONDS = 2.0  # one consistent read per blocked lease; the silence of a reshard is about this long
-ROUNDS_TO_WAIT = 5  # a batch may take several times its fetch to be written
-DRAIN_PATIENCE = 2.0  # handoff timeouts a draining worker waits for the leader before it lets go by itself
-# Of one read of a bounded run. It waits for no records: what it is to read is there.
+DISCOVERY_SECONDS = 1.0  # an index query costs half a read unit: 43,000 units per day and worker, about one cent
+PARENT_POLL_SECONDS = 2.0  # one consistent read per blocked lease; a reshard delays reading by about this long
+ROUNDS_TO_WAIT = 5  # writing a batch may take several times as long as fetching it
+# In handoff timeouts: how long a draining worker waits for the leader before it releases its leases itself
+DRAIN_PATIENCE = 2.0
+# The longest read of a bounded run. It does not wait for records: what it has to read is there.
 BOUNDED_SECONDS = 5.0
-# A record processor is given what has come, about as often as by the KCL: each call may cost a checkpoint.
+# A record processor gets the available records about as often as from the KCL: each call may cost a checkpoint.
 LINGER_OF_PROCESSORS = {Retrieval.FANOUT: 0.05, Retrieval.POLLING: 1.0}
-TASK_BYTES = 2 * 1024 * 1024  # below which a batch is read by one task, into one file
-# A leader replaces workers that reach their lifetime one after another. One that no leader replaced for another
-# lifetime ends by itself, within one more: workers that began together do not end together.
+TASK_BYTES = 2 * 1024 * 1024  # a smaller batch is read by one task, into one file
+# A leader replaces workers at the end of their lifetime one after another. A worker that was not replaced for
+# another lifetime ends by itself, within one more: workers that began together do not end together.
 OVERTIME = 2.0
-# Handoff timeouts after the stop in which a batch may end. After the first one it has lost its leases and is
-# interrupted, after the last one the process ends: nothing it would still do could be committed.
+# In handoff timeouts: how long a batch may take after a stop request. After the first one it has lost its leases
+# and is interrupted. After the last one the process ends: nothing that it would still do could be committed.
 END_PATIENCE = 2.0
-REQUESTS_PER_RENEWAL = 2  # a renewal that hangs leaves time for one more before the next is due
+REQUESTS_PER_RENEWAL = 2  # a renewal that hangs leaves time for another one before the next is due
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """All in seconds, but for `budget`."""
+    """All in seconds, except for `budget`."""
 
     lease_duration: float
     renewal_interval: float
@@ -59,7 +60,7 @@ class WorkerSettings:
         )
 
     def longest_life(self, chance: float) -> float:
-        """After how many seconds a worker ends that no leader has replaced. `chance`: from 0 to 1, drawn once."""
+        """Seconds after which a worker ends that no leader has replaced. `chance`: from 0 to 1, drawn once."""
         return self.lifetime * (OVERTIME + chance)
 
     @property
@@ -68,20 +69,21 @@ class WorkerSettings:
 
     @property
     def round_patience(self) -> float:
-        """A shard that was not read for this long is not read at all, rather than waiting for its turn."""
+        """Seconds after which a shard that was not read is considered as not being read at all, rather than as
+        waiting."""
         return ROUNDS_TO_WAIT * (self.budget.seconds + self.idle)
 
     @property
     def stop_patience(self) -> float:
-        """How long a batch may go on after the worker was told to stop."""
+        """Seconds for which a batch may continue after a stop request."""
         return self.handoff_timeout
 
     @property
     def end_patience(self) -> float:
-        """How long after the stop a worker whose batch does not end keeps its process."""
+        """Seconds to wait after a stop request for the current batch to end. After that the process ends anyway."""
         return self.handoff_timeout * END_PATIENCE
 
     @property
     def write_deadline(self) -> float:
-        """How long one write of a lease may take, retries included."""
+        """Seconds that one write of a lease may take, including retries."""
         return self.renewal_interval / REQUESTS_PER_RENEWAL

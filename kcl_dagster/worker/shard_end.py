@@ -1,14 +1,14 @@
-"""The end of a shard: create leases for its children first, then write SHARD_END.
+"""The end of a shard: leases for its children are created first, then SHARD_END is written.
 
-Child leases always start at TRIM_HORIZON, whatever the application's start: every record of a child comes after its
-parent's end. They exist before the parent is finished, so at every moment each part of the hash range has a lease.
-A worker may own them early, because they are not read before their parent is finished.
+Child leases always start at TRIM_HORIZON, whatever the application's start is, because every record of a child
+comes after its parent's end. They exist before the parent is finished, so every part of the hash range always has a
+lease. A worker may own them early, because they are not read before their parent is finished.
 
-A worker may be paused at any point here, while other workers finish the shard, read its children to their end, and
-the leader cleans up. Therefore each child's lease is created in one transaction with a write to its parent's lease,
-which must still be unfinished. It would be cheaper to read the parent again afterwards and to delete the child's
-lease, but not sufficient: in between, another worker may have begun to read the child. Modelled in spec/Reshard.tla
-as ChildrenAreFenced.
+A worker may be paused at any point here, while other workers finish the shard and read its children to their end,
+and the leader cleans up. Each child's lease is therefore created in one transaction with a write to its parent's
+lease, which must still be unfinished. It would be cheaper to read the parent again afterwards and to delete the
+child's lease, but another worker may have begun to read the child in between. Modelled in spec/Reshard.tla as
+ChildrenAreFenced.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,8 +56,8 @@ class ShardEnds:
         return names
 
     def _listed_children(self, lease: Lease, progress: Progress) -> tuple[ChildShard, ...]:
-        """List the children, if the last response named none. If the shard left the stream, it may have none
-        left."""
+        """List the children, if the last response named none. If the shard left the stream, there may be no
+        children left."""
         children = tuple(
             ChildShard(shard.id, shard.hash_range, shard.parents)
             for shard in self._list_shards(progress.range.stream)
@@ -69,7 +69,7 @@ class ShardEnds:
 
     def _check_other_parents(self, lease: Lease, child: ChildShard, progress: Progress) -> None:
         """Raise ShardEndWaits if another parent of a merged shard is in the stream and has no lease yet: that
-        parent would be read after its child. It is not waited for if it has ended."""
+        parent would be read after its child. A parent that has ended is not waited for."""
         for parent in child.parents:
             if parent == lease.shard_id or self._table.get(sibling_key(lease, parent)) is not None:
                 continue
@@ -90,7 +90,7 @@ def _empty_at(parent: Lease, progress: Progress) -> int | None:
 
 
 def child_lease(parent: Lease, child: ChildShard) -> Lease:
-    """The lease of a child as the KCL makes it."""
+    """The lease of a child as the KCL creates it."""
     return Lease(
         key=sibling_key(parent, child.id),
         shard_id=child.id,

@@ -1,4 +1,4 @@
-"""One shard and its record processor, for as long as one ownership lasts: the worker's side."""
+"""The worker's side of a shard's record processor, during one ownership of the lease."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -32,13 +32,14 @@ class _LeaseStore:
     rules: WindowRules | None = None
     children: frozenset[str] = field(default_factory=frozenset)
     delivered: list[Progress] = field(default_factory=list)
-    """What was delivered since the last checkpoint that left nothing of it."""
+    """What was delivered since the last checkpoint that included everything delivered."""
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         children = self.children if checkpoint.is_shard_end else frozenset[str]()
         last = self.delivered[-1] if self.delivered else None
         if last is None or not (checkpoint.is_shard_end or checkpoint == last.through):
-            # In the middle of what was delivered: how many records that is of each window is not known.
+            # The checkpoint is within what was delivered, so the number of records before it is not known per
+            # window.
             self.holdings.checkpoint(self.key, self.token, checkpoint, children)
             return
         moment, counts = stored_through(last), self._counts()
@@ -46,14 +47,14 @@ class _LeaseStore:
         self.delivered.clear()
 
     def add(self, progress: Progress) -> None:
-        """Before it is delivered. A processor may run for days without a checkpoint of all that it has: what is not
-        counted is not kept."""
+        """Record a range before it is delivered. If records are not counted, only the last range is kept, because a
+        processor may run for days without a checkpoint of everything."""
         if self.rules is None:
             self.delivered.clear()
         self.delivered.append(progress)
 
     def _counts(self) -> BatchCounts | None:
-        """A processor stores records as it likes: what was read counts."""
+        """The counts of what was read: a processor stores records in its own way."""
         if self.rules is None:
             return None
         found = [self.rules.counts(self.lease, progress, PartCounts(None)) for progress in self.delivered]
@@ -72,12 +73,13 @@ class _LeaseStore:
 
 @dataclass(slots=True)
 class _Answers:
-    """An `instance.ProcessorContext`. Does not raise: the processor waits for the answer, maybe elsewhere."""
+    """An `instance.ProcessorContext`. Does not raise, because the processor waits for the result, possibly in
+    another process."""
 
     places: Checkpointer
     put_aside: SetAside
     problem: Exception | None = None
-    """Why a record could not be set aside. That is no fault of the processor's."""
+    """Why a record could not be set aside. This is not an error of the processor."""
 
     def checkpoint(self, at: Checkpoint | None, delivered: Checkpoint | None) -> str | None:
         if delivered is not None:
@@ -97,7 +99,7 @@ class _Answers:
 
 
 class ShardProcess:
-    """Calls the processor and keeps its place. Whatever the processor raises goes through."""
+    """Calls the processor and keeps its position. Errors of the processor are raised unchanged."""
 
     def __init__(
         self,
@@ -109,7 +111,7 @@ class ShardProcess:
         start = holding.lease.checkpoint or TRIM_HORIZON
         self.token = holding.token
         self.position = start
-        """Everything through here was delivered."""
+        """Everything through this checkpoint was delivered."""
 
         self._shard_id = holding.lease.shard_id
         self.start = start
@@ -128,7 +130,7 @@ class ShardProcess:
         self._processor.initialize(self.start)
 
     def process(self, progress: Progress, set_aside: SetAside, *, one_by_one: bool) -> None:
-        """Deliver the records that were read. They may be checkpointed from within the call."""
+        """Deliver the records that were read. The processor may checkpoint them during the call."""
         self._store.add(progress)
         answers = _Answers(self._places, set_aside)
         try:
@@ -141,7 +143,8 @@ class ShardProcess:
             self._places.delivered(last)
 
     def end(self, children: frozenset[str]) -> None:
-        """The shard is finished. Raises BatchError when the processor does not say so too: it is asked again."""
+        """Finish the shard. Raises BatchError if the processor does not checkpoint the end; it is then called again
+        later."""
         self._store.children = children
         if not self._at_end:
             self._at_end = True

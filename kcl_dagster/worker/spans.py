@@ -1,8 +1,8 @@
-"""What a worker does, as spans of a trace.
+"""The work of a worker as spans of a trace.
 
 A span has a name, a beginning, an end, and the error with which it ended. A span that begins within another one is
-its child. Whether spans are kept, and where they go, is up to the implementation: see `telemetry.batch_traces`. The
-default keeps none, and costs two calls for each span.
+its child. The implementation decides whether spans are kept, and where they are sent: see `telemetry.batch_traces`.
+The default keeps none, and costs two calls per span.
 """
 
 from types import TracebackType
@@ -14,25 +14,26 @@ TRANSFORM: Final = "transform"
 DECIDE: Final = "decide"
 PUBLISH: Final = "publish"
 TABLE_COMMIT: Final = "commit table"
-"""Stages of a batch are spans, too: `fetch`, `prepare`, `write`, `commit`; see `worker.reading.Reading.timed`."""
+"""The stages of a batch are spans, too: `fetch`, `prepare`, `write`, `commit`; see
+`worker.reading.Reading.timed`."""
 
 
 class TracedWork(Protocol):
-    """A piece of work, from the beginning of its block to the end. No method raises or waits."""
+    """A span as a context manager. No method raises or waits."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """An error is kept without values of records, and goes on."""
+        """End the span. An error is kept without values of records, and is raised further."""
 
     def note(self, key: str, value: str | int) -> None:
-        """Add a fact to the span. It must hold no value of a record."""
+        """Add a fact to the span. It must not contain values of records."""
 
 
 class Spans(Protocol):
-    """Called on the worker's main thread. Never raises, never waits."""
+    """Creates spans. Called on the worker's main thread. Never raises, never waits."""
 
     def span(self, name: str) -> TracedWork:
         """The span of a block: `with spans.span(FETCH): ...`."""
@@ -49,14 +50,14 @@ class NoSpan:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Keep nothing."""
+        """Does nothing."""
 
     def note(self, key: str, value: str | int) -> None:
-        """Keep nothing."""
+        """Does nothing."""
 
 
 class NoSpans:
-    """Of a worker that is not traced. Makes no object for a span."""
+    """For a worker that is not traced. Creates no object per span."""
 
     __slots__ = ()
     _span: Final = NoSpan()

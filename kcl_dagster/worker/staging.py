@@ -1,4 +1,4 @@
-"""What a worker that decides its batches in a chain asks of a sink."""
+"""The interface of sinks for workers that decide their batches in chains (logs of committed batches)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ from kcl_dagster.worker.table_committer import ChainedTable
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """The staged files of a batch. Each may hold rows of several shards. `counts`: what they hold of each lease, in
-    all tables; it may be missing where that is not known. `files`, `rules`, `others`: see `PublishingEntry`."""
+    """The staged files of a batch. Each may have rows of several shards. `counts`: what they have of each lease, in
+    all tables; leases are missing if that is not known. `files`, `rules`, `others`: see `PublishingEntry`."""
 
     files: tuple[StagedFile, ...]
     counts: Mapping[LeaseKey, PartCounts]
@@ -33,8 +33,8 @@ class StagedBatch:
 
 @dataclass(frozen=True, slots=True)
 class PublishedByCommits:
-    """Of a table whose entries are published by commits, and not by moving files. `seconds`: between two commits.
-    `stages`: whether files are staged as those of a folder are."""
+    """How a table's entries are published: by commits, instead of by moving files. `seconds`: between two commits.
+    `stages`: whether files are first written to a staging place, like those of a folder."""
 
     table: ChainedTable
     seconds: float
@@ -43,8 +43,9 @@ class PublishedByCommits:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A table or folder of a sink. `files`: below its root files are staged. `commits`: None of a folder, whose
-    entries are published by moving files. `place`: the same in all processes, and no other table has it."""
+    """A table or folder of a sink. `files`: the store in which its files are staged, below the root. `commits`:
+    None for a folder, whose entries are published by moving files. `place`: a text that is the same in all
+    processes, and unique to this table."""
 
     files: FileStore
     commits: PublishedByCommits | None = None
@@ -52,17 +53,17 @@ class Destination:
 
 
 class FormerParts(Protocol):
-    """What versions of this package that decided batches in leases have stored. They have pinned a lease to each
-    batch before they stored it."""
+    """What earlier versions of this package have stored, which used no chains. They pinned a lease to each batch
+    before they stored it."""
 
     def stored_to(self, part: Part) -> Checkpoint | None:
-        """The end of the part if it is stored as a whole, or of the part that it is a piece of (`instead_of`).
-        None: it is not, or the sink cannot tell. Raises SinkError."""
+        """The end of the part if it is stored completely, or of the part of which it is a piece (`instead_of`).
+        None if it is not stored, or if the sink cannot tell. Raises SinkError."""
 
     def withdraw(self, part: Part) -> None:
-        """Remove what attempts at the part, and at the parts that it replaces, have left. Tables that are there
-        refuse all of them from now on. No worker has stored this part itself. Raises SinkError, also if one of them
-        was stored meanwhile."""
+        """Remove what attempts at the part, and at the parts that it replaces, have left. Existing tables refuse
+        all of them from now on. No worker has stored this part itself. Raises SinkError, also if one of them was
+        stored meanwhile."""
 
 
 class StagingSink(Protocol[D_contra]):
@@ -70,30 +71,31 @@ class StagingSink(Protocol[D_contra]):
 
     @property
     def entries(self) -> Entries:
-        """The chains beside the data: of several tables, beside the first one."""
+        """The chains. They are stored with the data; if there are several tables, with the first one."""
 
     @property
     def destinations(self) -> Mapping[str, Destination]:
-        """By name. The only one, or the first, is called FIRST."""
+        """The tables and folders by name. The only one, or the first, has the name FIRST."""
 
     @property
     def former_parts(self) -> FormerParts: ...
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """Store with the data through when the application is complete, unless as much is stored. A table to whose
-        commits `wanted` (epoch seconds) or a later moment of the epoch is attached needs no other entry. Called on
-        a thread of its own, possibly while a batch is staged. May take its time, and may raise anything."""
+        """Store, with the data, the moment through which the application is complete, unless it is stored already.
+        A table needs no separate entry if one of its commits has `wanted` (epoch seconds) or a later moment of the
+        epoch. Called on a thread of its own, possibly while a batch is staged. May take long, and may raise any
+        error."""
 
     def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
-        """Called before records are read that are to be decided in this chain: a fetch may stage them already.
-        `time_column`: of the batch. Raises nothing."""
+        """Called before the records of batches of this chain are read, because a fetch may stage them already.
+        `time_column`: see `Batch`. Does not raise."""
 
     def stage(self, data: D_contra, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
-        """Write the output of the batch below `chains.publication.staged_path` of the chain, durably, all of it,
-        and check that no row is missing. `number`: no other batch of the chain has it. Readers must not see the
-        files. The files of a table are written under their final names, because readers see what is committed.
+        """Write the whole output of the batch durably below `chains.publication.staged_path` of the chain, and
+        check that no row is missing. `number`: unique within the chain. Readers must not see the files. The files
+        of a table are written under their final names, because readers see only what is committed.
 
-        The batch may become void after that: its records are then staged again, with other records, by this worker
-        or another one. The output may be another one every time. Raises SinkError if staging failed; what was
-        staged then is removed when the chain is settled. Any other error counts as a failure of user code.
+        The batch may still be given up later. Its records are then staged again, together with other records, by
+        this worker or another one. The output may differ every time. Raises SinkError if staging failed; the staged
+        files are removed when the chain is settled. Any other error counts as a failure of user code.
         """

@@ -14,7 +14,8 @@ class StopReason(StrEnum):
 
 
 class StopSignal:
-    """Can be set on any thread and in a signal handler: it takes no lock. The first reason remains set."""
+    """A request that can be set on any thread and in a signal handler: it takes no lock. The first reason remains
+    set."""
 
     def __init__(self) -> None:
         self._reason: StopReason | None = None

@@ -1,4 +1,5 @@
-"""What a commit adds to the counts of a lease: rows by window. Pure, and on the driver, where the windows are."""
+"""Calculates what a commit adds to the counts of a lease: rows by window. Pure; runs on the driver, which has the
+windows."""
 
 import logging
 from collections import Counter
@@ -18,18 +19,22 @@ MINUTE: Final = 60
 DAY: Final = 86_400
 
 EARLIEST_SECONDS: Final = 365 * DAY  # the longest retention of a stream
-LATEST_SECONDS: Final = DAY  # a local time that was taken for UTC is wrong by less
+LATEST_SECONDS: Final = DAY  # a local time that was mistaken for UTC is wrong by less
 WINDOWS_AHEAD: Final = 8
-"""How much earlier or later than its record's arrival a row's time may be, in seconds and in windows after that of
-the arrival. Other times come from wrong clocks or units. Such a row counts for no window: it would take the room of
-the windows that are being stored, and its window would not be complete for years."""
+"""How much earlier or later than its record's arrival a row's time may be: in seconds, and in windows after that of
+the arrival. Other times come from wrong clocks or units. Such a row counts for no window: it would use the room of
+windows that are being stored, and its window would not be complete for years."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowRules:
-    """By which windows a worker counts. `event_time`: the column of the output that says when a row belongs to,
-    None for the arrival of its record. `allowed_lateness`: seconds; later rows count as late. `margin`: see
-    `Timings.arrival_margin`. `most_bytes`: what a lease has room for; see `model.stored`."""
+    """The rules by which a worker counts rows.
+
+    - `event_time`: the output's column with the time to which a row belongs; None for the arrival of its record.
+    - `allowed_lateness`: seconds; later rows count as late.
+    - `margin`: see `Timings.arrival_margin`.
+    - `most_bytes`: the room that a lease's row has; see `model.stored`.
+    """
 
     windows: Windows
     event_time: str | None = None
@@ -46,8 +51,9 @@ class WindowRules:
         return rules_of(self.windows, self.event_time, self.allowed_lateness)
 
     def counts(self, lease: Lease, progress: Progress, stored: PartCounts | None) -> BatchCounts | None:
-        """What `progress` adds to the counts of `lease`, as it was before. `stored`: what the sink says of the
-        part. None: not known. Does not raise: what is counted are times of user data, and the rows are stored."""
+        """What `progress` adds to the counts of `lease`, as it was before. `stored`: what the sink reports about
+        the part. None if not known. Does not raise: the counted times are user data, and the rows are stored
+        anyway."""
         try:
             return self._counts(lease, progress, stored)
         except Exception:
@@ -64,7 +70,7 @@ class WindowRules:
         elif self.event_time is None:
             rows = self._of_records(read, stored)
             if stored.rows not in (None, sum(one.rows for one in rows)):
-                if len(rows) != 1:  # a filter, or more than one row a record, and not known in which window
+                if len(rows) != 1:  # a filter, or several rows per record, and their windows are not known
                     return None
                 rows = [replace(rows[0], rows=stored.rows or 0, bytes=stored.size, files=stored.number)]
         else:
@@ -77,19 +83,19 @@ class WindowRules:
         )
 
     def _until(self, rows: Iterable[StoredRows], progress: Progress) -> int:
-        """Late rows are declared at the leader's next tick, and the lease has to be there until then."""
+        """When the lease is no longer needed for its counts. Late rows are declared at the leader's next tick, so
+        the lease has to exist until then."""
         arrived = (progress.last_arrival_ms or 0) // 1000
         ends = [self.windows.end_of(one.start) + self.allowed_lateness for one in rows]
         return max([0, *ends, *(arrived for one in rows if one.late)])
 
     def nothing(self, lease: Lease, progress: Progress) -> BatchCounts:
-        """Of a range of which nothing is stored: its records were set aside, or it has none."""
+        """The counts of a range of which nothing is stored: its records were set aside, or it has none."""
         shared_until, restart = self._shared_until(lease, progress), self._restart(lease, progress)
         return BatchCounts((), shared_until, restart, rules=self._rules, most_bytes=self.most_bytes)
 
     def _of_records(self, read: Iterable[MinuteRecords], stored: PartCounts) -> list[StoredRows]:
-        """Rows are the records, as far as is known. Bytes are those of the files, or of the payloads where no file
-        is known."""
+        """Count records as rows. The bytes are those of the files, or of the payloads if no file is known."""
         found = by_start(
             StoredRows(self.windows.start_of(one.minute), one.records, one.bytes, 0, 0, one.first, one.last)
             for one in read
@@ -103,10 +109,13 @@ class WindowRules:
         ]
 
     def _of_files(self, files: Iterable[FileCounts], progress: Progress) -> tuple[list[StoredRows], int]:
-        """Rows by their own times, and how many have no time or one too far from their arrival. A file's bytes are
-        shared out by rows, and it counts for each window that it has rows of. Sequence numbers are those of the
-        records that arrived in the window. With times of events they are those of the batch, and are kept only
-        because the rules are packed with them: no materialization has them."""
+        """Count rows by their own times. Also returns the number of rows without a time, or with one too far from
+        their arrival.
+
+        A file's bytes are divided among windows by rows, and the file counts for each window of which it has rows.
+        Sequence numbers are those of the records that arrived in the window. With event times they are those of the
+        whole batch. These are kept only because the rules are packed with them; no materialization shows them.
+        """
         counted: list[StoredRows] = []
         outside = 0
         for file in files:
@@ -136,8 +145,8 @@ class WindowRules:
         return found, outside
 
     def _has_window(self, one: MinuteRows, progress: Progress) -> bool:
-        """Whether a row's time is near enough to the arrival of its record. Where the row does not say when it
-        arrived, the first and the last record of the batch do."""
+        """Whether a row's time is near enough to the arrival of its record. If the row has no arrival time, the
+        first and last record of the batch are used."""
         first = one.arrived if one.arrived is not None else (progress.first_arrival_ms or 0) // 1000
         last = one.arrived if one.arrived is not None else (progress.last_arrival_ms or 0) // 1000
         if not max(0, first - EARLIEST_SECONDS) <= one.minute <= last + LATEST_SECONDS:
@@ -158,13 +167,14 @@ class WindowRules:
     def _is_late(self, start: int, arrived: int | None, progress: Progress) -> bool:
         """Whether a row's record arrived when its window may have been declared already.
 
-        Where the row does not say when it arrived, the first record of the batch decides. No window is declared
-        before this shard is stored through its end and the allowed lateness, and everything that arrived before
-        the batch is stored. So if the first record is in time, the window is declared after this batch only, with
-        all of its rows.
+        If the row has no arrival time, the first record of the batch decides. No window is declared before this
+        shard is stored through its end plus the allowed lateness, and everything that arrived before the batch is
+        stored. So if the first record is in time, the window is declared only after this batch, with all its rows.
 
-        Arrivals are known by their minute. So rows are late from the beginning of the minute in which the allowed
-        lateness ends: too many count as late rather than too few, which would leave their window as it is."""
+        Arrivals are known by the minute. Rows therefore count as late from the beginning of the minute in which the
+        allowed lateness ends. Rather too many rows count as late than too few, because a row that is not counted as
+        late would not update its window.
+        """
         if self.event_time is None:
             return False
         if arrived is None:
@@ -173,8 +183,9 @@ class WindowRules:
         return arrived >= deadline - deadline % MINUTE
 
     def _shared_until(self, lease: Lease, progress: Progress) -> int:
-        """A child has the moment of its parents until it is read: they have records of that moment's window. If a
-        Java worker made its lease, it has none. Then its parents ended before its first record arrived."""
+        """The end of the window until which the parents of a child may have records. Until it is read, a child has
+        the moment of its parents, and they have records of that moment's window. If a Java worker created its
+        lease, it has none. Then its parents ended before its first record arrived."""
         if lease.stored_through is not None:
             return self._end_of_window(lease.stored_through)
         return self._restart(lease, progress) if lease.parents else 0

@@ -1,8 +1,8 @@
-"""Which workers continue with the leases of a worker that stops.
+"""Chooses the workers that continue with the leases of a worker that stops.
 
-Released leases wait for the leader's next tick, and longer while there is no leader. So a worker that stops gives
-each of its leases to a worker that runs: the KCL's assignment, conditional on owner and counter. What it cannot
-give it releases. The choice need not be perfect, as the leader balances what comes of it.
+Released leases wait for the leader's next tick, and longer if there is no leader. A worker that stops therefore
+gives each of its leases to a running worker, by the KCL's assignment, conditional on owner and counter. It releases
+leases that it cannot give away. The choice need not be perfect, because the leader balances afterwards.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,14 +17,15 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 
-FRESH_BEATS: Final = 2.5  # a row older than this may be of a worker that has just died
-LEASE_KBPS: Final = 16.0  # what a lease costs beside its bytes: silent shards are shared by number
-_POLICIES_OF_THE_KCL: Final = frozenset({"kcl", "taker"})  # whose workers release and leave the rest to others
+FRESH_BEATS: Final = 2.5  # an older row may belong to a worker that has just ended
+LEASE_KBPS: Final = 16.0  # what a lease costs in addition to its bytes: shards without records are shared by number
+# Workers with these policies release their leases and assign none
+_POLICIES_OF_THE_KCL: Final = frozenset({"kcl", "taker"})
 
 
 @dataclass(frozen=True, slots=True)
 class SuccessionRules:
-    """`fresh_seconds`: how old the row of a worker may be. Caps are per worker."""
+    """The limits for successors. `fresh_seconds`: how old the row of a worker may be. Caps are per worker."""
 
     fresh_seconds: float
     max_leases: int | None = None
@@ -60,10 +61,10 @@ def choose_successors(
     now: float,
     rules: SuccessionRules,
 ) -> dict[LeaseKey, WorkerId]:
-    """The heaviest leases first, each to the least loaded worker that may hold it. `now` in epoch seconds.
+    """Assign the heaviest leases first, each to the least loaded worker that may hold it. `now`: epoch seconds.
 
-    Only workers of ours that wrote their row lately are considered: a Java worker of the older generations does not
-    look for leases that others gave it. A worker that is starting is considered if none is running.
+    Only workers of ours that wrote their row recently are considered: Java workers of older generations do not look
+    for leases that others gave to them. A worker that is starting is considered if none is running.
     """
     others = [row for row in rows if row.id != me and _goes_on(row, now, rules)]
     ready = [row for row in others if row.state is WorkerState.RUNNING] or others

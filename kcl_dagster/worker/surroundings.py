@@ -29,12 +29,13 @@ from kcl_dagster.worker.spans import NO_SPANS, Spans
 from kcl_dagster.worker.staging import StagingSink
 
 OnBatch = Callable[[BatchReport], None]
-"""Called on the main thread after each round that had leases to read. It must not raise."""
+"""Receives the report of a round. Called on the main thread after each round that had leases to read. Must not
+raise."""
 
 Watch = Callable[[], str | None]
 """Returns the reason why this worker should stop, or None: its parent process ended, its run was cancelled, ...
-Called on the thread that writes the heartbeat: it must not wait and must not raise. Requests that may hang belong
-into a `worker.latest.Latest`."""
+Called on the thread that writes the heartbeat: it must not wait and must not raise. Requests that may hang should
+use a `worker.latest.Latest`."""
 
 
 class LeaderWatch(Protocol):
@@ -45,44 +46,44 @@ class LeaderWatch(Protocol):
         ServiceError."""
 
     def control(self) -> Control:
-        """What an operator requested. If there is no leader, the workers apply it themselves. Reads a table; may
+        """What an operator has paused. If there is no leader, the workers apply it themselves. Reads a table; may
         raise a ServiceError."""
 
 
 class NoSink:
-    """The sink of a worker whose shards go to record processors."""
+    """The sink of a worker with record processors."""
 
     def write(self, data: object, batch: Batch) -> None:
         raise SinkError(f"there is no sink for {batch.records} records of {type(data).__name__}")
 
 
 class NoEngine:
-    """The engine of a worker whose record processors read by themselves."""
+    """The engine of a worker with record processors, which read by themselves."""
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> Fetched[Any]:
         raise BatchError(f"there is no engine to read {len(ranges)} ranges with, {budget}")
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
-        """Do nothing."""
+        """Does nothing."""
 
 
 Ready = Callable[[], bool]
-"""Returns whether the worker can read, because its engine has started. Called several times a second until then; it
-must not wait."""
+"""Returns whether the worker can read, because its engine has started. Called several times per second until then;
+it must not wait."""
 
 
 def at_once_ready() -> bool:
-    """The default, for engines that need no time to start."""
+    """For engines that need no time to start: always True."""
     return True
 
 
 EndProcess = Callable[[str], None]
-"""Ends the process of a worker whose batch does not end, with the reason in the record of its run. Called once, on
-the housekeeping thread, after the worker's row and leases are gone. May not return. Must not raise."""
+"""Ends the process of a worker whose batch does not end, and records the reason in its run. Called once, on the
+housekeeping thread, after the worker's row and leases are gone. May not return. Must not raise."""
 
 
 def cannot_end(_: str) -> None:
-    """The default, for workers that share their process: do not end it."""
+    """For workers that share their process: does nothing."""
 
 
 def ignore_batch(_: BatchReport) -> None:
@@ -99,8 +100,8 @@ def unresolved_start(_: StreamIdentifier) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings(Generic[D]):
-    """`list_shards`, `retention_of`, `resolved_start` and `confirm_stream` are asked about streams seldom; all but
-    the last may cache."""
+    """What a worker needs from outside. `list_shards`, `retention_of`, `resolved_start` and `confirm_stream` are
+    called rarely. Implementations may cache the results, except for `confirm_stream`."""
 
     application: Application
     leases: LeaseTable
@@ -109,19 +110,19 @@ class Surroundings(Generic[D]):
     engine: Engine[D]
     sink: Sink[D]
     code: str | None = None
-    """The version of the consumer's code. Losses of a batch count for the version under which they happened."""
+    """The version of the consumer's code. Losses of a batch are counted per version."""
 
     processors: ProcessorHosts[Read] | None = None
-    """Where set, shards are given to record processors, and neither the engine nor the sink is used."""
+    """If set, record processors get the shards, and neither the engine nor the sink is used."""
 
     chains: StagingSink[D] | None = None
-    """Where set, batches are decided in chains of entries, and `sink` is not used."""
+    """If set, batches are decided in chains of entries, and `sink` is not used."""
 
     windows: Windows | None = None
-    """The partitions in time by which stored rows are counted; None: they are not counted."""
+    """The windows by which stored rows are counted; None: rows are not counted."""
 
     event_time: str | None = None
-    """The column of the output that says when a row belongs to; None: when its record arrived at the stream."""
+    """The output's column with the time to which a row belongs; None: the arrival of its record."""
 
     allowed_lateness: int = 0
     """Seconds after a window's end for which rows with `event_time` are waited for."""
@@ -130,12 +131,13 @@ class Surroundings(Generic[D]):
     resolved_start: ResolvedStart = unresolved_start
     confirm_stream: ConfirmStream = believed
     service_time: Callable[[], float | None] | None = None
-    """Epoch seconds by a clock that all workers share, None while it is not known. May block for one request;
-    asked once for each lease, at most. Where it is left out: the worker's own clock."""
+    """Epoch seconds by a clock that all workers share; None if not known. May block for one request; called at most
+    once per lease. Default: the worker's own clock."""
 
     load_completeness: LoadCompleteness = nothing_known
     bound: Bound | None = None
-    """Where set, the worker stops when what had arrived by a moment is stored; see `worker.bound`."""
+    """If set, the worker stops when everything that had arrived before a given time is stored; see
+    `worker.bound`."""
 
     dead_letters: DeadLetters = field(default_factory=NoDeadLetters)
     utilization: Utilization | None = None
@@ -145,7 +147,7 @@ class Surroundings(Generic[D]):
     interrupt: Interrupt = cannot_interrupt
     end_process: EndProcess = cannot_end
     spans: Spans = NO_SPANS
-    """Receives what the main thread does, see `worker.spans`."""
+    """Receives the work of the main thread as spans, see `worker.spans`."""
 
     on_batch: OnBatch = ignore_batch
     on_lag: OnLag = ignore_lag

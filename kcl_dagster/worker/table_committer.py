@@ -1,9 +1,9 @@
-"""Commits what was decided in all chains of an application to its tables, once in a while.
+"""Commits the decided batches of all chains of an application to its tables, at intervals.
 
-Each worker has a committer, and whichever finds that a commit is due plans it: see `chains.table_commits`. There is
-no election. A worker that has made the last commit finds first that the next one is due, because the others count
-from when they see a commit; if it ends, another one goes on. If a worker ends with a commit that it has planned,
-another one carries it out.
+Each worker has a committer. The first one that finds that a commit is due plans it: see `chains.table_commits`.
+There is no election. The worker that made the last commit is usually the first to find that the next one is due,
+because the others measure the interval from when they see a commit. If it ends, another one continues. If a worker
+ends after it has planned a commit, another one carries it out.
 
 Modelled in spec/TableCommits.tla.
 """
@@ -32,27 +32,27 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.spans import NO_SPANS, TABLE_COMMIT, Spans
 
-COMMIT_SECONDS: Final = 30.0  # between two commits: readers of a table pay for each
-PATIENCE_SECONDS: Final = 10.0  # a commit takes a second; one that takes longer is carried out by another worker
-MERGE_PATIENCE_SECONDS: Final = 120.0  # a commit of changes reads the table
-RETRY_SECONDS: Final = 5.0  # after a failure: a table that was altered is repaired by people
-TRIES: Final = 100  # other workers may make a commit before each
+COMMIT_SECONDS: Final = 30.0  # between two commits: each one costs the readers of a table
+PATIENCE_SECONDS: Final = 10.0  # a commit takes a second; if it takes longer, another worker carries it out
+MERGE_PATIENCE_SECONDS: Final = 120.0  # a commit of changes has to read the table
+RETRY_SECONDS: Final = 5.0  # after a failure: people have to repair a table that was altered
+TRIES: Final = 100  # other workers may make a commit before each try
 
 
 class ChainedTable(Protocol):
-    """A table, as committers use it. Called on the worker's main thread."""
+    """A table from the committer's point of view. Called on the worker's main thread."""
 
     def committed(self, series: str) -> int:
-        """The number of the last commit of a series that the table contains; 0: none. See
+        """The number of the last commit of a series that the table contains; 0 if there is none. See
         `chains.table_commits.series_of`."""
 
     def commit(
         self, series: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
     ) -> None:
         """Add the files of the entries and record the number, in one transaction. Changes nothing if the table
-        contains this number or a higher one, also if another process commits it at the same moment. `complete`: is
-        stored with the commit, see `spark.sinks.completeness`. Raises SinkError: the table does not take the files,
-        or it is not known whether it did."""
+        contains this number or a higher one, even if another process commits it at the same time. `complete`:
+        stored with the commit, see `spark.sinks.completeness`. Raises SinkError if the table does not accept the
+        files, or if the outcome is not known."""
 
     def discard(self, paths: Sequence[str]) -> None:
         """Remove files of a batch that was not decided; `paths`: see `StagedFile`."""
@@ -60,8 +60,8 @@ class ChainedTable(Protocol):
 
 @dataclass(slots=True)
 class TableCommitter:
-    """Called on the worker's main thread. Raises what the store raises, and SinkError for a table. One plan is for
-    all tables: the commits of one number are of the same batches in all of them."""
+    """The publisher for tables. Called on the worker's main thread. Raises the store's errors, and SinkError for a
+    table. A plan applies to all tables: commits with one number contain the same batches in all of them."""
 
     entries: Entries
     tables: Mapping[str, ChainedTable]
@@ -71,47 +71,47 @@ class TableCommitter:
     seconds: float = COMMIT_SECONDS
     complete: Callable[[], WrittenThrough | None] = lambda: None
     staging: tuple[FileStore, ...] = ()
-    """Where files are staged as those of a folder are, which are change rows. A commit removes those that it has
-    applied, unless its worker ends just then."""
+    """The stores in which change rows are staged, like files of a folder. A commit removes those that it has
+    applied, unless its worker ends at that moment."""
 
     folders: frozenset[str] = frozenset()
-    """Names of folders of the same sink, of which entries may have files, too."""
+    """Names of folders of the same sink. Entries may have files for them, too."""
 
     places: Mapping[str, str] = field(default_factory=dict)
-    """Of all further tables and folders, see `TableOutput`."""
+    """The places of all further tables and folders, see `TableOutput`."""
 
     spans: Spans = NO_SPANS
 
     _contained: Mapping[ChainId, int] = field(default_factory=dict)
-    """The last entry of each chain that the table contains, as far as it is known here."""
+    """The last entry of each chain that the table is known to contain."""
 
     _seen: tuple[int, float] = (-1, float("-inf"))
-    """The last plan, and when it was seen first; monotonic."""
+    """The number of the last plan, and when it was first seen (monotonic)."""
 
     _is_numbered: bool = False
-    """Whether the first table is known to contain no commit of a higher number than is planned."""
+    """Whether the first table is known to contain no commit with a higher number than the last plan."""
 
     _look_due: float = float("-inf")
     _failure: tuple[float, str] | None = None
 
-    # As a publisher, see `chains.publication.Publisher`
+    # The interface of `chains.publication.Publisher`
 
     def check(self) -> None:
-        """Raise SinkError while the table takes no commit. Nothing more should be decided meanwhile: it is safe in
-        its files, and readers do not see it."""
+        """Raise SinkError while the table accepts no commit. No further batch should be decided meanwhile: it would
+        be safe in its files, but readers would not see it."""
         if self._failure is not None:
             raise SinkError(self._failure[1])
 
     def publish(self, chain: ChainId, number: int, entry: PublishingEntry) -> None:
-        """Leaves it to the next commit."""
+        """Does nothing: the next commit publishes the entry."""
 
     def visible(self, chain: ChainId) -> int:
-        """The last entry of the chain that the table is known to contain; 0: none. Sends no request."""
+        """The last entry of the chain that the table is known to contain; 0 if there is none. Sends no request."""
         return self._contained.get(chain, 0)
 
     def settle(self, chain: ChainId, decided: Mapping[int, PublishingEntry]) -> None:
-        """Data files of batches that were not decided remain, as those of commits that failed do in every table:
-        vacuum removes them."""
+        """Publish the decided batches. Data files of batches that were not decided are not removed, as in any table
+        after a failed commit: vacuum removes them."""
         if decided:
             self.finish({chain: max(decided)})
         self.forget(chain)
@@ -127,20 +127,20 @@ class TableCommitter:
             table.discard(paths.get(name, ()))
 
     def forget(self, chain: ChainId) -> None:
-        """The next plan forgets a chain that has no entries."""
+        """Remove staged files. The next plan no longer contains a chain without entries."""
         for store in self.staging:
             FolderPublisher(store).forget(chain)
 
     def remove_left_behind(self, beginning: str, before: float, known: Collection[ChainId]) -> None:
-        """See `settle`."""
+        """Remove staged files that were left behind. Data files are not removed, see `settle`."""
         for store in self.staging:
             FolderPublisher(store).remove_left_behind(beginning, before, known)
 
     # Commits
 
     def step(self, wanted: Mapping[ChainId, int]) -> None:
-        """Make a commit if it is due. `wanted`: entries of this worker that may not be in the table yet. Costs no
-        request if they are, or if no look is due."""
+        """Make a commit if it is due. `wanted`: entries of this worker that may not be in the table yet. Sends no
+        request if they are, or if no check is due."""
         now = self.clock.monotonic()
         if self._failure is None and (now < self._look_due or self._has(wanted)):
             return
@@ -161,7 +161,7 @@ class TableCommitter:
                 self._look_due = self._seen[1] + self.seconds
 
     def finish(self, wanted: Mapping[ChainId, int]) -> None:
-        """Return when the table contains these entries, which exist or were deleted after it did."""
+        """Return when the table contains these entries, which exist, or were deleted because it contained them."""
         if self._has(wanted):
             return
         if self._rests(self.clock.monotonic()):
@@ -179,7 +179,7 @@ class TableCommitter:
             raise OutcomeUnknown(f"other workers have made a commit before each of {TRIES} tries")
 
     def _are_gone(self, wanted: Mapping[ChainId, int]) -> bool:
-        """Whether those of the chains that the table is not known to contain have no entries any more."""
+        """Whether the wanted chains that the table is not known to contain no longer have entries."""
         existing = {one.chain for one in self._all()}
         return all(chain not in existing for chain, number in wanted.items() if self.visible(chain) < number)
 
@@ -218,8 +218,8 @@ class TableCommitter:
         known = [name for name in plan.tables if name in self.tables]
         if not all(self._committed(name) >= number for name in known):
             return False
-        # Workers delete an entry when all of its tables have it. One that is left may be missing in a table that
-        # the sink does not have any more.
+        # Workers delete an entry when all of its tables contain it. An entry that still exists may be missing in a
+        # table that the sink no longer has.
         for name in plan.tables:
             if name not in known and any(self.entries.read(*one) is not None for one in plan.entries):
                 raise Unsafe(f"a commit is planned for {_unknown(name)}")
@@ -238,8 +238,8 @@ class TableCommitter:
         return found
 
     def _make_next(self, number: int, plan: TableCommit | None, wanted: Mapping[ChainId, int]) -> bool:
-        """Plan the commit after this one, which the table contains, and carry it out. False: there is nothing to
-        commit, or another worker was faster."""
+        """Plan the commit after `plan`, which the table contains, and carry it out. Returns False if there is
+        nothing to commit, or if another worker was faster."""
         if plan is None:
             self._refuse_without_plans()
         contained, gone = ({}, {}) if plan is None else (plan.contained, plan.gone)
@@ -283,8 +283,8 @@ class TableCommitter:
     def _of_folders_alone(
         self, contained: Mapping[ChainId, int], gone: Mapping[ChainId, float]
     ) -> dict[ChainId, int]:
-        """The last entries of chains with gaps that were made while the sink had folders alone: its workers delete
-        what the folders have, and nothing of such a chain is for a table."""
+        """The last entries of chains that have gaps and were made while the sink had only folders: their workers
+        delete entries that the folders have. Nothing of such a chain belongs to a table."""
         if FIRST not in self.folders:
             return {}
         found: dict[ChainId, list[int]] = defaultdict(list)
@@ -298,7 +298,8 @@ class TableCommitter:
         }
 
     def _is_of_folders_alone(self, chain: ChainId, number: int) -> bool:
-        """By the form of one of its entries: a chain belongs to one worker, and so to one sink."""
+        """Whether the chain belongs to a sink with only folders, by the form of one of its entries: a chain belongs
+        to one worker, and so to one sink."""
         if FIRST not in self.folders:
             return False
         entry = self.entries.read(chain, number)
@@ -308,12 +309,13 @@ class TableCommitter:
     def _chosen(
         self, contained: Mapping[ChainId, int], gone: Mapping[ChainId, float], wanted: Mapping[ChainId, int]
     ) -> Selection | None:
-        """None: it is to be tried again, because not all entries were seen that exist."""
+        """The selection for the next commit. None if it has to be tried again, because not all existing entries
+        were listed."""
         chosen = selected(contained, self._all(), gone)
         if self._missing(chosen, wanted):
             return None
-        # An owner may make an entry and delete the former one while the list is read, which then shows neither. To
-        # take such a chain for gone would be to miss its entries.
+        # While the list is read, an owner may make an entry and delete the former one, so that the list has
+        # neither. If such a chain counted as gone, its entries would be missed.
         is_new = chosen.gone.keys() - gone.keys()
         return None if any(self.entries.numbers(chain) for chain in sorted(is_new)) else chosen
 
@@ -322,7 +324,8 @@ class TableCommitter:
         return [*chosen.gaps, *(chain for chain in chosen.passed_over if chain in wanted)]
 
     def _read(self, chosen: Selection) -> list[tuple[FoundEntry, PublishingEntry]] | None:
-        """The publishing ones of the chosen entries. None: one was deleted since, so there is a newer plan."""
+        """The publishing entries among the chosen ones. None if one was deleted since, so that there is a newer
+        plan."""
         found = []
         for one in chosen.entries:
             entry = self.entries.read(one.chain, one.number)
@@ -334,7 +337,7 @@ class TableCommitter:
         return found
 
     def _carry_out(self, number: int, plan: TableCommit) -> None:
-        """Any worker may, and several at once."""
+        """Carry out a plan. Any worker may do so, and several at the same time."""
         if plan.entries:
             with self.spans.span(TABLE_COMMIT) as span:
                 span.note("kcl.commit", number)
@@ -348,7 +351,7 @@ class TableCommitter:
             entry = self.entries.read(chain, of)
             if not isinstance(entry, PublishingEntry):
                 if self._contain(number, plan):
-                    return  # it was deleted since
+                    return  # the entry was deleted after the table contained it
                 raise Unsafe(f"entry {of} of chain {chain} was removed before commit {number} was made")
             self._refuse_unknown(chain, entry)
             entries.append(entry)
@@ -359,14 +362,14 @@ class TableCommitter:
                 table.commit(self._series(name), number, of_table, self.complete())
             except KclError as error:
                 if self._committed(name) >= number:
-                    continue  # its answer was lost
+                    continue  # the commit was made, and its response was lost
                 if name == FIRST:
                     raise
                 raise SinkError(f"table {name}: {error}") from error
 
     def _refuse_higher(self) -> None:
-        """A table that contains a commit of a number which is not planned yet would pass over the one that is. A
-        commit is made after its plan, so the plans are listed last."""
+        """Raise Unsafe if the table contains a commit with a number that is not planned yet: it would skip the
+        commit that is planned with this number. A commit is made after its plan, so the plans are listed last."""
         if self._is_numbered or FIRST not in self.tables:
             return
         number = self._committed(FIRST)
@@ -380,7 +383,8 @@ class TableCommitter:
         self._is_numbered = True
 
     def _refuse_without_plans(self) -> None:
-        """The first table has commits of the application, and their plans say which entries those contain."""
+        """Raise Unsafe if the first table has commits of the application but there are no plans. Only the plans
+        show which entries these commits contain."""
         if FIRST not in self.tables:
             return
         number = self._committed(FIRST)
@@ -401,8 +405,8 @@ class TableCommitter:
 def refuse_unknown(
     chain: ChainId, entry: PublishingEntry, known: Collection[str], places: Mapping[str, str]
 ) -> None:
-    """Raise Unsafe for an entry with files of a table that the sink does not have, or has at another place: they
-    would be lost."""
+    """Raise Unsafe for an entry with files of a table that the sink does not have, or has at another place. The
+    files would be lost."""
     for name in entry.tables:
         if name not in known:
             raise Unsafe(f"chain {chain} has decided a batch for {_unknown(name)}")

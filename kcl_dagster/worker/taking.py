@@ -1,7 +1,7 @@
-"""Taking leases without a leader, so that consumption does not depend on one process.
+"""Takes leases without a leader, so that consumption does not depend on one process.
 
-The rules are those of KCL 2.x (`kcl_dagster.model.lease_taking`), with one difference: a lease of a worker that
-lives is never taken from it. It is asked to hand the lease over instead, which it does with the next batch.
+The rules are those of KCL 2.x (`kcl_dagster.model.lease_taking`), with one difference: a lease is never taken from
+a living worker. Instead, the worker is asked to hand it over, which it does with the next batch.
 """
 
 from collections.abc import Collection
@@ -17,7 +17,7 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 
 
 class Taker:
-    """`step` is called about twice in a lease duration while there is no leader, and not otherwise."""
+    """`step` is called about twice per lease duration while there is no leader, and not otherwise."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Taker:
         self._known: set[LeaseKey] = set()
 
     def step(self, control: Control | None = None) -> list[LeaseKey]:
-        """Leases taken or asked for now; discovery picks them up. What is paused is left alone. Raises a
+        """Take or request leases. Returns their keys; discovery finds them. Paused leases are left alone. Raises a
         ServiceError from the scan."""
         control = control or Control()
         leases, plan = self.look(control.leases)
@@ -58,7 +58,7 @@ class Taker:
         return leases, plan_taking(candidates, self._worker, self._rules, self._chance)
 
     def forget(self) -> None:
-        """Discard all observations, because there is a leader again: they do not apply to the time after it."""
+        """Discard all observations, because there is a leader again: they would not be valid after its time."""
         self._standing = Standing()
         self._known = set()
 

@@ -1,10 +1,10 @@
-"""Whether the background threads of a worker go on with their steps. Each of them looks at the other one.
+"""Detects background threads of a worker that make no progress. Each of the two threads watches the other one.
 
-A step ends soon by design, but a lock, an extension that does not return, or a defect may hold a thread for ever.
-If it is the renewal thread, the leases expire; if it is the housekeeping thread, heartbeats end.
+A step ends soon by design, but a lock, an extension that does not return, or a bug may block a thread for ever. If
+it is the renewal thread, the leases expire; if it is the housekeeping thread, heartbeats end.
 
-Only the time counts in which the thread that looks went on itself. A process that was paused as a whole is no such
-case: after the pause both threads go on.
+Only time in which the watching thread itself made progress is counted. If the whole process was paused, nothing is
+reported: both threads continue after the pause.
 """
 
 import sys
@@ -21,31 +21,32 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 RENEWALS: Final = "renewals"
 HOUSEKEEPING: Final = "housekeeping"
 PATIENCE_SECONDS: Final[Mapping[str, float]] = {
-    RENEWALS: 15.0,  # a step waits for three seconds at most, and the next one follows in half a second
-    HOUSEKEEPING: 45.0,  # a step may have several requests, each of which has a deadline of its own
+    RENEWALS: 15.0,  # a step waits for three seconds at most, and the next one follows within half a second
+    HOUSEKEEPING: 45.0,  # a step may have several requests, each with a deadline of its own
 }
-LONGEST_LOOK = 5.0  # seconds between two looks that count; of a longer time, the rest may have been a pause
+LONGEST_LOOK = 5.0  # seconds between two checks that count; of a longer time, the rest may have been a pause
 
 
 @dataclass(slots=True)
 class _Thread:
     ident: int
-    began: float  # the last step; monotonic
-    at: float  # the same by the clock on the wall
-    held_for: float = 0.0  # while the other thread went on
+    began: float  # when the last step began; monotonic
+    at: float  # the same time by the wall clock
+    held_for: float = 0.0  # for how long it made no progress while the other thread did
     is_told: bool = False
 
 
 class ThreadWatch:
-    """Each thread calls `begins` with its name before each of its steps."""
+    """Compares the progress of the threads. Each thread calls `begins` with its name before each of its steps."""
 
     def __init__(self, clock: Clock, on_event: OnEvent = ignore) -> None:
         self._clock = clock
         self._on_event = on_event
-        self._threads: dict[str, _Thread] = {}  # each thread replaces its own
+        self._threads: dict[str, _Thread] = {}  # each thread replaces its own entry
 
     def begins(self, name: str) -> None:
-        """A step of a thread begins. One event for each episode of another thread that does not go on."""
+        """Record that a step of this thread begins, and check the other thread. One event per episode without
+        progress."""
         now = self._clock.monotonic()
         mine = self._threads.get(name)
         looked = min(now - mine.began, LONGEST_LOOK) if mine is not None else 0.0
@@ -65,13 +66,13 @@ class ThreadWatch:
         self._on_event(WorkerEvent(EventKind.THREAD_HELD, message, facts=facts))
 
     def held_since(self) -> dict[str, int]:
-        """The threads that do not go on, and since when, in epoch seconds. Any thread."""
+        """The threads that make no progress, and since when, in epoch seconds. May be called on any thread."""
         return {name: round(seen.at) for name, seen in sorted(self._threads.items()) if seen.is_told}
 
 
 def _place_of(ident: int) -> str:
-    """Where a thread is: the innermost line, and the innermost one of this package. No file is read: the disk with
-    the code may be what the thread waits for."""
+    """The place of a thread: its innermost line, and the innermost line of this package. Reads no file, because the
+    thread may be waiting for the disk with the code."""
     frames: dict[int, FrameType] = sys._current_frames()  # noqa: SLF001 (documented in spite of its name)
     frame = None if ident == threading.get_ident() else frames.get(ident)
     if frame is None:
@@ -82,7 +83,7 @@ def _place_of(ident: int) -> str:
 
 
 def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frame, and those that called it."""
+    """The frame, and its callers."""
     while frame is not None:
         yield frame
         frame = frame.f_back

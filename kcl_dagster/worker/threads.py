@@ -1,10 +1,10 @@
-"""The threads of a worker, and the only place that starts any.
+"""The threads of a worker. Only this module starts any.
 
-The renewal thread does nothing but renew: no user code runs on it, it shares no lock with the batch thread but
-those of single leases, and a table that is slow to answer a scan or a heartbeat does not hold it up. It needs the
-interpreter for well under a millisecond per lease, which it gets within one switch interval (5 ms) even while
-other threads compute; only an extension that keeps the interpreter lock for a whole renewal interval could starve
-it, and then the worker's own clock stops it from writing anything.
+The renewal thread only renews: no user code runs on it, and it shares with the batch thread only the locks of
+single leases. A table that is slow to answer a scan or a heartbeat does not delay it. It needs the interpreter for
+well under a millisecond per lease, and gets it within one switch interval (5 ms) even while other threads compute.
+Only an extension that holds the interpreter lock for a whole renewal interval could block it, and then the worker's
+own clock prevents it from writing anything.
 """
 
 import logging
@@ -15,24 +15,24 @@ from typing import Protocol, Self
 
 log = logging.getLogger(__name__)
 
-LONGEST_NAP = 0.5  # seconds; how late a lease acquired meanwhile may be noticed
-SHORTEST_NAP = 0.02  # seconds; a failing table is not asked in a tight loop
+LONGEST_NAP = 0.5  # seconds; how late a new lease may be detected
+SHORTEST_NAP = 0.02  # seconds; a failing table is not called in a tight loop
 HOUSEKEEPING_NAP = 0.1  # seconds; the resolution of the heartbeat, discovery and watchdog intervals
 JOIN_SECONDS = 15.0  # a request in flight ends within its own deadline
 
 
 class Steps(Protocol):
-    """What the threads of a worker call, over and over. None of these may raise."""
+    """The steps that the threads of a worker call repeatedly. They must not raise."""
 
     def step_renewal(self) -> float:
-        """Renew what is due; seconds until the next lease is."""
+        """Renew what is due. Returns the seconds until the next lease is due."""
 
     def step_housekeeping(self) -> None:
-        """Everything else that is due by now."""
+        """Do everything else that is due."""
 
 
 class Threads:
-    """Runs `steps` in the background between `with` and the end of its block."""
+    """A context manager that runs `steps` on background threads."""
 
     def __init__(self, steps: Steps, name: str) -> None:
         self._steps = steps
@@ -59,7 +59,7 @@ class Threads:
         while not self._stop.wait(pause):
             try:
                 pause = step()
-            except Exception:  # a defect of ours; leases that are still renewed are worth more than a clean end
+            except Exception:  # a bug of ours; keeping the leases renewed is more important than a clean end
                 log.exception("a background step failed and is tried again")
                 pause = LONGEST_NAP
 

@@ -1,4 +1,4 @@
-"""How many KB/s a lease carries, as the KCL measures it."""
+"""Measures the throughput of a lease in KB/s, as the KCL does."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ class _Meter:
     def close(self, now: float) -> None:
         seconds, self.since = now - self.since, now
         if self.average is None and not self.delivered:
-            return  # a lease that never carried anything has no throughput, rather than one of zero
+            return  # the throughput of a lease that never had records is unknown, not zero
         rate, self.delivered = self.delivered / _KB / seconds, 0
         self.average = rate if self.average is None else _ALPHA * rate + (1 - _ALPHA) * self.average
 
 
 class Throughput:
-    """Bytes delivered per lease, as a moving average over windows of at least `window_seconds`.
+    """The bytes delivered per lease, as a moving average over windows of at least `window_seconds`.
 
-    A window is closed by `publish`, so windows follow the renewals; a checkpoint that comes soon after a renewal
-    reads the last value. `monotonic` tells seconds. Not thread-safe: the holder of the leases serialises.
+    `publish` closes a window, so windows follow the renewals. A checkpoint soon after a renewal gets the last
+    value. `monotonic` returns seconds. Not thread-safe: the holder of the leases serialises the calls.
     """
 
     def __init__(self, monotonic: Callable[[], float], window_seconds: float) -> None:
@@ -37,16 +37,17 @@ class Throughput:
         self._meters: dict[LeaseKey, _Meter] = {}
 
     def start(self, lease: LeaseKey, stored: float | None) -> None:
-        """The lease is ours now; go on from the value that its previous owner stored."""
+        """Start to measure a lease that was acquired, from the value that its former owner stored."""
         self._meters[lease] = _Meter(since=self._monotonic(), average=stored)
 
     def record(self, lease: LeaseKey, delivered_bytes: int) -> None:
-        """Payload bytes handed to processing. Ignored for a lease that was not started."""
+        """Count payload bytes that were passed to processing. Ignored for a lease that was not started."""
         if lease in self._meters:
             self._meters[lease].delivered += delivered_bytes
 
     def publish(self, lease: LeaseKey) -> float | None:
-        """What to store with the next write; None, so that nothing is stored, while nothing was ever delivered."""
+        """The value to store with the next write. None, so that nothing is stored, if nothing was ever
+        delivered."""
         meter = self._meters.get(lease)
         if meter is None:
             return None
@@ -56,5 +57,5 @@ class Throughput:
         return meter.average
 
     def stop(self, lease: LeaseKey) -> None:
-        """The lease is no longer ours."""
+        """Stop measuring a lease that is no longer held."""
         self._meters.pop(lease, None)

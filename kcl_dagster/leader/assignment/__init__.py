@@ -1,1 +1,1 @@
-"""Which worker should hold which lease: five policies behind one interface."""
+"""Assignment of leases to workers: five policies with one interface."""

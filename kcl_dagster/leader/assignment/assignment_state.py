@@ -9,7 +9,7 @@ from typing import Final
 from kcl_dagster.leader.assignment.policy import AssignmentLimits, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
-EPSILON: Final = 1e-9  # sums of floats differ in the last digits
+EPSILON: Final = 1e-9  # sums of floats differ in their last digits
 
 
 def weight_of(entry: tuple[float, LeaseKey]) -> float:
@@ -18,8 +18,8 @@ def weight_of(entry: tuple[float, LeaseKey]) -> float:
 
 @dataclass(slots=True)
 class Holder:
-    """One worker and the leases it holds. `load`: the weight of the leases times `factor`, the cost of work
-    there."""
+    """One worker and the leases that it holds. `load`: the weight of the leases times `factor`, the cost of work on
+    this worker."""
 
     worker: WorkerLoad
     factor: float = 1.0
@@ -27,7 +27,7 @@ class Holder:
     kbps: float = 0.0
     count: int = 0
     movable: list[tuple[float, LeaseKey]] = field(default_factory=list)
-    """By weight, ascending."""
+    """Sorted by weight, ascending."""
 
     fixed: float = 0.0
     """The weight of the heaviest lease that may not be moved now."""
@@ -62,7 +62,7 @@ class AssignmentState:
             holder.fixed = max(holder.fixed, weight)
 
     def take(self, key: LeaseKey, kbps: float, holder: Holder) -> None:
-        """`key` must be movable."""
+        """Remove a lease, which must be movable."""
         weight = self.weights[key]
         holder.load -= weight * holder.factor
         holder.kbps -= kbps
@@ -83,8 +83,8 @@ class AssignmentState:
 
 
 class Queue:
-    """Orders holders by load, ascending, then by number of leases, then by name. One heap per zone and one for
-    all."""
+    """Orders holders by load, ascending, then by number of leases, then by name. One heap for all, and one per
+    zone."""
 
     def __init__(self, holders: Iterable[Holder]) -> None:
         self._heaps: dict[str | None, list[tuple[float, int, WorkerId, Holder]]] = {None: []}
@@ -92,7 +92,7 @@ class Queue:
             self.push(holder)
 
     def push(self, holder: Holder) -> None:
-        """Add a holder. Call it again after every change of the holder: the former entry is stale then and
+        """Add a holder. Call it again after every change of the holder: the former entry is then outdated and
         skipped."""
         entry = (holder.load, holder.count, holder.id, holder)
         heapq.heappush(self._heaps[None], entry)
@@ -114,7 +114,7 @@ class Queue:
 
 
 def fair_share(weights: Iterable[float], factors: Iterable[float]) -> float:
-    """The load that every worker would have if work could be divided freely; 0 if there is nothing to share.
+    """The load that every worker would have if work could be divided freely; 0 if there is none.
 
     If a lease is heavier than the share, it fills one worker, and the other workers share the rest.
     """

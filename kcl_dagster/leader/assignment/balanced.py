@@ -1,13 +1,15 @@
 """Our policies: even load with few handoffs.
 
-Three ways to weigh a lease (`balanced`: CPU where it is known, else throughput; `throughput`; `count`) and one way
-to act on it:
+There are three ways to weigh a lease (`balanced`: by CPU if known, otherwise by throughput; `throughput`; `count`),
+and one way to assign by these weights. The band is the range around a worker's fair share within which its load may
+lie.
 
 1. Unserved leases are placed at once, heaviest first, on the least loaded worker.
-2. Workers that drain hand over everything they hold.
-3. Balancing starts only if a worker is far outside the band, or outside it for long: measured load always jitters,
-   and during a handoff the shard is not read for about the time of a batch. Once started, balancing continues until
-   every worker is well inside the band. It moves the heaviest leases that fit, so that few moves are needed.
+2. Workers that drain hand over all their leases.
+3. Balancing starts only if a worker is far outside the band, or outside it for a long time: measured load always
+   jitters, and during a handoff the shard is not read for about the duration of a batch. Once started, balancing
+   continues until every worker is well inside the band. It moves the heaviest leases that fit, so that few moves
+   are needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,12 +20,12 @@ from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, L
 
 
 def balanced(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits) -> Assignment:
-    """Even CPU where workers publish it, even throughput elsewhere, even numbers where there is no load."""
+    """Even CPU among workers that publish it, otherwise even throughput, or even numbers if there is no load."""
     return _assign(leases, workers, limits, by_cpu)
 
 
 def throughput(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits) -> Assignment:
-    """Even throughput, whatever it costs in CPU."""
+    """Even throughput, regardless of CPU."""
     return _assign(leases, workers, limits, by_throughput)
 
 

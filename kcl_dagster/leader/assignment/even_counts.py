@@ -1,7 +1,8 @@
-"""Handoffs that make numbers even, where leases weigh about the same.
+"""Handoffs that make the numbers of leases even, if leases weigh about the same.
 
-Numbers do not jitter, so one lease of difference is even and two are not: no band, no patience, and nothing moves
-twice. What fits best into load is chosen among a worker's leases, so that small differences in weight work out too.
+Numbers do not jitter, so there is no tolerance and no waiting: a difference of one lease counts as even, a
+difference of two does not. Nothing moves twice. Among a worker's leases, the one that best evens the loads is
+moved.
 """
 
 import heapq
@@ -14,14 +15,15 @@ from kcl_dagster.model.lease import LeaseKey
 if TYPE_CHECKING:
     from kcl_dagster.leader.assignment.placing import AssignmentRound
 
-ALIKE: Final = 1.25  # the heaviest by the lightest lease; jitter of a tenth alone makes 1.22
+ALIKE: Final = 1.25  # the heaviest divided by the lightest lease; jitter of 10 % alone gives 1.22
 UNEVEN: Final = 2  # leases; a difference of one cannot be improved
 
 _Entry = tuple[int, float, str, Holder]
 
 
 def is_alike(round_: "AssignmentRound") -> bool:
-    """Whether numbers say as much as loads do: leases weigh alike, and machines are alike."""
+    """Whether leases weigh about the same, and machines are about equally fast, so that numbers can replace
+    loads."""
     weights = round_.measure.weights.values()
     factors = round_.measure.factors.values()
     return all(max(values, default=1.0) <= min(values, default=1.0) * ALIKE for values in (weights, factors))
@@ -33,7 +35,8 @@ def is_uneven(round_: "AssignmentRound") -> bool:
 
 
 class Evening:
-    """From the fullest to the emptiest until they differ by one at most: no plan gets there with fewer moves."""
+    """Moves leases from the worker with most to the one with fewest, until they differ by one at most. No plan
+    needs fewer moves."""
 
     def __init__(self, round_: "AssignmentRound") -> None:
         self.round = round_
@@ -42,7 +45,7 @@ class Evening:
         self.empty: list[_Entry] = [(holder.count, holder.load, holder.id, holder) for holder in holders]
         heapq.heapify(self.full)
         heapq.heapify(self.empty)
-        # A handoff of a silent shard silences nothing, so these are not rationed.
+        # Handoffs of shards without records delay nothing, so their number is not limited.
         self.budget = len(round_.kbps) if round_.measure.idle else round_.limits.moves
 
     def run(self) -> None:
@@ -57,12 +60,12 @@ class Evening:
             if lease is not None:
                 self._move(lease, donor, near)
             elif donor.movable and not self.round.state.is_full(receiver):
-                heapq.heappop(self.full)  # nothing it has may go there; another donor may have something
+                heapq.heappop(self.full)  # none of its leases may go to the receiver; another donor may have one
             else:
                 heapq.heappop(self.empty if donor.movable else self.full)
 
     def _near(self, donor: Holder, receiver: Holder) -> Holder:
-        """As empty as `receiver`, and if possible in the donor's zone."""
+        """A worker with as few leases as `receiver`, in the donor's zone if possible."""
         if donor.worker.zone in {None, receiver.worker.zone}:
             return receiver
         return next(
@@ -93,7 +96,7 @@ class Evening:
 
 
 def _top(heap: list[_Entry], *, sign: int) -> Holder | None:
-    """What was pushed before a holder changed is stale and skipped."""
+    """The first entry that is not outdated by a later change of its holder."""
     while heap:
         count, load, _, holder = heap[0]
         if count * sign == holder.count and load * sign == holder.load:

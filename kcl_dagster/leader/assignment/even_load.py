@@ -1,4 +1,5 @@
-"""Handoffs that make load even."""
+"""Handoffs that make load even. The band is the range around the fair share within which a worker's load may
+lie."""
 
 import heapq
 import math
@@ -12,18 +13,19 @@ from kcl_dagster.model.lease import LeaseKey
 if TYPE_CHECKING:
     from kcl_dagster.leader.assignment.placing import AssignmentRound
 
-# Imbalance this many times the band is acted on at once; less must persist.
+# An imbalance of this many bands is corrected at once; a smaller one only if it persists.
 URGENT: Final = 2.0
-# Where balancing stops, in parts of the band: well inside, so that jitter does not lead back out.
+# Balancing stops at this part of the band above the share: well inside, so that jitter does not restart it.
 STOP_ABOVE: Final = 0.5
-# Donors looked at to fill one receiver. The most loaded come first; further ones have nothing to spare.
+# How many donors are considered to fill one receiver. The most loaded come first; later ones have nothing to spare.
 DONORS_TRIED: Final = 64
-# Receivers looked at for one donor. The least loaded come first; caps are why one of them may not do.
+# How many receivers are considered for one donor. The least loaded come first. One may be unsuitable because of a
+# cap.
 RECEIVERS_TRIED: Final = 16
 
 
 class Balancing:
-    """Handoffs that bring every worker well inside of the band."""
+    """Handoffs that bring every worker well inside the band."""
 
     def __init__(self, round_: "AssignmentRound") -> None:
         self.round = round_
@@ -41,7 +43,7 @@ class Balancing:
         self._seed([holder for holder in self.round.takers if holder.worker.ready and holder.count == 0])
 
     def relieve(self) -> None:
-        """Every worker above the band gives leases away, the most loaded one first."""
+        """Move leases away from every worker above the band, the most loaded one first."""
         donors = [(-holder.load, holder.id) for holder in self.round.takers]
         heapq.heapify(donors)
         while donors and self.budget > 0:
@@ -52,7 +54,8 @@ class Balancing:
                 heapq.heappush(donors, (-donor.load, name))
 
     def _relieve_once(self, donor: Holder) -> bool:
-        """One lease of `donor` to one of the least loaded workers that can take it."""
+        """Move one lease of `donor` to one of the least loaded workers that can take it. Returns whether one was
+        moved."""
         tried: list[Holder] = []
         found: tuple[LeaseKey, Holder] | None = None
         while found is None and len(tried) < RECEIVERS_TRIED:
@@ -66,13 +69,13 @@ class Balancing:
                 self.queue.drop()
                 tried.append(receiver)
             else:
-                tried.append(donor)  # the near one does not fit; go on with the others
+                tried.append(donor)  # the one in the donor's zone does not fit; try the others
         for holder in tried:
             self.queue.push(holder)
         return found is not None and self._move(found[0], donor, found[1])
 
     def _receiver(self, donor: Holder) -> Holder | None:
-        """The least loaded; or one in the donor's zone that is about as idle."""
+        """The least loaded worker, or one in the donor's zone that is about as idle."""
         least = self.queue.least()
         near = self.queue.least(donor.worker.zone) if donor.worker.zone is not None else None
         if near is not None and near is not donor and least is not None:
@@ -80,11 +83,11 @@ class Balancing:
         return least
 
     def _pick(self, donor: Holder, receiver: Holder) -> LeaseKey | None:
-        """The lease that brings `donor` to its share best: one that suffices alone, or else the heaviest.
+        """The lease whose move brings `donor` closest to its share: one that suffices alone, or else the heaviest.
 
-        Neither side may end up outside of the band; where leases are too heavy for that, one may move that makes
-        the fuller side much better. A lease that is heavier than the share may go to a worker that has nothing
-        else, if its present one has.
+        Neither worker may leave the band by it. If all leases are too heavy for that, one may move that reduces the
+        higher load considerably. A lease that is heavier than the share may move to an empty worker, if its present
+        worker has other leases.
         """
         ideal = self.round.ideal(donor)
         excess = donor.load - ideal
@@ -100,7 +103,8 @@ class Balancing:
         return lease if lease is not None else self._coarse(donor, receiver)
 
     def _coarse(self, donor: Holder, receiver: Holder) -> LeaseKey | None:
-        """The lease that evens the two out best, if that lowers the fuller one by more than jitter can pretend."""
+        """The lease that best evens the two loads, if it reduces the higher one by more than jitter could
+        explain."""
         between = donor.load - receiver.load
         factor = max(donor.factor, receiver.factor)
         lease = self._nearest(donor, receiver, 0.0, between / 2 / factor, (between - self.band * URGENT) / factor)
@@ -110,7 +114,8 @@ class Balancing:
     def _nearest(
         self, donor: Holder, receiver: Holder, enough: float, best: float, at_most: float
     ) -> LeaseKey | None:
-        """Of the weights in `enough`..`at_most` the one nearest to `best`, or else the heaviest below."""
+        """The lease whose weight is nearest to `best` within `enough`..`at_most`, or else the heaviest below
+        `enough`."""
         movable = donor.movable
         end = bisect_right(movable, at_most + EPSILON, key=weight_of)
         start = bisect_left(movable, enough - EPSILON, hi=end, key=weight_of)
@@ -122,7 +127,7 @@ class Balancing:
         return None
 
     def _fill(self, hungry: Sequence[Holder]) -> None:
-        """These workers get the heaviest leases that the most loaded can spare."""
+        """Give these workers the heaviest leases that the most loaded workers can spare."""
         for receiver in sorted(hungry, key=lambda holder: (holder.load, holder.id)):
             while self.budget > 0 and receiver.load < self.low and self._fill_once(receiver):
                 pass
@@ -140,7 +145,8 @@ class Balancing:
         return best is not None and self._move(best[2], best[1], receiver)
 
     def _seed(self, empty: Sequence[Holder]) -> None:
-        """No lease fits: each gets the one that evens best. Alone on its worker, it makes nothing worse."""
+        """Give each empty worker one lease, although none fits: the one that best evens the loads. Alone on its
+        worker, it makes nothing worse."""
         for receiver in sorted(empty, key=lambda holder: holder.id):
             donors = [holder for holder in self.round.takers if holder.count > 1 and holder.movable]
             for donor in heapq.nlargest(DONORS_TRIED, donors, key=lambda holder: holder.load):

@@ -1,7 +1,7 @@
-"""Java's priority queue and double comparison.
+"""Java's priority queue and comparison of doubles.
 
-Which of several equal workers the KCL serves first is decided by how its queue happens to be arranged. To behave as
-the KCL does, the arrangement must be the same.
+Among equal workers, the KCL serves them in the order in which its queue happens to hold them. To behave like the
+KCL, the queue must have the same order.
 """
 
 import math
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 def compare(left: float, right: float) -> int:
-    """As `Double.compare`: not-a-number equals itself and is greater than everything else."""
+    """Compare as `Double.compare` does: NaN equals itself and is greater than everything else."""
     if math.isnan(left) or math.isnan(right):
         return math.isnan(left) - math.isnan(right)
     return (left > right) - (left < right)
 
 
 class HighestFirst(Generic[T]):
-    """A binary heap, highest rank at the front; equal ranks stay where Java's queue leaves them."""
+    """A binary heap with the highest rank first. Equal ranks have the same order as in Java's queue."""
 
     def __init__(self, entries: Iterable[tuple[float, T]] = ()) -> None:
         self._heap: list[tuple[float, T]] = []
@@ -40,7 +40,7 @@ class HighestFirst(Generic[T]):
             place = parent
 
     def poll(self) -> T | None:
-        """Remove the front; None if there is nothing."""
+        """Remove and return the first value; None if the heap is empty."""
         if not self._heap:
             return None
         front, last = self._heap[0], self._heap.pop()

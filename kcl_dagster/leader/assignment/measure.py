@@ -1,4 +1,4 @@
-"""How leases weigh and what work costs, by CPU, by throughput or by number."""
+"""The weights of leases and the costs of work, by CPU, by throughput or by number."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,16 +7,16 @@ from typing import Final
 from kcl_dagster.leader.assignment.policy import LeaseLoad, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
-# Below this mean throughput of a worker, load is noise: a single core reads a hundred times as much.
+# Below this mean throughput per worker, load is noise: a single core can read a hundred times as much.
 IDLE_KBPS: Final = 64.0
-# What a lease costs beside its bytes (renewals, empty reads), as a part of the mean lease: small enough not to
-# distort shares of bytes, large enough that equally loaded workers hold equally many leases.
+# What a lease costs in addition to its bytes (renewals, empty reads), as a part of the mean lease. Small enough not
+# to distort the shares of bytes, large enough that equally loaded workers get equal numbers of leases.
 BASE_WEIGHT: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """How leases weigh, what work costs on each worker, and whether there is enough load to speak of."""
+    """The weights of leases, the cost of work on each worker, and whether the load is negligible (`idle`)."""
 
     weights: Mapping[LeaseKey, float]
     factors: Mapping[WorkerId, float]
@@ -29,11 +29,12 @@ def by_count(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad]) -> Meas
 
 
 def by_throughput(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad]) -> Measure:
-    """Leases whose throughput is not known, or was not measured for long enough, weigh as much as the mean of the
-    others: what a shard has at first is often a backlog, which is read many times faster than records arrive.
+    """Weigh leases by throughput. If a lease's throughput is not known, or was not measured for long enough, the
+    mean of the others is used: a shard often begins with a backlog, which is read much faster than records arrive.
 
-    What is lacking to a load worth speaking of is made up for by all leases alike. So numbers count the more the
-    less is read, and there is no moment at which one measure suddenly takes the place of another."""
+    If the total load is negligible, an equal amount is added to every lease. The less is read, the more the numbers
+    of leases count, and there is no point at which one measure suddenly replaces the other.
+    """
     settled = [lease.balanced_kbps for lease in leases if lease.balanced_kbps is not None]
     known = settled or [lease.kbps for lease in leases if lease.kbps is not None]
     mean = sum(known) / len(known) if known else 0.0

@@ -1,4 +1,5 @@
-"""One decision of our policies: where unserved leases and those of draining workers go, and whether to balance."""
+"""One decision of our policies: it places unserved leases and those of draining workers, and decides whether to
+balance."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -20,13 +21,13 @@ from kcl_dagster.leader.assignment.measure import Measure
 from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, Move, MoveKind, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
-# Most workers that are tried for a lease that the least loaded worker may not hold because of the caps. Load grows
+# How many workers are tried for a lease that the least loaded worker may not hold because of the caps. Load grows
 # with throughput, so such a lease rarely fits another worker.
 HOLDERS_TRIED: Final = 256
 
 
 class AssignmentRound:
-    """One decision. Its state is mutable; its result depends on its input alone."""
+    """One decision. Its state is mutable; its result depends only on its input."""
 
     def __init__(
         self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits, measure: Measure
@@ -65,7 +66,7 @@ class AssignmentRound:
         self._serve()
         self._drain()
         outside = self._outside(1.0)
-        if is_alike(self) or self.share <= 0:  # no share: fewer leases than workers
+        if is_alike(self) or self.share <= 0:  # a share of 0 means fewer leases than workers
             if is_uneven(self):
                 Evening(self).run()
         elif self._is_worth_it(outside, changed=bool(self.moves)):
@@ -75,21 +76,21 @@ class AssignmentRound:
     def give(self, lease: LeaseKey, source: Holder | None, to: Holder, kind: MoveKind, because: str) -> None:
         if source is not None:
             self.state.take(lease, self.kbps[lease], source)
-        self.state.put(lease, self.kbps[lease], to, movable=False)  # a lease moves at most once a round
+        self.state.put(lease, self.kbps[lease], to, movable=False)  # a lease moves at most once per round
         self.moves.append(Move(lease, to.id, kind, because))
 
     def may_hold(self, holder: Holder, lease: LeaseKey) -> bool:
         return self.state.may_hold(holder, self.kbps[lease])
 
     def _receivers(self) -> list[Holder]:
-        """Workers that can read at once. If there are none: workers that are starting."""
+        """Workers that can read at once; if there are none, workers that are starting."""
         return [holder for holder in self.takers if holder.worker.ready] or self.takers
 
     def _serve(self) -> None:
         receivers = self._receivers()
         waiting = self.limits.expected if not any(holder.worker.ready for holder in receivers) else 0
-        # Workers that are starting cannot read yet. So it costs nothing to leave a share for those that were
-        # launched with them, and it avoids handoffs a minute later.
+        # Workers that are starting cannot read yet. It costs nothing to reserve a share for others that were
+        # launched with them, and avoids handoffs a minute later.
         most = self.share * len(self.takers) / (len(self.takers) + waiting) if waiting and self.takers else None
         queue = Queue(receivers)
         crowded = _Crowded(receivers, self.share * (1 + self.limits.imbalance * STOP_ABOVE))
@@ -98,7 +99,8 @@ class AssignmentRound:
             weight = self.measure.weights[lease.key]
             least = queue.least()
             if crowds and least is not None and least.load + weight * least.factor <= crowded.high:
-                # From here on leases fit. Those that have to leave a full worker are heavier and are placed first.
+                # The remaining leases fit. The leases that have to leave a full worker are heavier, so they are
+                # moved before the remaining ones are placed.
                 crowds = False
                 self._relieve()
                 queue = Queue(receivers)
@@ -138,7 +140,8 @@ class AssignmentRound:
         return holder if can else None
 
     def _home(self, lease: LeaseLoad, weight: float) -> Holder | None:
-        """The worker in the slot that held the lease last, unless its load would be above the band."""
+        """The worker that now has the slot which last held the lease. None if its load would then exceed the fair
+        share by more than half of the band."""
         holder = self.by_slot.get(lease.home) if lease.home is not None else None
         if holder is None or not (holder.worker.accepts and holder.worker.ready) or holder.worker.drains:
             return None
@@ -183,7 +186,8 @@ class AssignmentRound:
         ]
 
     def _is_worth_it(self, outside: Sequence[WorkerId], *, changed: bool) -> bool:
-        """`changed`: the fleet or its leases changed in this round, so an imbalance is not jitter."""
+        """Whether to balance. `changed`: the fleet or its leases changed in this round, so an imbalance is not
+        jitter."""
         if changed and outside:
             return True
         if not self.limits.watched:
@@ -194,7 +198,7 @@ class AssignmentRound:
 class _Crowded:
     """Chooses a worker if every worker has its share already: one that needs few handoffs to make room.
 
-    If all leases of the least loaded worker are heavy, it is not suitable: no handoff could bring it back into the
+    The least loaded worker is not suitable if all its leases are heavy: no handoff could bring it back into the
     band.
     """
 
@@ -208,13 +212,13 @@ class _Crowded:
         if holder.load + weight * holder.factor <= self.high or holder.count == 0:
             return holder
         if self._reliefs is None:
-            # At least half of the workers have this much room; few have much more.
+            # At least half of the workers have this much room, and few have much more.
             room = self.high - median(each.load for each in self._holders)
             self._reliefs = {each.id: (each, _reliefs(each, room)) for each in self._holders}
         best: tuple[int, float, Holder] | None = None
         for other, reliefs in self._reliefs.values():
             handoffs = bisect_left(reliefs, other.load + weight * other.factor - self.high)
-            # Of equal workers choose the fullest, so that the others remain for lighter leases.
+            # Among equal workers choose the most loaded, so that the others remain for lighter leases.
             if handoffs < len(reliefs) and (best is None or (handoffs, -other.load) < best[:2]) and may_hold(other):
                 best = handoffs, -other.load, other
         if best is None:
@@ -224,7 +228,7 @@ class _Crowded:
 
 
 def _reliefs(holder: Holder, room: float) -> list[float]:
-    """By how much one, two, three ... handoffs reduce the load, counting leases that fit into the `room` of
-    others."""
+    """The reduction of the load by one, two, three ... handoffs. Only leases that fit into the `room` of others
+    count."""
     end = bisect_right(holder.movable, room, key=weight_of)
     return list(accumulate(weight * holder.factor for weight, _ in reversed(holder.movable[:end])))

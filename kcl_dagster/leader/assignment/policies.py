@@ -1,4 +1,4 @@
-"""Policies by the name under which they are configured."""
+"""The policies, by the names under which they are configured."""
 
 from random import Random
 from typing import Final
@@ -11,9 +11,10 @@ from kcl_dagster.leader.assignment.taker import TakerPolicy
 from kcl_dagster.leader.assignment.variance import Variance
 from kcl_dagster.model.lease_taking import TakingRules
 
-# Passes of a Java leader, in lease durations: it assigns after two and balances at every third pass.
+# The interval of a Java leader's balancing, in lease durations: it assigns every two, and balances at every third
+# pass.
 KCL_BALANCES_EVERY: Final = 6.0
-# A 2.x worker looks for leases after two lease durations.
+# The interval at which a 2.x worker looks for leases, in lease durations.
 TAKER_RUNS_EVERY: Final = 2.0
 
 _OURS: Final[dict[str, Policy]] = {
@@ -24,7 +25,7 @@ _OURS: Final[dict[str, Policy]] = {
 
 
 def configured(application: Application, random: Random) -> Policy:
-    """The policy that `policy.name` asks for."""
+    """The policy with the name `policy.name`."""
     name = application.policy.name
     if name == "kcl":
         return ReadersFirst(Variance(random.shuffle))
@@ -34,6 +35,6 @@ def configured(application: Application, random: Random) -> Policy:
 
 
 def balances_every(application: Application) -> float:
-    """Seconds between two times that the policy may balance; 0: at every tick."""
+    """Seconds between two times at which the policy may balance; 0: at every tick."""
     durations = {"kcl": KCL_BALANCES_EVERY, "taker": TAKER_RUNS_EVERY}.get(application.policy.name, 0.0)
     return durations * application.timings.lease_duration

@@ -1,6 +1,6 @@
 """The input and the output of an assignment policy.
 
-A policy is a pure function: the leader calls it once a tick with what it has just read, and writes the moves that
+A policy is a pure function: the leader calls it once per tick with what it has just read, and writes the moves that
 the policy returns. The same input always gives the same moves, so two leaders that read the same tables agree.
 """
 
@@ -15,13 +15,15 @@ MoveKind = Literal["unserved", "balance", "drain"]
 
 @dataclass(frozen=True, slots=True)
 class LeaseLoad:
-    """An unfinished lease, and its load on the worker that holds it.
+    """An unfinished lease, and its load.
 
-    `owner`: the worker that processes it now. `next_owner`: the worker that will, after the handoff under way.
-    `kbps`: its throughput. `unsettled`: that was not measured for long enough to balance by it; `settled_kbps` is
-    what was measured before, None if nothing was. `unserved`: if the lease needs an owner at once, the reason.
-    `pinned`: it may not be moved now. `home`: the slot that held it last. `age`: for how long its counter was
-    unchanged, for policies that place the oldest first.
+    - `owner`: the worker that reads it now. `next_owner`: the worker that will, after the handoff under way.
+    - `kbps`: its throughput. `unsettled`: this was not measured for long enough to balance by it. `settled_kbps` is
+      then what was measured before, None if nothing was.
+    - `unserved`: why the lease needs an owner at once; None if it does not.
+    - `pinned`: it may not be moved now.
+    - `home`: the slot that held it last.
+    - `age`: for how long its counter was unchanged, for policies that place the oldest first.
     """
 
     key: LeaseKey
@@ -42,17 +44,20 @@ class LeaseLoad:
 
     @property
     def balanced_kbps(self) -> float | None:
-        """The throughput that it is balanced by; None: not known."""
+        """The throughput by which it is balanced; None if not known."""
         return self.settled_kbps if self.unsettled else self.kbps
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """A live worker. `accepts`: it may get leases. `drains`: it hands over all of its leases. `ready`: it has
-    started and reads new leases at once. `starts_slowly`: it is not ready, and its leases go to workers that are.
+    """A living worker.
 
-    `cost`: percent of CPU per KB/s on this worker's machine, if known. `averages` and `ceilings`: the KCL's
-    metrics, by name, as moving average and as maximum of the operating range; empty if none is published.
+    - `accepts`: it may get leases. `drains`: it hands over all its leases.
+    - `ready`: it has started and reads new leases at once. `starts_slowly`: it is not ready, and its leases go to
+      workers that are.
+    - `cost`: percent of CPU per KB/s on this worker's machine, if known.
+    - `averages` and `ceilings`: the KCL's metrics by name, as moving average and as maximum of the operating range;
+      empty if none is published.
     """
 
     id: WorkerId
@@ -71,9 +76,11 @@ class WorkerLoad:
 class AssignmentLimits:
     """The caps that a policy must respect, and how many moves it may make.
 
-    `settled`: workers that were out of balance in every recent pass, so that their imbalance is not jitter.
-    `expected`: number of workers that were launched and have not reported yet. `balance`: whether a policy that
-    balances in intervals does so now. `watched`: whether loads were observed for long enough to exclude jitter.
+    - `imbalance`: the width of the band: by how much a worker's load may differ from its fair share.
+    - `settled`: workers that were out of balance in every recent pass, so that their imbalance is not jitter.
+    - `expected`: the number of workers that were launched and have not reported yet.
+    - `balance`: whether a policy that balances in intervals does so now.
+    - `watched`: whether loads were observed for long enough to exclude jitter.
     """
 
     max_leases: int | None = None
@@ -88,7 +95,8 @@ class AssignmentLimits:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """`lease` goes to `to`. Every move has a reason, which the UI, `plan` and the log show."""
+    """An assignment of `lease` to the worker `to`. Every move has a reason, which the UI, `plan` and the log
+    show."""
 
     lease: LeaseKey
     to: WorkerId
@@ -106,7 +114,7 @@ class Assignment:
 
 
 class Policy(Protocol):
-    """Decides where leases go. Pure, deterministic, no I/O."""
+    """Decides which worker gets which lease. Pure, deterministic, no I/O."""
 
     def __call__(
         self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits

@@ -1,8 +1,8 @@
-"""Leases go to workers that can read, for policies that know no other ones.
+"""Gives leases to workers that can read, for policies that do not distinguish them.
 
 A worker of ours writes its row before its Spark has started, and gets leases meanwhile only if no other worker can
-read them. The KCL's rules know no such worker: a Java worker never writes that it is starting, so it counts as one
-that reads, and a fleet of Java workers is assigned as the KCL does it.
+read them. The KCL's rules have no such state: a Java worker never writes that it is starting, so it counts as able
+to read. A fleet of Java workers is therefore assigned as by the KCL.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from kcl_dagster.model.lease import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class ReadersFirst:
-    """Applies `policy` to the workers that can read. Leases of workers that start slowly are handed over to them. A
-    worker that cannot read yet gets only leases that need an owner and that no other one has room for: nothing is
-    taken for it from a worker that reads, which would have to be given back if it starts slowly."""
+    """Applies `policy` to the workers that can read. Workers that start slowly hand over their leases to them. A
+    worker that cannot read yet only gets unserved leases for which no other worker has room. It gets no leases from
+    workers that read, because it might have to give them back."""
 
     policy: Policy
 
@@ -52,12 +52,12 @@ def _moved(lease: LeaseLoad, to: WorkerId | None) -> LeaseLoad:
 
 
 def _to_be_moved(lease: LeaseLoad, slow: set[WorkerId]) -> LeaseLoad:
-    """If its worker starts slowly, the lease counts as one that needs an owner."""
+    """The lease as one that needs an owner, if its worker starts slowly."""
     if lease.unserved or lease.pinned or lease.holder not in slow:
         return lease
     return replace(lease, unserved=f"{lease.holder} has not started yet")
 
 
 def _consented(move: Move) -> Move:
-    """Its owner hands it over."""
+    """The move as a handoff with the owner's consent."""
     return replace(move, kind="drain")

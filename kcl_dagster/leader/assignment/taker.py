@@ -1,8 +1,8 @@
 """The taking rules of KCL 2.x as a policy of the leader.
 
-The policy decides for one worker after the other, and each decision includes the leases that the former workers
-took. The result is that of a 2.x fleet without its races. It is known to be uneven: the first worker of a new
-application takes everything, the others steal one lease at a time, and stealing ends one lease short of even.
+The policy decides for one worker after another, and each decision includes the leases that the former workers took.
+The result is that of a 2.x fleet without its races. It is known to be uneven: the first worker of a new application
+takes everything, the others steal one lease at a time, and stealing ends one lease short of even.
 """
 
 import math
@@ -17,7 +17,7 @@ from kcl_dagster.model.lease_taking import Candidate, TakingRules, plan_taking
 
 @dataclass(frozen=True, slots=True)
 class TakerPolicy:
-    """`rules`: without a cap on leases, which comes from the application."""
+    """`rules`: the cap on leases is replaced by the application's."""
 
     rules: TakingRules
     chance: Random
@@ -40,7 +40,7 @@ class TakerPolicy:
 
 
 def candidate(lease: LeaseLoad, rules: TakingRules) -> Candidate:
-    """A lease as a 2.x worker would observe it with the leader's knowledge. If the run of its owner is over, its
+    """A lease as a 2.x worker with the leader's knowledge would observe it. If the run of its owner is over, its
     counter counts as expired. If it has no owner, it counts as never served."""
     if not lease.unserved:
         return Candidate(lease.key, lease.owner, 0.0)

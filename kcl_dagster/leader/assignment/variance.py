@@ -1,9 +1,11 @@
-"""The KCL 3.x assignment: even utilization, by the KCL's own arithmetic.
+"""The KCL 3.x assignment: even utilization, with the KCL's own arithmetic.
 
-For fleets that must behave as a Java leader would, and to compare with. Its known mistakes are kept: in a fleet
-without any measured throughput all ranks are equal and only the first and the last worker of the queue are served;
-a worker at 0 % ranks below one at less than half of the average; the worker whose limit stops one donor receives
-nothing from the others in that pass.
+For fleets that must behave as with a Java leader, and for comparisons. The KCL's known defects are kept:
+
+- In a fleet without any measured throughput all ranks are equal, and only the first and the last worker of the
+  queue get leases.
+- A worker at 0 % ranks below one at less than half of the average.
+- A worker whose limit stops one donor receives nothing from other donors in that pass.
 """
 
 import math
@@ -16,7 +18,7 @@ from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, L
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import THROUGHPUT
 
-_FULL: Final = 100.0  # the ceiling of the throughput that is made up for workers without metrics
+_FULL: Final = 100.0  # the ceiling of the throughput that is assumed for workers without metrics
 _UNLIMITED: Final = 1.7976931348623157e308  # Java's Double.MAX_VALUE: the rank of a worker without any metric
 
 Shuffle = Callable[[MutableSequence[Any]], None]
@@ -24,8 +26,8 @@ Shuffle = Callable[[MutableSequence[Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class VarianceSettings:
-    """The KCL's defaults. `dampening`: which part of the excess is moved at once. `overshoot`: whether the smallest
-    lease may move when none fits."""
+    """The KCL's defaults. `dampening`: the part of the excess that is moved at once. `overshoot`: whether the
+    smallest lease may move if none fits."""
 
     dampening: float = 0.6
     overshoot: bool = True
@@ -33,7 +35,7 @@ class VarianceSettings:
 
 @dataclass(slots=True)
 class _Host:
-    """A worker while the KCL thinks: values grow with every lease it is given."""
+    """A worker during the KCL's calculation: its values grow with every lease that it gets."""
 
     worker: WorkerLoad
     values: dict[str, float]
@@ -46,7 +48,7 @@ class _Host:
         return self.worker.id
 
     def rank(self, averages: dict[str, float]) -> float:
-        """How far below the average, at its worst metric."""
+        """How far the worker is below the average, by its worst metric."""
         rank = _UNLIMITED
         for metric, value in self.values.items():
             distance = 1.0 if value == 0 else (averages[metric] - value) / value
@@ -56,7 +58,7 @@ class _Host:
 
 @dataclass(frozen=True, slots=True)
 class Variance:
-    """The policy. `shuffle` decides which leases of an overloaded worker are looked at first."""
+    """The policy. `shuffle` decides which leases of an overloaded worker are considered first."""
 
     shuffle: Shuffle
     settings: VarianceSettings = VarianceSettings()
@@ -69,7 +71,8 @@ class Variance:
     def throughput_to_take(
         self, leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits
     ) -> dict[WorkerId, float]:
-        """What the balancing phase would take from each overloaded worker, before any lease is chosen."""
+        """The throughput that the balancing phase would take from each overloaded worker, before leases are
+        chosen."""
         accepting = [worker for worker in workers if worker.accepts]
         return dict(_Pass(leases, accepting, limits, self).takes())
 
@@ -110,15 +113,15 @@ class _Pass:
         moves: list[Move] = []
         for key, (to, because) in self.moved.items():
             lease = by_key[key]
-            # An assignment to its present owner is none, unless it ends a handoff that has expired.
+            # An assignment to the present owner is no move, unless it ends a handoff that has expired.
             is_unchanged = to == lease.owner and lease.next_owner is None
             if (lease.pinned and not lease.unserved) or is_unchanged:
-                continue  # found out by the KCL, too, only when it writes
+                continue  # the KCL, too, detects this only when it writes
             moves.append(Move(key, to, "unserved" if lease.unserved else "balance", because))
         return Assignment(tuple(moves), tuple(self.unplaced))
 
     def takes(self) -> list[tuple[WorkerId, float]]:
-        """Of the metric under which most would be taken: how much from whom, most first."""
+        """For the metric by which most would be taken: how much from which worker, most first."""
         best: list[tuple[WorkerId, float]] = []
         most = -1.0
         for metric, average in self.averages.items():
@@ -146,7 +149,7 @@ class _Pass:
         )
 
     def _has_room(self, host: _Host) -> bool:
-        """As the KCL has it: a worker exactly at its throughput limit gets one more lease."""
+        """Whether the worker may get another lease. As in the KCL, a worker exactly at its throughput limit may."""
         limits = self.limits
         return (limits.max_kbps is None or host.kbps <= limits.max_kbps) and (
             limits.max_leases is None or len(host.leases) < limits.max_leases
@@ -160,7 +163,7 @@ class _Pass:
             if host is None:
                 self.unplaced.append(lease.key)
             elif lease.owner == host.id and lease.next_owner is None:
-                queue.add(host.rank(self.averages), host)  # it stays where it is and counts as served
+                queue.add(host.rank(self.averages), host)  # it stays with its owner and counts as served
             else:
                 self._give(lease, host, queue, lease.unserved or "")
 
@@ -178,7 +181,7 @@ class _Pass:
             queue.add(host.rank(self.averages), host)
 
     def _with(self, host: _Host, lease: LeaseLoad) -> dict[str, float]:
-        """The metrics of a worker if it got this lease."""
+        """The metrics of the worker if it got this lease."""
 
         def grown(metric: str, value: float) -> float:
             average = self.averages[metric]

@@ -1,5 +1,6 @@
-"""How busy the machine or container of a worker is, measured as the KCL measures it.
+"""Measures how busy the machine or container of a worker is, as the KCL measures it.
 
-Parsers and formulas are pure: text in, readings out, two readings to a percentage. Probes put a file or an address
-and a clock around them; `platform` chooses the probe; `series` turns samples into what the worker's row carries.
+Parsers and formulas are pure: they convert text to readings, and two readings to a percentage. Probes read a file
+or an address at a given time. `platform` chooses the probe; `series` converts samples to the values in the worker's
+row.
 """

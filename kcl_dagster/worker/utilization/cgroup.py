@@ -1,6 +1,6 @@
-"""CPU of a container, from its control group: version 1 or 2.
+"""The CPU use of a container, from its control group, version 1 or 2.
 
-The files are read again for every sample, so a container that is resized is measured against its new limit.
+The files are read again for every sample, so a resized container is measured against its new limit.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class CpuUse:
 
 
 def cpus_in(cpuset: str) -> int:
-    """How many CPUs a list such as `0-4,6,8-10` names."""
+    """The number of CPUs in a list such as `0-4,6,8-10`."""
     count = 0
     for part in cpuset.strip().split(","):
         first, dash, last = part.partition("-")
@@ -33,13 +33,13 @@ def cpus_in(cpuset: str) -> int:
 
 
 def parse_v1(usage: str, quota: str, period: str, cpuset: str) -> CpuUse:
-    """`cpuacct.usage`, `cpu.cfs_quota_us`, `cpu.cfs_period_us`, `cpuset.effective_cpus`."""
+    """Parse `cpuacct.usage`, `cpu.cfs_quota_us`, `cpu.cfs_period_us` and `cpuset.effective_cpus`."""
     limited = int(quota) != _UNLIMITED_V1
     return CpuUse(int(usage) / _NANOSECONDS, int(quota) / int(period) if limited else cpus_in(cpuset))
 
 
 def parse_v2(cpu_stat: str, cpu_max: str, cpuset: str) -> CpuUse:
-    """`cpu.stat`, `cpu.max`, `cpuset.cpus.effective`."""
+    """Parse `cpu.stat`, `cpu.max` and `cpuset.cpus.effective`."""
     name, usage = cpu_stat.split("\n", 1)[0].split()
     if name != "usage_usec":
         raise ValueError(name)
@@ -49,7 +49,8 @@ def parse_v2(cpu_stat: str, cpu_max: str, cpuset: str) -> CpuUse:
 
 
 def percent(before: CpuUse, now: CpuUse, elapsed: float) -> float:
-    """Of what the container may use. `elapsed`: seconds between the two readings. Raises Unmeasurable."""
+    """The use in percent of what the container may use. `elapsed`: seconds between the two readings. Raises
+    Unmeasurable."""
     if elapsed <= 0:
         raise Unmeasurable("no time has passed since the last sample")
     return busy_percent((now.seconds - before.seconds) / elapsed, now.cores)
@@ -69,7 +70,7 @@ def read_v2(read: ReadText) -> CpuUse:
 
 
 class CgroupProbe:
-    """`read_use`: `read_v1` or `read_v2`. `monotonic` tells seconds."""
+    """`read_use`: `read_v1` or `read_v2`. `monotonic`: returns seconds."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""CPU of a container in an ECS task, from the task metadata endpoint, version 4.
+"""The CPU use of a container in an ECS task, from the task metadata endpoint, version 4.
 
-A container's share of the task's CPUs is its CPU units over those of all containers of the task. A task that names
-no CPU limit may use the whole machine.
+A container's share of the task's CPUs is its CPU units divided by those of all containers of the task. A task
+without a CPU limit may use the whole machine.
 """
 
 import json
@@ -12,19 +12,21 @@ from urllib.request import ProxyHandler, build_opener
 from kcl_dagster.worker.latest import Latest, Start, on_a_thread
 from kcl_dagster.worker.utilization.probe import FULL, Unmeasurable, busy_percent
 
-ADDRESS = "ECS_CONTAINER_METADATA_URI_V4"  # environment variable
-FEWEST_UNITS = 2  # what Docker gives a container that asks for none
+ADDRESS = "ECS_CONTAINER_METADATA_URI_V4"  # name of the environment variable
+FEWEST_UNITS = 2  # what Docker gives a container that requests none
 TIMEOUT_SECONDS = 2.0  # the agent answers in milliseconds
-MOST_BYTES = 1 << 20  # of one document; those of a task with ten containers have 50 KB
-# The endpoint is a link-local address: a proxy cannot reach it, and would see what the task runs.
+MOST_BYTES = 1 << 20  # per document; those of a task with ten containers have 50 KB
+# The endpoint has a link-local address, so no proxy is used: it could not reach the endpoint, and would see the
+# request.
 _direct = build_opener(ProxyHandler({}))
 
 ReadJson = Callable[[str], Mapping[str, Any]]
-"""The document at an address. Raises OSError or ValueError."""
+"""Returns the document at an address. Raises OSError or ValueError."""
 
 
 def percent(stats: Mapping[str, Any], task: Mapping[str, Any], container: Mapping[str, Any]) -> float:
-    """`stats`, `task` and `container` are the endpoint's documents. Raises KeyError on others."""
+    """The use in percent. `stats`, `task` and `container` are the endpoint's documents. Raises KeyError if they
+    lack fields."""
     cpu, before = stats["cpu_stats"], stats["precpu_stats"]
     used, used_before = cpu["cpu_usage"]["total_usage"], before["cpu_usage"]["total_usage"]
     system, system_before = cpu["system_cpu_usage"], before.get("system_cpu_usage", 0)
@@ -56,10 +58,10 @@ def read_json(address: str) -> Mapping[str, Any]:
 
 
 class EcsProbe:
-    """The endpoint compares with a sample of its own, a second before.
+    """The endpoint itself compares with a sample that it took a second earlier.
 
-    The first reading waits for the endpoint and shows whether it can be used. Later readings are the answer to the
-    question before, because the thread that samples also writes the heartbeat and must not wait.
+    The first reading waits for the endpoint and shows whether it can be used. Later readings return the response to
+    the previous request, because the thread that samples also writes the heartbeat and must not wait.
     """
 
     def __init__(self, address: str, read: ReadJson = read_json, start: Start = on_a_thread) -> None:

@@ -1,11 +1,11 @@
-"""Which probe fits where we run.
+"""Chooses the probe for the platform on which the worker runs.
 
     ECS task                    its metadata endpoint
     container with a limit      its control group, version 2 or 1
     any other Linux             /proc/stat
     elsewhere                   nothing: the worker is judged by its throughput
 
-The KCL looks at control groups on EKS only and at /proc/stat on EC2 only; the figures are the same there.
+The KCL uses control groups only on EKS and /proc/stat only on EC2; the figures are the same there.
 """
 
 import os
@@ -31,8 +31,8 @@ def measured(
     exists: Callable[[str], bool] = os.path.exists,
     read: ReadText = read_file,
 ) -> Sampler | None:
-    """A sampler for this place, or None where nothing can be measured: tried out once, because a worker whose
-    metric fails gets no leases, and one that publishes none does."""
+    """A sampler for this platform; None if nothing can be measured. The probe is tried once, because a worker with
+    a failing metric gets no leases, whereas one that publishes none does."""
     probe = cpu_probe(clock, system=system, environment=environment, exists=exists, read=read)
     if probe is None:
         return None

@@ -1,4 +1,4 @@
-"""What every way of measuring has in common."""
+"""The common interface of all ways of measuring."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +11,14 @@ ReadText = Callable[[str], str]
 
 
 class Unmeasurable(Exception):
-    """A reading could not be taken or understood; the next one may do better."""
+    """Raised if a reading could not be taken or understood. The next one may succeed."""
 
 
 class Probe(Protocol):
-    """Measures one thing since the last call. The first call has nothing to compare with and says 0."""
+    """Measures the use since the last call. The first call returns 0, because there is nothing to compare with."""
 
     def percent(self) -> float:
-        """0 to 100. Raises Unmeasurable."""
+        """The use from 0 to 100. Raises Unmeasurable."""
 
 
 def read_file(path: str) -> str:
@@ -26,5 +26,5 @@ def read_file(path: str) -> str:
 
 
 def busy_percent(cores_used: float, cores: float) -> float:
-    """How much of the cores one may use is in use; above a limit that is a share, it says full."""
+    """The used part of the available cores in percent, at most 100."""
     return max(0.0, min(FULL, cores_used / cores * FULL)) if cores > 0 else FULL

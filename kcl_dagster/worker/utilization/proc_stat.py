@@ -1,6 +1,6 @@
-"""CPU of the whole machine, from the first line of /proc/stat.
+"""The CPU use of the whole machine, from the first line of /proc/stat.
 
-The KCL's definition: waiting for I/O counts as busy, and interrupts and stolen time do not count at all.
+By the KCL's definition, waiting for I/O counts as busy, and interrupts and stolen time are ignored.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class CpuTimes:
 
 
 def parse(text: str) -> CpuTimes:
-    """Raises Unmeasurable."""
+    """Parse the file. Raises Unmeasurable."""
     words = text.split("\n", 1)[0].split()
     try:
         if words[0] != "cpu":

@@ -1,4 +1,4 @@
-"""From samples to what a worker's row carries: averages of half a minute, the last ten of them."""
+"""Converts samples to the values in a worker's row: averages over half a minute, of which the last ten are kept."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ CAPTURE_SECONDS = 1.0
 REPORT_SECONDS = 30.0
 FIRST_REPORT_SECONDS = 2.0
 MOST_SAMPLES = 300
-MOST_AVERAGES = 10  # five minutes: what the leader's moving average is made of
-NO_SAMPLE = -1.0  # a worker whose last entry this is gets no leases
+MOST_AVERAGES = 10  # five minutes: the basis of the leader's moving average
+NO_SAMPLE = -1.0  # a worker whose last value is this gets no leases
 _STORED_DIGITS = Decimal("0.000001")
 
 
@@ -24,13 +24,13 @@ class Series:
         self._averages: deque[float] = deque(maxlen=MOST_AVERAGES)
 
     def add(self, sample: float) -> None:
-        """Raises Unmeasurable for what is no percentage."""
+        """Add a sample. Raises Unmeasurable if it is not a percentage."""
         if not 0 <= sample <= FULL:
             raise Unmeasurable(f"{sample} is not between 0 and 100")
         self._samples.append(sample)
 
     def report(self) -> tuple[float, ...]:
-        """Close the reporting period; the averages, oldest first."""
+        """Close the reporting period. Returns the averages, oldest first."""
         if self._samples:
             mean = Decimal(repr(sum(self._samples) / len(self._samples)))
             self._averages.append(float(mean.quantize(_STORED_DIGITS, ROUND_HALF_UP)))
@@ -45,9 +45,9 @@ class Series:
 
 
 class Sampler:
-    """Captures every second and reports every half minute; `step` does what is due and never raises.
+    """Takes a sample every second and reports every half minute. `step` does what is due and never raises.
 
-    Its worker publishes nothing until the first report, and then all metrics or, by -1, that one has failed.
+    The worker publishes nothing until the first report, and then all metrics; -1 shows that one has failed.
     """
 
     def __init__(self, probes: Mapping[str, Probe], clock: Clock, highest: int = 100) -> None:

@@ -200,7 +200,7 @@ def test_pipes_needs_a_process_that_a_client_has_launched(
     assert cli.main(["catch-up", "driven:things", "--pipes"]) == cli.UNANSWERED
     assert "--pipes is for a process that a Pipes client of Dagster has launched" in capsys.readouterr().err
     assert cli.main(["catch-up", "driven:things", "--pipes", "--through", "2026-01-01T00:00Z"]) == cli.UNANSWERED
-    assert "the Dagster run says through when" in capsys.readouterr().err
+    assert "the Dagster run sets the moment" in capsys.readouterr().err
 
 
 def test_a_report_is_what_was_sent() -> None:
