@@ -76,8 +76,8 @@ class CompletenessWriter:
         self._stored_at = int(self._clock.now())
 
     def step(self) -> None:
-        """Begin to store the moment if it has passed the end of a window, or if the last one was stored a minute ago.
-        If that one is later than this worker's last records, wait for ten minutes instead."""
+        """Begin to store the moment if it has passed the end of a window, or a minute after the last one. If that
+        one is later than this worker's last records, wait for ten minutes instead."""
         known, now = self._last(), self._clock.monotonic()
         if known is None or known.through is None:
             return
