@@ -13,7 +13,6 @@ from typing import Final
 
 # Long enough for two launches: a run that is no longer counted on (120 s) is followed by another one.
 STUCK_SECONDS: Final = 240.0
-STUCK_TICKS: Final = 3  # at least: a leader that ticks seldom sees a worker come to read one tick later
 LONGEST_STUCK_SECONDS: Final = 3600.0
 # A run may take this long to start: a pod loads its image, then Spark starts.
 START_SECONDS: Final = 600.0
@@ -54,8 +53,7 @@ class StartWatch:
         self.has_failed = has_failed
         if self.stuck_since is None:
             self.stuck_since = now
-        first = max(STUCK_SECONDS, STUCK_TICKS * self.tick_interval)
-        patience = min(first * 2.0 ** min(self.given_up, 16), max(first, LONGEST_STUCK_SECONDS))
+        patience = min(STUCK_SECONDS * 2.0 ** min(self.given_up, 16), LONGEST_STUCK_SECONDS)
         if now - self.stuck_since < patience or (starting and not has_failed):
             return False
         self.forget()

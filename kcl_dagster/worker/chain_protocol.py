@@ -50,6 +50,7 @@ from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
 from kcl_dagster.worker.staging import StagedBatch, StagingSink
 from kcl_dagster.worker.stored_counts import WindowRules
 
+_UNSETTLED: Final = (Outcome.FAILED, Outcome.NOT_READ)
 FIRST_DELETION_SECONDS: Final = 600.0  # so that workers that live for less than an hour delete chains, too
 DELETION_SECONDS: Final = 3600.0  # each deletion lists the chains and scans the leases
 
@@ -90,9 +91,14 @@ class ChainProtocol(Generic[D]):
 
         Errors of AWS, the sink and user code are not raised; they are in the report and in events.
         """
-        report = self.pinned.run_once(abandon)
-        if report is not None:
-            return report
+        pinned = self.pinned.run_once(abandon)
+        if pinned is not None and not all(one.outcome in _UNSETTLED for one in pinned.leases):
+            return pinned
+        # A pinned lease that keeps failing, because its records left the stream for example, delays no other one.
+        report = self._round(abandon)
+        return report if pinned is None else replace(report, leases=(*pinned.leases, *report.leases))
+
+    def _round(self, abandon: Callable[[], bool]) -> BatchReport:
         this = Round()
         self._publish()
         for holding in self.holdings.holdings():

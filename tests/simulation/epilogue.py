@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kcl_dagster.leader.failure_count import FAILURES_BEFORE_RELEASE
 from kcl_dagster.tables.rows import DRAIN
 from kcl_dagster.worker.stop import StopReason
-from tests.simulation.liveness import LAUNCH_SECONDS, may_rest
+from tests.simulation.liveness import LAUNCH_SECONDS, leader_rest, may_rest
 
 if TYPE_CHECKING:
     from tests.simulation.fleet import Simulation
@@ -67,7 +67,7 @@ def with_a_broken_stage(simulation: "Simulation", random: Random) -> None:
         random.choice(living).process.kill()
     tick = timings.tick_interval + 1.0
     patience = 2 * timings.lease_duration + 8 * tick + 2 * scenario.monitor_seconds + 2 * LAUNCH_SECONDS
-    patience += 2 * scenario.start_seconds
+    patience += 2 * scenario.start_seconds + leader_rest(simulation)
 
     def is_served() -> bool:
         owners = {str(worker.run.worker) for worker in simulation.living()}

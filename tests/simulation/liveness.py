@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
+from kcl_dagster.leader.start_watch import REST_TICKS, STUCK_SECONDS
 from kcl_dagster.leader.tick_report import TickReport
 from tests.simulation.java.fleet import LOCK, REPORT
 from tests.simulation.properties import Violations
@@ -33,6 +34,12 @@ def check_stages(violations: Violations, daemon: str, report: TickReport) -> Non
             violations.add("L5", f"a tick of {daemon} left {', '.join(sorted(left_out))} out: {report.stages}")
 
 
+def leader_rest(simulation: "Simulation") -> float:
+    """For how long a leader that missed one start leaves the lead to others, where its ticks are minutes apart."""
+    tick = simulation.scenario.application.timings.tick_interval
+    return REST_TICKS * tick if tick > STUCK_SECONDS else 0.0
+
+
 def _check_owners(simulation: "Simulation") -> None:
     if may_rest(simulation) and not simulation.living():
         return  # whether records are left is looked at by L3
@@ -42,7 +49,7 @@ def _check_owners(simulation: "Simulation") -> None:
     ended = {str(worker.run.worker): worker.ended_at for worker in simulation.workers}
     living = {str(worker.run.worker) for worker in simulation.living()}
     living |= {java.name for java in simulation.java.living() if not java.is_stopping}
-    patience += java_seconds(simulation)
+    patience += java_seconds(simulation) + leader_rest(simulation)
     for lease in simulation.ledger.leases.values():
         owner = str(lease.actual)
         if lease.is_finished or owner in living or simulation.is_former(lease.stream):
@@ -64,7 +71,7 @@ def _woken_after(simulation: "Simulation", since: float) -> float:
 def _check_handoffs(simulation: "Simulation") -> None:
     timings = simulation.scenario.application.timings
     patience = timings.handoff_timeout + timings.lease_duration + 3 * (timings.tick_interval + 1)
-    patience += java_seconds(simulation)
+    patience += java_seconds(simulation) + leader_rest(simulation)
     for lease in simulation.ledger.leases.values():
         waited = simulation.ledger.handed_for(lease.key)
         if waited is not None and waited > patience:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.worker_row import WorkerState
-from tests.simulation.liveness import LAUNCH_SECONDS, java_seconds, may_rest
+from tests.simulation.liveness import LAUNCH_SECONDS, java_seconds, leader_rest, may_rest
 from tests.simulation.properties import Violations
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ class ReadingWatch:
     def patience(self) -> float:
         """For how long a shard may be unread: its worker ended, another one is launched, and opens its Spark."""
         scenario = self._simulation.scenario
-        return LAUNCH_SECONDS + scenario.start_seconds + scenario.monitor_seconds + self.patience_served
+        start = LAUNCH_SECONDS + scenario.start_seconds + scenario.monitor_seconds
+        return start + leader_rest(self._simulation) + self.patience_served
 
     @property
     def patience_served(self) -> float:

@@ -543,15 +543,6 @@ def test_the_first_runs_are_waited_for_and_no_later_ones() -> None:
     assert watch.waits(STUCK_SECONDS + 32) == 0.0
 
 
-def test_a_leader_that_ticks_seldom_waits_for_three_ticks() -> None:
-    """Between two of them, a run is launched, starts, and is too old to be waited for."""
-    watch = StartWatch(2 * STUCK_SECONDS)
-    assert not watch.see(0.0, is_short=True, reads=False)
-    assert not watch.see(2 * STUCK_SECONDS, is_short=True, reads=False)
-    assert not watch.see(4 * STUCK_SECONDS, is_short=True, reads=False)
-    assert watch.see(6 * STUCK_SECONDS, is_short=True, reads=False)
-
-
 def test_a_run_that_starts_for_too_long_is_not_waited_for() -> None:
     town = town_of(shards=4)
     [launch] = town.step().launches
