@@ -25,15 +25,16 @@ LARGEST_PORT = 65_535
 
 
 def main(arguments: list[str] | None = None, prog: str = "python -m kcl_dagster.emulator") -> int:
-    """`prog`: how it was called, for its help."""
+    """Run the emulator until it is stopped, and return an exit code. `prog` is the command name shown in the
+    help."""
     options = _parse(arguments, prog)
     try:
         extra.require()
     except extra.ExtraMissingError as error:
         return _fail(str(error))
-    # A shell that starts us in the background makes us ignore Ctrl-C; we want to hear it.
+    # A shell that starts a background process makes it ignore Ctrl-C. Undo that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C before the loop listens to it
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C before the event loop handles it
         return asyncio.run(_run(options))
     return 0
 
@@ -69,7 +70,8 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 async def _watch(process: psutil.Process | None, grace_seconds: float, stop: asyncio.Event) -> None:
-    """End some seconds after `process`: what it leaves behind can still finish its last requests."""
+    """Set `stop` when `process` has ended and `grace_seconds` more have passed, so that what the process left
+    running can finish its last requests."""
     while process is not None and watch.lives(process):
         await asyncio.sleep(WATCH_SECONDS)
     await asyncio.sleep(grace_seconds)
@@ -77,7 +79,7 @@ async def _watch(process: psutil.Process | None, grace_seconds: float, stop: asy
 
 
 def _announce(ready_file: Path, endpoint: str, region: str) -> None:
-    """Write the file in one step: a reader sees all of it or nothing."""
+    """Write the ready file in one step, so that a reader never sees half of it."""
     partial = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
     pid = os.getpid()
     facts = {"endpoint": endpoint, "pid": pid, "started": watch.started(pid), "region": region}

@@ -1,4 +1,4 @@
-"""The clock that the embedded Kinesis goes by."""
+"""The clock of the embedded Kinesis."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from kcl_dagster.emulator.kinesis.service import Clock
 
 
 class AdjustableClock:
-    """Another clock, plus what it was advanced by."""
+    """The time of another clock, plus the seconds by which it was advanced."""
 
     def __init__(self, base: Clock) -> None:
         self._base = base
@@ -16,7 +16,7 @@ class AdjustableClock:
         return self._base() + self._ahead
 
     def advance(self, seconds: float) -> None:
-        """Let time pass at once. It does not go back: services do not either."""
+        """Move the clock ahead. It cannot be set back, as the clocks of AWS are not."""
         if seconds < 0:
             raise ValueError(f"a clock can only be advanced, not by {seconds} s")
         self._ahead += seconds

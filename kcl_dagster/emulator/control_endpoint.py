@@ -1,8 +1,11 @@
 """The emulator's own interface under `/_kcl/`: health, faults, clock.
 
-A browser on the same machine can be led to send requests here by any web page. So what changes something, or tells
-more than that the emulator lives, is refused for a page of another origin, and under a name that is not known to be
-this machine's: a page may have its own name resolve to 127.0.0.1.
+Any web page can make a browser on the same machine send requests here. So all requests but the health check are
+rejected in two cases:
+
+- They come from a page of another origin.
+- Their Host is a name that is not known to belong to this machine: a page may have its own name resolve to
+  127.0.0.1.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ _rules = TypeAdapter(FaultRule | list[FaultRule])
 
 
 class ControlEndpoint:
-    """Answers at once; never subject to faults."""
+    """Responds at once. Fault rules do not apply to it."""
 
     def __init__(self, faults: Faults, clock: AdjustableClock, pid: int) -> None:
         self._faults = faults
@@ -78,7 +81,7 @@ class ControlEndpoint:
 
 
 def _foreign(request: HttpRequest) -> str | None:
-    """Why the request may come from a web page that is not the emulator's."""
+    """The reason why the request may come from a web page that is not the emulator's, or None."""
     host = request.headers.get("host", "")
     origin = request.headers.get("origin")
     if origin is not None and origin != f"http://{host}":
@@ -91,7 +94,7 @@ def _foreign(request: HttpRequest) -> str | None:
 
 
 def _is_local(host: str) -> bool:
-    """Names other than localhost can be made to resolve to any address; addresses cannot."""
+    """Whether the host is an IP address or localhost. Any other name can be made to resolve to any address."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -23,7 +23,7 @@ STOP_SECONDS = 10.0
 
 
 def environment(endpoint_url: str, region: str) -> dict[str, str]:
-    """What a process needs in its environment so that its AWS SDK talks to the emulator and to nothing else."""
+    """The environment variables with which a process's AWS SDK sends all requests to the emulator."""
     return {
         "AWS_ENDPOINT_URL": endpoint_url,
         "AWS_ACCESS_KEY_ID": CREDENTIAL,
@@ -43,9 +43,12 @@ class Emulator:
     ...     put["ShardId"]
     'shardId-000000000000'
 
-    `limits` are those of AWS unless said otherwise; `clock` gives seconds since the epoch to Kinesis; `seed`
-    decides which requests meet a fault of probability below one. Every emulator starts empty and shares
-    nothing with another one, except that S3 bucket names are unique in the process, as they are on AWS.
+    - `limits`: by default those of AWS.
+    - `clock`: returns seconds since the epoch, for Kinesis.
+    - `seed`: decides which requests meet a fault whose probability is below one.
+
+    Every emulator starts empty and shares nothing with another one, except that the names of S3 buckets are unique
+    in the process, as they are on AWS.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class Emulator:
 
     @property
     def kinesis(self) -> KinesisService:
-        """The engine behind the endpoint, for looking and for calls that no fault or network can touch."""
+        """The Kinesis engine behind the endpoint, for inspection and for calls that no fault or network affects."""
         return self._node.kinesis
 
     @property
@@ -95,11 +98,11 @@ class Emulator:
         return self._endpoint_url
 
     def environment(self) -> dict[str, str]:
-        """What other processes need in their environment."""
+        """The environment variables that other processes need to use this emulator."""
         return environment(self.endpoint_url, self._region)
 
     def client(self, service: str, **config: Any) -> Any:
-        """A boto3 client that reports every fault: it does not retry unless `config` says so."""
+        """A boto3 client that reports every fault: it does not retry, unless `config` sets that."""
         import boto3  # half of the time it takes to start a process, which most emulators can do without
         from botocore.config import Config
 
@@ -107,12 +110,12 @@ class Emulator:
         with self._session_lock:
             if self._session is None:
                 self._session = boto3.Session(CREDENTIAL, CREDENTIAL, region_name=self._region)
-            # boto3 knows its clients by literal names; here the name is a parameter.
+            # The types of boto3 know clients by literal names, and here the name is a parameter.
             make: Any = self._session.client
             return make(service, endpoint_url=self.endpoint_url, config=Config(**settings))
 
     def start(self) -> Self:
-        """Listen; once for each emulator. Raises OSError if the port is taken."""
+        """Start to listen. Can be called once for each emulator. Raises OSError if the port is taken."""
         if self._started:
             raise RuntimeError("an emulator runs once: make a new one")
         self._started = True
@@ -129,7 +132,7 @@ class Emulator:
         return self
 
     def stop(self) -> None:
-        """Cut all connections and forget everything. Safe to call twice."""
+        """Close all connections and delete all state. Safe to call twice."""
         loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
@@ -150,7 +153,7 @@ class Emulator:
 
 async def _shut(close: Any) -> None:
     await close()
-    # What is still being answered belongs to connections that were just cut.
+    # Tasks that remain belong to connections that were just closed.
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in tasks:
         task.cancel()

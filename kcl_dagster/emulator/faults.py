@@ -1,4 +1,4 @@
-"""Faults on request: errors, delays and lost connections, for any operation of any service."""
+"""Injected faults: errors, delays and lost connections, for any operation of any service."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ANY: Literal["*"] = "*"
 
 
 class FaultRule(BaseModel):
-    """What goes wrong, for which requests, how often.
+    """Which fault is injected, into which requests, and how often.
 
-    `applied` tells whether the operation takes effect before the caller sees the fault:
-    `FaultRule(operation="UpdateItem", drop=True, applied=True)` is the write that happened although the caller
-    got no answer.
+    `applied` decides whether the operation takes effect before the caller sees the fault:
+    `FaultRule(operation="UpdateItem", drop=True, applied=True)` is a write that happened although the caller got no
+    response.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,7 +62,7 @@ class _Armed:
 
 
 class Faults:
-    """The rules in force. May be changed from any thread while requests are served.
+    """The rules in force. They may be changed from any thread while requests are served.
 
     The same seed, rules and order of requests give the same faults.
     """
@@ -74,7 +74,7 @@ class Faults:
         self._struck = 0
 
     def add(self, *rules: FaultRule) -> None:
-        """Later rules apply where earlier ones do not strike."""
+        """Append rules. The first rule that matches a request and is drawn for it applies."""
         with self._lock:
             self._armed += [_Armed(rule, rule.times) for rule in rules]
 
@@ -84,7 +84,7 @@ class Faults:
 
     @property
     def rules(self) -> Sequence[FaultRule]:
-        """Those that may still strike."""
+        """The rules that can still apply."""
         with self._lock:
             return [armed.rule for armed in self._armed]
 
@@ -94,7 +94,7 @@ class Faults:
         return self._struck
 
     def draw(self, service: str, operation: str, body: bytes) -> FaultRule | None:
-        """The fault that this request meets, if any. Called once for each request."""
+        """The fault for this request, if any. Called once for each request."""
         if not self._armed:
             return None
         with self._lock:

@@ -1,4 +1,4 @@
-"""One endpoint for all services: finds out whom a request is for, and lets faults strike on the way."""
+"""One endpoint for all services: it finds out for which service a request is, and applies the fault rules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LARGEST_CONTROL_BODY = _MIB
 LARGEST_API_BODY = (
     32 * _MIB
 )  # PutRecords takes 10 MiB of data, which JSON makes a third larger; BatchWriteItem 16 MB
-LARGEST_S3_BODY = 256 * _MIB  # of one request; clients send larger objects in parts
+LARGEST_S3_BODY = 256 * _MIB  # of one request; clients upload larger objects in parts
 
 # moto keeps the buckets of the whole process in one place, by account.
 _s3_accounts = itertools.count(1)
@@ -50,16 +50,16 @@ class _Route:
 
 
 def largest_body(target: str, headers: Mapping[str, str]) -> int:
-    """How many bytes the body of a request may have. Everything is kept in memory."""
+    """The largest body in bytes that a request may have. Bodies are kept in memory."""
     if target.startswith(CONTROL_PREFIX):
         return LARGEST_CONTROL_BODY
     return LARGEST_API_BODY if "x-amz-target" in headers else LARGEST_S3_BODY
 
 
 class Gateway:
-    """The request handler of the server. To be called on the event loop; moto works in threads of its own.
+    """The request handler of the server. Called on the event loop; moto works in threads of its own.
 
-    moto is imported by those threads, so that starting does not wait for it.
+    moto is imported by those threads, so that the start does not wait for it.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Gateway:
         self._faults = faults
         self._account = account
         self._region = region
-        # One thread each: requests of one service are served in the order in which they came.
+        # One thread for each service: it serves requests in the order in which they arrived.
         self._dynamodb_thread = ThreadPoolExecutor(1, "emulator-dynamodb")
         self._s3_thread = ThreadPoolExecutor(1, "emulator-s3")
         self._dynamodb: DynamoDb | None = None
@@ -88,7 +88,7 @@ class Gateway:
         return self._faulty(route, fault, request)
 
     def close(self) -> None:
-        """Ends the threads, after the requests that they have begun."""
+        """End the threads, after the requests that they have begun."""
         self._dynamodb_thread.shutdown(cancel_futures=True)
         self._s3_thread.shutdown(cancel_futures=True)
         if self._s3 is not None:

@@ -1,4 +1,6 @@
-"""Kinesis over HTTP: requests in JSON or CBOR to the engine, its replies and event streams back."""
+"""Kinesis over HTTP: decodes requests from JSON or CBOR for the engine, and encodes its replies and event
+streams.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ POLL_SECONDS = 0.05  # how soon a subscriber sees a new record
 
 
 class Codec(Protocol):
-    """One spelling of requests and replies: the modules `wire.json` and `wire.cbor`."""
+    """One encoding of requests and replies: the module `wire.json` or `wire.cbor`."""
 
     CONTENT_TYPE: str
     decode: Callable[[str, bytes], dict[str, object]]
@@ -68,7 +70,7 @@ class KinesisEndpoint:
 
 @lru_cache(maxsize=1)
 def _date(second: int) -> str:
-    """By the service's clock, which its clients go by where theirs may be wrong."""
+    """The `Date` header, by the service's clock. Clients use it to correct a wrong clock of their own."""
     return formatdate(second, usegmt=True)
 
 
@@ -83,7 +85,7 @@ def refusal(error: KinesisError, codec: Codec) -> Response:
 
 
 def _farewell(subscription: Subscription) -> KinesisError | None:
-    """What the subscriber is told at the end; at a shard's end and after five minutes, nothing."""
+    """The error with which an event stream ends. None at the end of a shard and when the subscription expired."""
     if subscription.ending is Ending.TAKEN_OVER:
         return in_use(f"Another subscription of {subscription.consumer_arn} took over {subscription.shard.id}.")
     if subscription.ending is Ending.GONE:

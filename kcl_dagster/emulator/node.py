@@ -1,4 +1,4 @@
-"""The parts of one emulator, put together and listening: what a thread or a process runs."""
+"""One emulator with all its parts, listening on a port. It runs in a thread or in a process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kcl_dagster.emulator.kinesis.service import DEFAULT_ACCOUNT, Clock
 
 
 class Node:
-    """State and server. `start` and `close` belong on one event loop."""
+    """The state and the server of an emulator. `start` and `close` are called on the same event loop."""
 
     def __init__(self, limits: Limits, clock: Clock, seed: int, region: str, transition_seconds: float) -> None:
         self.clock = AdjustableClock(clock)
@@ -23,7 +23,7 @@ class Node:
         self._server = HttpServer(self._gateway, largest_body)
 
     async def start(self, host: str, port: int) -> str:
-        """Listen; answer the endpoint's URL. Raises OSError if the port is taken."""
+        """Start to listen and return the endpoint's URL. Raises OSError if the port is taken."""
         bound = await self._server.start(host, port)
         shown = f"[{host}]" if ":" in host else host
         return f"http://{shown}:{bound}"

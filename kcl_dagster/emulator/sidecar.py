@@ -1,4 +1,4 @@
-"""The emulator as a process of its own that several processes share: start it unless it runs."""
+"""The emulator as a separate process that several processes share. It is started if it is not running."""
 
 from __future__ import annotations
 
@@ -26,35 +26,36 @@ from kcl_dagster.emulator.kinesis.service import DEFAULT_REGION
 READY_FILE = "emulator.json"
 LOCK_FILE = "emulator.lock"
 LOG_FILE = "emulator.log"
-START_SECONDS = 60.0  # a cold import on a busy machine takes many
+START_SECONDS = 60.0  # a cold import on a busy machine takes long
 HEALTH_SECONDS = 2.0
 LOOK_SECONDS = 0.05
 
 
 class SidecarError(RuntimeError):
-    """The emulator process could not be started; the message is what it said."""
+    """The emulator process could not be started. The message contains its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a running emulator is."""
+    """The address and the process of a running emulator."""
 
     url: str
     pid: int
     region: str = DEFAULT_REGION
     started: float | None = field(default=None, compare=False)
-    """When the process started, in epoch seconds: tells it from a later one with its id."""
+    """When the process started, in epoch seconds. It distinguishes the process from a later one with the same
+    id."""
 
     def environment(self) -> dict[str, str]:
-        """What other processes need in their environment."""
+        """The environment variables that other processes need to use this emulator."""
         return environment(self.url, self.region)
 
 
 def ensure_sidecar(state_dir: Path, watch_pid: int, port: int = 0, *, limits: bool = True) -> Endpoint:
-    """The emulator of `state_dir`: the one that runs, or a new one.
+    """Return the emulator of `state_dir`, and start it if it is not running.
 
-    Safe to call from several processes at once: one starts it, all get it. The new process is detached and
-    ends by itself soon after process `watch_pid` has ended. Raises `SidecarError`.
+    Safe to call from several processes at once: one of them starts it, and all get it. The new process is detached,
+    and ends by itself soon after the process `watch_pid` has ended. Raises `SidecarError`.
     """
     state_dir.mkdir(parents=True, exist_ok=True)
     with _exclusive(state_dir / LOCK_FILE):
@@ -66,7 +67,7 @@ def ensure_sidecar(state_dir: Path, watch_pid: int, port: int = 0, *, limits: bo
 
 
 def find_sidecar(state_dir: Path) -> Endpoint | None:
-    """The emulator of `state_dir` if it runs and answers; what its ready file says is not believed."""
+    """The emulator of `state_dir` if it runs and responds. The ready file alone is not trusted."""
     endpoint = _read(state_dir / READY_FILE)
     if endpoint is not None:
         _reap(endpoint.pid)
@@ -76,7 +77,7 @@ def find_sidecar(state_dir: Path) -> Endpoint | None:
 
 
 def end_sidecar(endpoint: Endpoint) -> None:
-    """End an emulator at once; it has nothing to save. A later process with its id is left alone."""
+    """End an emulator at once; it has no state to save. A later process with the same id is not ended."""
     process = watch.find(endpoint.pid, endpoint.started) if endpoint.started is not None else None
     if process is not None:
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -111,8 +112,8 @@ def _start(state_dir: Path, watch_pid: int, port: int, limits: bool) -> Endpoint
 
 
 def _spawn(command: list[str], log: Path) -> int:
-    """Start the command in a session of its own. Without `subprocess`, which would warn about a process that is
-    never waited for."""
+    """Start the command in a session of its own. It does not use `subprocess`, which would warn about a process
+    whose end is never awaited."""
     output = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     files: list[Any] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -1,4 +1,4 @@
-"""Is another process still there?"""
+"""Whether another process is still running."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import Final
 
 import psutil
 
-# The kernel gives the start in ticks since boot; processes that compute the boot time apart may differ by a second.
+# The kernel reports the start in ticks since boot. Processes that compute the boot time separately may differ by a
+# second.
 START_TOLERANCE_SECONDS: Final = 2.0
 
 
 def find(pid: int, started: float | None = None) -> psutil.Process | None:
-    """The living process with this id; None if it did not start at `started`, where that is given."""
+    """The running process with this id. None if it has ended, or if `started` is given and the process did not
+    start then."""
     try:
         process = psutil.Process(pid)
         is_it = started is None or abs(process.create_time() - started) <= START_TOLERANCE_SECONDS
@@ -21,8 +23,7 @@ def find(pid: int, started: float | None = None) -> psutil.Process | None:
 
 
 def lives(process: psutil.Process) -> bool:
-    """False for a process that is gone, or dead and only waiting for its parent to notice. Another process that
-    got its id meanwhile is not taken for it."""
+    """Whether the process is running. False for a zombie, and if another process has got its id meanwhile."""
     try:
         return bool(process.is_running()) and process.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
     except psutil.NoSuchProcess:
@@ -30,12 +31,12 @@ def lives(process: psutil.Process) -> bool:
 
 
 def is_alive(pid: int, started: float | None = None) -> bool:
-    """Whether `find` finds it."""
+    """Whether `find` returns a process."""
     return find(pid, started) is not None
 
 
 def started(pid: int) -> float | None:
-    """When the process started, in epoch seconds; None if it is gone."""
+    """When the process started, in epoch seconds; None if it has ended."""
     try:
         return float(psutil.Process(pid).create_time())
     except psutil.NoSuchProcess:

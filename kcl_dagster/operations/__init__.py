@@ -1,1 +1,3 @@
-"""What an operator does with an application: look, check, steer. Verbs of the CLI, and jobs in Dagster."""
+"""The operations on an application: inspect, check, intervene. Each is a command of the CLI, and some are jobs
+in Dagster.
+"""

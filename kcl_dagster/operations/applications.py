@@ -45,7 +45,8 @@ class ApplicationView:
 
 @dataclass(frozen=True, slots=True)
 class Applications:
-    """All applications that were found. `denied`: tables that these credentials may not read; each may be one."""
+    """All applications that were found. `denied`: tables that these credentials may not read, each of which may
+    belong to an application."""
 
     found: Sequence[ApplicationView]
     denied: Sequence[str]

@@ -1,10 +1,10 @@
-"""Export leases to JSON lines, and import them into a table.
+"""Export leases as JSON lines, and import them into a table.
 
-An export contains every attribute, also those that this package does not know. An import omits the owners of the
-leases: they do not own the leases in the table that is written.
+An export contains every attribute, including those that this package does not know. An import omits the owners of
+the leases, because they do not own the leases in the table that is written.
 
-An export of what `forget` deletes also has the start positions of its streams. An import records them where none is
-recorded.
+`forget` exports the leases that it deletes, with the start positions of their streams. An import records a start
+position if none is recorded.
 """
 
 import base64
@@ -40,8 +40,7 @@ BEGUN = "a batch that was begun is read again as a new one: if the sink has its 
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """The lease keys of an import, or with `dry` what they would be. `overtaken`: rows that another process wrote
-    meanwhile."""
+    """The lease keys of an import, or of a dry run. `overtaken`: rows that another process wrote meanwhile."""
 
     created: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
@@ -49,16 +48,17 @@ class ImportReport:
     overtaken: tuple[str, ...] = ()
     dry: bool = False
     begun: tuple[str, ...] = ()
-    """Those leases that had begun a batch when they were exported."""
+    """Leases that had begun a batch when they were exported."""
 
     sets_back: bool = False
-    """Whether the moment through which the application is complete goes back. Not if all leases are unchanged."""
+    """Whether the time through which the application is complete moves back. It does not if all leases are
+    unchanged."""
 
     starts: tuple[str, ...] = ()
-    """Streams whose start positions are in the file. They are recorded where none is."""
+    """Streams whose start positions are in the file. They are recorded unless one is recorded already."""
 
     complete_through: int | None = None
-    """That moment (epoch seconds) afterwards. None: it is not known."""
+    """The time (epoch seconds) through which the application is complete afterwards. None: it is not known."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -95,7 +95,7 @@ def to_line(item: Mapping[str, Any]) -> str:
 
 
 def from_line(line: str, number: int) -> Item:
-    """The item of a line: a lease, or where a stream starts. Raises ConfigurationError, naming the line."""
+    """Read a line: a lease, or the start position of a stream. Raises ConfigurationError, naming the line."""
     try:
         document = json.loads(line)
         item = {name: _in(value) for name, value in document.items()}
@@ -148,13 +148,14 @@ def _in(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def export_leases(opened: OpenApplication) -> Iterator[str]:
-    """A line for each lease, by key; those that cannot be read as well. Reads while the application may run."""
+    """A line for each lease, ordered by key, including unreadable ones. The application may be running."""
     for _, item in sorted(_items(opened).items()):
         yield to_line(item)
 
 
 def export_streams(opened: OpenApplication, keys: Collection[str], streams: Iterable[str]) -> Iterator[str]:
-    """A line for each of these leases, by key, and one for each of these streams whose start is recorded."""
+    """A line for each of these leases, ordered by key, and one for each of these streams whose start position is
+    recorded."""
     for key, item in sorted(_items(opened).items()):
         if key in keys:
             yield to_line(item)
@@ -165,7 +166,7 @@ def export_streams(opened: OpenApplication, keys: Collection[str], streams: Iter
 
 
 def _items(opened: OpenApplication) -> dict[str, Item]:
-    opened.scan()  # says what is wrong where there is no table
+    opened.scan()  # raises if there is no table
     sender = Sender(opened.dynamodb, opened.runtime)
     items = scan_items(sender, opened.layout.leases.table, consistent=True)
     is_lease = {None, a.LEASE}
@@ -182,11 +183,13 @@ def _items(opened: OpenApplication) -> dict[str, Item]:
 def import_leases(
     opened: OpenApplication, lines: Iterable[str], *, force: bool = False, dry: bool = False
 ) -> ImportReport:
-    """Write exported leases, unowned. Makes the tables where there are none.
+    """Write exported leases without owners. Create the tables if there are none.
 
-    `force` sets back leases that are there and differ in more than what a worker writes while it waits, unless
-    they have an owner or may be given one. Counters only grow.
-    Raises Unsafe and ConfigurationError with nothing changed.
+    A lease that exists is unchanged if it differs only in what a worker writes while it waits. If others differ,
+    Unsafe is raised, or with `force` they are set back, unless they have an owner or may be given one. Counters
+    never decrease.
+
+    Raises Unsafe and ConfigurationError before anything is changed.
     """
     rows = [from_line(line, number) for number, line in enumerate(lines, 1) if line.strip()]
     items = [item for item in rows if not _is_start(item)]
@@ -227,10 +230,11 @@ def import_leases(
         return report
     opened.audit.write("import", opened.by, report.to_document())
     sender = Sender(opened.dynamodb, opened.runtime)
-    for start in starts:  # before the leases: a leader that finds leases alone takes them for those of others
+    # Before the leases: a leader takes leases without a start position for those of another program.
+    for start in starts:
         opened.starts.record(start)
     overtaken = []
-    if report.sets_back:  # before and after, as in a reset
+    if report.sets_back:  # before the leases and after them, as in a reset
         opened.completeness.set_back(report.complete_through)
     for key, item in changed.items():
         request = _write(opened.layout.leases.table, item, here.get(key))
@@ -250,11 +254,11 @@ def import_leases(
 
 
 def _complete_through(opened: OpenApplication, changed: Mapping[str, Item], here: Mapping[str, Item]) -> int | None:
-    """Through which moment the application is complete after the import at most: that of the leases which it
-    writes. None: it is not known."""
+    """The time through which the application can be complete at most after the import: that of the imported
+    leases. None: it is not known."""
     try:
         known = opened.completeness.load().through
-    except TableNotFound:  # a dry run makes none
+    except TableNotFound:  # a dry run creates no table
         return None
     try:
         leases = {
@@ -303,7 +307,7 @@ def _refuse_if_at_work(opened: OpenApplication, keys: Sequence[str], said: str) 
 
 
 def _differences(item: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """The attributes that an import would set back."""
+    """The names of the attributes that an import would change, without those that workers write while they wait."""
     names = sorted({*item, *here} - _PASSING)
     return [name for name in names if _only(name, item) != _only(name, here)]
 
@@ -313,9 +317,11 @@ def _only(name: str, item: Mapping[str, Any]) -> str | None:
 
 
 def _write(table: str, item: Item, known: Item | None) -> Request:
-    # Entries of the chain that the row names have to be settled. They are no progress of the imported lease.
+    # The next owner settles the chain that the row names: it publishes the chain's entries (committed batches),
+    # which do not advance the imported lease.
     left_out = {*_OWNERSHIP, a.CHAIN, a.CLAIM, a.CLAIM_STATE}
-    # The numbers behind the file's were used, perhaps, for other records: without one, new ones are above them.
+    # Batch numbers above that of the file may have been used for other records. Without a number, the next one is
+    # above them all.
     left_out.add(a.BATCH)
     if _begun(item) is not None:
         left_out |= {a.PENDING, a.PENDING_SUB, a.PENDING_STATE}
@@ -331,8 +337,8 @@ def _write(table: str, item: Item, known: Item | None) -> Request:
 
 
 def _begun(item: Item) -> int | None:
-    """The number of the batch that was begun when the lease was exported. Nothing tells whether it was finished
-    since, so its records are read again, as those after it."""
+    """The number of the batch that was begun when the lease was exported. Whether it was finished since is not
+    known, so its records are read again as part of a new batch."""
     lease = lease_from_item(item)
     pin = None if lease is None else pin_of(lease)
     return None if pin is None else pin.number

@@ -1,7 +1,7 @@
-"""The lease table, the roles and the alarms of an application, as a CloudFormation template.
+"""A CloudFormation template with the lease table, the roles and the alarms of an application.
 
-The policies are made of the table of rights, so the template follows the settings of the application. The template
-makes the table. Therefore no role in it may create one.
+The policies are made from the table of rights, so the template follows the settings of the application. The
+template creates the table, so no role in it may create one.
 """
 
 import re
@@ -17,7 +17,7 @@ from kcl_dagster.tables.attributes import LEASE_KEY, OWNER, OWNER_INDEX
 MINUTE: Final = 60  # seconds
 BEHIND_SECONDS: Final = 6 * 60 * MINUTE  # a quarter of the retention that a stream has by default
 SERVICES: Final = ("pods.eks.amazonaws.com", "ecs-tasks.amazonaws.com", "ec2.amazonaws.com")
-# What a policy names its places with until CloudFormation knows them.
+# Placeholders for the region and the account, which CloudFormation fills in.
 REGION: Final = "${AWS::Region}"
 ACCOUNT: Final = "${AWS::AccountId}"
 _ROLE_NAMES: Final = {
@@ -32,7 +32,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A CloudWatch alarm on the statistic of a metric over each of so many minutes in a row."""
+    """A CloudWatch alarm. The statistic of the metric crosses the threshold in each of `minutes` consecutive
+    minutes."""
 
     name: str
     why: str
@@ -44,11 +45,11 @@ class Alarm:
     threshold: float
     minutes: int
     is_missing_bad: bool = False
-    """Whether missing data breach, because the metric is published as long as all is well."""
+    """Whether missing data raise the alarm, because the metric is published as long as all is well."""
 
 
 def alarms(deployment: Deployment) -> list[Alarm]:
-    """Without metrics of ours in CloudWatch, those of AWS alone."""
+    """The alarms of an application. If it publishes no metrics to CloudWatch, only those on metrics of AWS."""
     application = deployment.application
     found: list[Alarm] = []
     if application.telemetry.cloudwatch is not MetricsLevel.NONE:
@@ -104,7 +105,7 @@ def alarms(deployment: Deployment) -> list[Alarm]:
         ]
     for stream in application.streams:
         if stream.arn is not None:
-            continue  # CloudWatch has its metrics in the account and the region of the stream
+            continue  # CloudWatch has its metrics in the account and region of the stream
         suffix = _identifier(stream.name) if len(application.streams) > 1 else ""
         found.append(
             Alarm(
@@ -143,7 +144,7 @@ def service_account(application: str, component: Component) -> str:
 
 
 def template(deployment: Deployment) -> Json:
-    """The template. `deployment` says the region and the account as `REGION` and `ACCOUNT`, or as they are."""
+    """The template. `deployment` has `REGION` and `ACCOUNT` as region and account, or real ones."""
     application = deployment.application
     tables = application.tables.model_copy(update={"create": False})
     made = replace(deployment, application=application.model_copy(update={"tables": tables}))
@@ -171,7 +172,7 @@ def template(deployment: Deployment) -> Json:
 
 
 def to_yaml(deployment: Deployment, command: str) -> str:
-    """The template as a file, whose first line says which command renews it."""
+    """The template as the text of a file, whose first line names the command that renews it."""
     text = yaml.dump(template(deployment), Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
     return (
         f"# Made by `{command}`: do not edit. After a change of the application's settings, make it again.\n{text}"
@@ -179,7 +180,7 @@ def to_yaml(deployment: Deployment, command: str) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """CloudFormation refuses references inside of a document."""
+    """Writes YAML without aliases, which CloudFormation rejects."""
 
     def ignore_aliases(self, _: Any) -> bool:
         return True
@@ -228,7 +229,7 @@ def _table(deployment: Deployment) -> Json:
         "BillingMode": str(settings.billing),
         **capacity,
         "KeySchema": [{"AttributeName": LEASE_KEY, "KeyType": "HASH"}],
-        # The checkpoints are nowhere else.
+        # No other place has the checkpoints.
         "DeletionProtectionEnabled": True,
         "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True},
     }
@@ -263,11 +264,11 @@ def _table(deployment: Deployment) -> Json:
 
 
 def _role(component: Component, deployment: Deployment) -> Json:
-    """A component's policy, its role, and the service account that has it."""
+    """The policy and the role of a component, and the association with its service account."""
     name, role = deployment.application.name, _role_id(component)
     condition = {"Condition": "AreExecutorsApart"} if component is Component.EXECUTOR else {}
     policies: list[Any] = [{"Ref": _policy_id(component)}]
-    if component is Component.WORKER:  # a local session reads in the worker's own process
+    if component is Component.WORKER:  # with a local Spark session, the worker's own process reads the streams
         no_value = {"Ref": "AWS::NoValue"}
         policies.append({"Fn::If": ["AreExecutorsApart", no_value, {"Ref": _policy_id(Component.EXECUTOR)}]})
     made: Json = {
@@ -304,7 +305,7 @@ def _role(component: Component, deployment: Deployment) -> Json:
 
 def _trust(component: Component) -> Json:
     principal: Json = {"Service": {"Ref": "Service"}}
-    # The pods of EKS are told apart by session tags.
+    # EKS identifies pods by session tags.
     actions: Any = ["sts:AssumeRole", "sts:TagSession"]
     if component is Component.OPERATOR:
         account = {"Fn::Sub": "arn:${AWS::Partition}:iam::${AWS::AccountId}:root"}
@@ -317,7 +318,7 @@ def _trust(component: Component) -> Json:
 
 
 def _in_partition(document: Json) -> Json:
-    """The policy for any region, account and partition: what CloudFormation knows, it fills in."""
+    """The policy for any region, account and partition, which CloudFormation fills in."""
     statements = []
     for statement in document["Statement"]:
         resources = [re.sub(r"^arn:aws[^:]*:", "arn:${AWS::Partition}:", one) for one in statement["Resource"]]

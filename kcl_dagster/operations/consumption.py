@@ -1,4 +1,4 @@
-"""What an application's tables have cost, by the units that CloudWatch counted."""
+"""The cost of an application's tables, from the consumed units in CloudWatch."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -13,14 +13,14 @@ from kcl_dagster.tables.attributes import OWNER_INDEX
 from kcl_dagster.tables.places import TableLayout
 
 PERIOD_SECONDS: Final = 60  # CloudWatch keeps DynamoDB's minutes for 15 days
-MOST_POINTS: Final = 1440  # in one answer
-LATE_SECONDS: Final = 300.0  # the last minutes are not counted yet
+MOST_POINTS: Final = 1440  # in one response
+LATE_SECONDS: Final = 300.0  # CloudWatch has not counted the last minutes yet
 _METRICS: Final = {"write": "ConsumedWriteCapacityUnits", "read": "ConsumedReadCapacityUnits"}
 
 
 @dataclass(frozen=True, slots=True)
 class Consumption:
-    """Units that were consumed in `seconds`, by table, or table and index."""
+    """Units that were consumed within `seconds`, by table, or by table and index."""
 
     seconds: float
     writes: Mapping[str, float]
@@ -29,12 +29,12 @@ class Consumption:
 
     @property
     def is_empty(self) -> bool:
-        """CloudWatch knows of nothing: too early, or not AWS's own tables."""
+        """Whether CloudWatch has no data: it is too early, or the tables are not on AWS."""
         return not self.writes and not self.reads
 
     @property
     def dollars(self) -> float:
-        """A month, if all of it is like this."""
+        """The cost of a month at this rate."""
         units = sum(self.writes.values()) * self.prices.write + sum(self.reads.values()) * self.prices.read
         return units / self.seconds * SECONDS_PER_MONTH / 1e6
 
@@ -50,9 +50,10 @@ class Consumption:
 def measure(
     cloudwatch: aws.Client, layout: TableLayout, runtime: Runtime, *, hours: float, prices: Prices | None = None
 ) -> Consumption:
-    """What everybody who uses the tables consumed in the last `hours`: workers and leaders, ours and Java's.
+    """Read what all users of the tables consumed in the last `hours`: workers and leaders, of this package and of
+    Java.
 
-    Needs cloudwatch:GetMetricStatistics. Raises a ServiceError where CloudWatch does not answer.
+    Needs cloudwatch:GetMetricStatistics. Raises a ServiceError if CloudWatch does not respond.
     """
     end = runtime.clock.now() - LATE_SECONDS
     begin = end - hours * 3600
@@ -77,7 +78,8 @@ def measure(
 
 
 def _counted(layout: TableLayout) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """An index is counted beside its table."""
+    """The tables and the index with the dimensions of their metrics. CloudWatch counts an index separately from
+    its table."""
     for table in dict.fromkeys(place.table for place in (layout.leases, layout.workers, layout.coordinator)):
         yield table, [{"Name": "TableName", "Value": table}]
     table = layout.leases.table

@@ -1,8 +1,9 @@
-"""What an application's tables and its requests to S3 cost, and for how long its workers run, estimated from its
-settings. Pure.
+"""Estimate from an application's settings what its tables and its requests to S3 cost, and how long its workers
+run. Pure.
 
-Every write of a row up to 1 KB is one write unit; a consistent read is one read unit for each 4 KB, any other half.
-S3 charges a put, a copy and a listing alike, a get a twelfth of that, and a deletion nothing.
+- DynamoDB: writing a row of up to 1 KB takes one write unit. Reading takes a read unit for each 4 KB if the read is
+  consistent, otherwise half of one.
+- S3: a put, a copy and a listing cost the same, a get a twelfth of that, and a deletion nothing.
 """
 
 from dataclasses import dataclass
@@ -16,61 +17,62 @@ SECONDS_PER_MONTH: Final = 30 * 86_400
 SECONDS_PER_HOUR: Final = 3600
 ROW_BYTES: Final = 500  # a lease after some batches, or a worker row
 READ_UNIT_BYTES: Final = 4096
-WRITES_PER_BATCH: Final = 2  # announced, then checkpointed; either counts as a renewal
-READS_PER_TICK: Final = 2  # the control row and the protocol; the lock is written, not read
+WRITES_PER_BATCH: Final = 2  # one announces the batch, one writes the checkpoint; both count as renewals
+READS_PER_TICK: Final = 2  # the control row and the protocol; the lock is only written
 WRITES_PER_TICK: Final = 1  # the lock
-MEMORY_SAVE_SECONDS: Final = 30.0  # the leader's memory is written this often while little changes
-SENSOR_STEP_SECONDS: Final = 1  # a tick comes a second after its interval is over: 4 means every 5 s
+MEMORY_SAVE_SECONDS: Final = 30.0  # how often the leader's memory is written while little changes
+SENSOR_STEP_SECONDS: Final = 1  # Dagster evaluates a sensor a second after its interval is over: 4 means every 5 s
 
-# A bounded run with little to read: Python and Spark start, it reads ten seconds further than its moment
-# (`timings.arrival_margin`), and gives everything back. What there is to read comes on top.
+# The duration of a bounded run with little to read: it starts Python and Spark, reads 10 s
+# (`timings.arrival_margin`) further than the time it reads through, and releases its leases. The time for reading
+# the records is added.
 RUN_SECONDS: Final = 40.0
-RUN_TICK_SECONDS: Final = 1.0  # it leads meanwhile
-READING_SHARE: Final = 0.25  # of a run; in the rest it starts, waits until it may end, and ends
-RUN_LOOKS: Final = 5  # at the whole table, while it finds out that everything is read
-LEASE_WRITES_PER_RUN: Final = 4  # assigned, acquired, written through when it is stored, released
+RUN_TICK_SECONDS: Final = 1.0  # the run's own leader
+READING_SHARE: Final = 0.25  # of a run; in the rest it starts, waits for the time at which it may end, and ends
+RUN_LOOKS: Final = 5  # scans of the lease table, until it finds that everything is read
+LEASE_WRITES_PER_RUN: Final = 4  # assigned, acquired, checkpoint written, released
 
-# A fetch has at most two tasks, and each closes a file for each partition value.
+# A fetch has at most two tasks, and each writes one file for each partition value.
 TASKS: Final = 2
-# In a folder in chains, a file is put, and copied to its final name.
+# In a folder, a file is put, and then copied to its final name.
 PUTS_OF_PUBLISHED: Final = 2
-ENTRY_PUTS: Final = 1  # for each batch in chains
-# A compaction asks for each file twice: for what it holds, and whether it is still as it was.
+ENTRY_PUTS: Final = 1  # the chain's entry, which publishes a batch
+# A compaction sends two requests for each file: for its content, and to see whether it has changed.
 GETS_OF_COMPACTED: Final = 2
 COMPACTIONS_PER_HOUR: Final = 1
-# Its lock and the listings, and a journal and a file for each partition value.
+# The lock and the listings; and for each partition value a journal and a file.
 PUTS_OF_COMPACTION: Final = 8
 PUTS_OF_MERGE: Final = 2
-# A commit of a table: its plan, the version of its log, and what is listed to find entries and the last version.
+# One commit of a table: its plan, the version of its log, and listings of the entries and of the last version.
 COMMIT_PUTS: Final = 6
 
-# us-east-1, on demand, dollars for a million units. Regions differ by up to 60 %.
+# Us-east-1, on demand, in dollars for a million units. Prices of other regions differ by up to 60 %.
 WRITE_PRICE: Final = 0.625
 READ_PRICE: Final = 0.125
 PUT_PRICE: Final = 5.0
 GET_PRICE: Final = 0.4
-# A machine of 1 vCPU and 2 GB, dollars an hour: Fargate in us-east-1.
+# A machine with 1 vCPU and 2 GB, in dollars an hour: Fargate in us-east-1.
 HOUR_PRICE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Dollars for a million on-demand units."""
+    """Prices in dollars. `write` and `read`: of a million on-demand units."""
 
     write: float = WRITE_PRICE
     read: float = READ_PRICE
     hour: float = HOUR_PRICE
-    """Of a worker's machine."""
+    """Price of an hour of a worker's machine."""
 
     put: float = PUT_PRICE
-    """Of a million puts, copies and listings of S3."""
+    """Price of a million puts, copies and listings of S3."""
 
     get: float = GET_PRICE
-    """Of a million gets of S3."""
+    """Price of a million gets of S3."""
 
 
 StoredIn = Literal["folder", "table", "other"]
-"""What is stored to: a folder of Parquet or a table on S3, or anything that makes no requests to S3."""
+"""The kind of sink: a folder of Parquet on S3, a table on S3, or one that makes no requests to S3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,40 +81,41 @@ class Storing:
 
     target: StoredIn = "folder"
     commit_seconds: float = 30.0
-    """Between two commits of a table. All workers share them."""
+    """Seconds between two commits of a table. All workers share the commits."""
 
     partition_values: int = 1
-    """How many a batch has."""
+    """The number of partition values in a batch."""
 
     outputs: int = 1
-    """Tables and folders that each batch is stored into."""
+    """The number of tables and folders into which each batch is stored."""
 
     committed: int | None = None
-    """Those of them that get commits. None: the only one, if it is a table."""
+    """How many of the outputs get commits. None: the only one, if it is a table."""
 
     is_compacted: bool = False
     """Whether an operation of the application merges small files every hour."""
 
     announces_batches: bool = False
-    """Whether each batch is written into its leases before and after it, as those of `foreach_batch` are."""
+    """Whether each batch is written into its leases before and after it, as for `foreach_batch`."""
 
     bytes_per_second: float | None = None
-    """Of all workers. None: so much that each batch is read by all tasks."""
+    """Bytes of all workers together. None: enough that each batch is read by all tasks."""
 
     def batch_seconds(self, longest: float, most_bytes: int, workers: int) -> float:
-        """How long a batch of a worker is read, until it has `most_bytes`."""
+        """How long a worker reads a batch, until it has `most_bytes`."""
         if self.bytes_per_second is None:
             return longest
         return min(longest, most_bytes * max(1, workers) / self.bytes_per_second)
 
     def files(self, shards: int, batches: float) -> float:
-        """Of one batch of one worker that has so many shards with records. `batches`: how many all workers together
-        store in a second."""
+        """The number of files in one batch of one worker with this number of shards that have records.
+        `batches`: how many batches all workers together store per second."""
         is_small = self.bytes_per_second is not None and self.bytes_per_second / batches < TASK_BYTES
         return (1 if is_small else min(TASKS, shards)) * self.partition_values * self.outputs
 
     def puts(self, files: float) -> float:
-        """Requests of one batch of so many files, without what all workers share."""
+        """The number of put requests for one batch with this number of files, without the requests that all
+        workers share."""
         if self.target == "other":
             return 0.0
         each = files / self.outputs
@@ -128,17 +131,18 @@ class Storing:
 
     @property
     def commits(self) -> float:
-        """Requests a second for the commits that all workers share."""
+        """Put requests per second for the commits that all workers share."""
         return self.puts_of_commits / self.commit_seconds
 
     @property
     def puts_of_commits(self) -> float:
-        """Requests of one commit of all tables."""
+        """Put requests of one commit of all tables."""
         return 0.0 if self.target == "other" else float(COMMIT_PUTS * self._tables)
 
     def compaction(self, files: float) -> "CostLine | None":
-        """What merging so many files a second costs. Gets of their sources come first, so larger files do not cost
-        more. Left out: listings of a folder that holds many thousands of files."""
+        """The cost of merging this number of files per second. Each file is read by gets before it is merged,
+        whose number does not depend on its size. Listings of a folder with many thousands of files are not
+        included."""
         if not self.is_compacted or self.target == "other":
             return None
         puts = (PUTS_OF_COMPACTION + PUTS_OF_MERGE * self.partition_values) * self.outputs
@@ -165,7 +169,7 @@ class Storing:
 
 @dataclass(frozen=True, slots=True)
 class CostLine:
-    """Units a second for one purpose. `puts` and `gets`: requests to S3."""
+    """Units per second for one purpose. `puts` and `gets` are requests to S3."""
 
     purpose: str
     writes: float = 0.0
@@ -174,12 +178,12 @@ class CostLine:
     gets: float = 0.0
 
     def dollars(self, prices: Prices) -> float:
-        """A month."""
+        """Dollars a month."""
         units = self.writes * prices.write + self.reads * prices.read
         return units * SECONDS_PER_MONTH / 1e6 + self.s3_dollars(prices)
 
     def s3_dollars(self, prices: Prices) -> float:
-        """A month, of `dollars`."""
+        """The part of `dollars` for S3, a month."""
         return (self.puts * prices.put + self.gets * prices.get) * SECONDS_PER_MONTH / 1e6
 
 
@@ -192,42 +196,42 @@ class Cost:
     lines: tuple[CostLine, ...]
 
     machine_hours: float = 0.0
-    """A month, of all workers together."""
+    """Hours a month, of all workers together."""
 
     files_per_hour: float = 0.0
-    """Data files that are made, before a compaction merges them."""
+    """Data files that are written, before a compaction merges them."""
 
     assumptions: str = ""
-    """A line: how batches are read and stored."""
+    """One line of text: how batches are read and stored."""
 
     @property
     def dollars(self) -> float:
-        """A month, for the tables and for requests to S3."""
+        """Dollars a month, for the tables and for requests to S3."""
         return sum(line.dollars(self.prices) for line in self.lines)
 
     @property
     def puts_per_hour(self) -> float:
-        """Puts, copies and listings of S3."""
+        """Puts, copies and listings of S3 per hour."""
         return sum(line.puts for line in self.lines) * SECONDS_PER_HOUR
 
     @property
     def gets_per_hour(self) -> float:
-        """Gets of S3."""
+        """Gets of S3 per hour."""
         return sum(line.gets for line in self.lines) * SECONDS_PER_HOUR
 
     @property
     def s3_dollars(self) -> float:
-        """A month, of `dollars`."""
+        """The part of `dollars` for S3, a month."""
         return sum(line.s3_dollars(self.prices) for line in self.lines)
 
     @property
     def table_dollars(self) -> float:
-        """A month, of `dollars`: for DynamoDB."""
+        """The part of `dollars` for DynamoDB, a month."""
         return self.dollars - self.s3_dollars
 
     @property
     def machine_dollars(self) -> float:
-        """A month, for the machines of the workers."""
+        """Dollars a month for the machines of the workers. Not part of `dollars`."""
         return self.machine_hours * self.prices.hour
 
     def to_document(self) -> dict[str, Any]:
@@ -273,15 +277,16 @@ def estimate(
     prices: Prices | None = None,
     storing: Storing | None = None,
 ) -> Cost:
-    """`busy`: the part of the time in which a shard has records, so that batch follows batch.
+    """Estimate the cost of a fleet. `busy`: the share of time in which a shard has records, so that one batch
+    follows another.
 
-    Left out: reshards, handoffs, gets of S3 but those of compactions, and what Kinesis itself costs.
+    Not included: resharding, handoffs, gets of S3 other than those of compactions, and the price of Kinesis itself.
     """
     timings, batch, storing = application.timings, application.batch, storing or Storing()
     tick = timings.tick_interval + SENSOR_STEP_SECONDS
     renewals = 1 / timings.renewal_interval
-    # Checkpoints are written with the renewals. If a batch that is announced takes longer than a renewal interval,
-    # its leases are renewed in between.
+    # Checkpoints are written with the renewals. If an announced batch takes longer than a renewal interval, its
+    # leases are renewed during the batch.
     seconds = storing.batch_seconds(batch.max_seconds, batch.max_bytes, workers)
     announced = WRITES_PER_BATCH / seconds if storing.announces_batches else 0.0
     while_busy = max(announced, renewals)
@@ -319,15 +324,15 @@ def estimate_catch_up(
     prices: Prices | None = None,
     storing: Storing | None = None,
 ) -> Cost:
-    """The same shards, read by a bounded run every `every` seconds that takes `run_seconds`. Nothing runs in
-    between, the leader included."""
+    """Estimate the cost of reading the same shards by bounded runs: one every `every` seconds, each of which
+    takes `run_seconds`. No leader and no worker runs in between."""
     timings, storing = application.timings, storing or Storing()
     table_units = -(-(shards + 1) * ROW_BYTES // READ_UNIT_BYTES)
     batch_seconds = min(application.batch.max_seconds, BOUNDED_SECONDS)
     batches = max(1.0, READING_SHARE * run_seconds / batch_seconds)
     renewals = run_seconds / timings.renewal_interval
     per_lease = LEASE_WRITES_PER_RUN + renewals + (WRITES_PER_BATCH * batches if storing.announces_batches else 0)
-    # A table is committed to when everything is read.
+    # A table is committed once, when everything is read.
     of_batch = storing.files(shards, batches / every)
     puts = batches * storing.puts(of_batch) + storing.puts_of_commits
     ticks, files = run_seconds / RUN_TICK_SECONDS, batches * of_batch / every

@@ -1,7 +1,8 @@
-"""Taking an application's fan-out consumer out of its streams, so that AWS does not go on charging for it.
+"""Deregister an application's fan-out consumer from its streams, so that AWS stops charging for it.
 
-The streams do not say who reads under the name, so it is refused while anybody works for the application who may:
-a worker of ours would register it again, one of the KCL would stand still.
+A stream does not report who reads with a consumer. So the operation is refused while a worker that may read with it
+works for the application: a worker of this package would register it again, and a worker of the KCL would stop
+reading.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,16 +19,16 @@ from kcl_dagster.streams.consumers import find_consumer, remove_consumer
 
 @dataclass(frozen=True, slots=True)
 class Deregistration:
-    """What was done, or with `dry` what would be, by the names of streams."""
+    """The streams whose consumer was removed, or would be removed by a dry run."""
 
     consumer: str
     dry: bool
     removed: tuple[str, ...]
     missing: tuple[str, ...]
-    """They have no such consumer, or do not exist themselves."""
+    """Streams that have no such consumer, or that do not exist."""
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The report as text."""
         done = "would be removed" if self.dry else "is removed"
         return [
             *(f"{stream}: consumer {self.consumer} {done}" for stream in self.removed),
@@ -61,10 +62,10 @@ def deregister(
     force: bool = False,
     dry: bool = False,
 ) -> Deregistration:
-    """Remove the consumer from all streams of the application, or from some.
+    """Remove the consumer from all streams of the application, or from some of them.
 
-    `consumer`: its name, if it differs from the application's. `force`: remove it although a worker may read under
-    it. Raises Unsafe and ConfigurationError with nothing changed.
+    `consumer`: its name, if it differs from the application's. `force`: remove it even if a worker may read with
+    it. Raises Unsafe and ConfigurationError before anything is changed.
     """
     application = opened.application
     names = [stream.name for stream in application.streams if not streams or stream.name in streams]
@@ -81,8 +82,8 @@ def deregister(
 
 
 def _refuse_while_read(opened: OpenApplication, consumer: str, *, force: bool) -> bool:
-    """Raise Unsafe if a worker may be reading. Returns whether the application has tables; without, it has no
-    workers."""
+    """Raise Unsafe if a worker may be reading. Returns whether the application has tables: without tables it has
+    no workers."""
     try:
         scan = opened.scan()
     except TableNotFound:
@@ -102,4 +103,4 @@ def _is_registered(opened: OpenApplication, stream: str, consumer: str) -> bool:
     try:
         return find_consumer(opened.kinesis, stream, consumer, opened.runtime) is not None
     except StreamNotFound:
-        return False  # its consumers were deleted with it
+        return False  # its consumers were deleted together with it

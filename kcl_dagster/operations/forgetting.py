@@ -1,16 +1,19 @@
 """Delete the leases of former streams: those that the application does not read any more, or whose name another
 stream has now.
 
-The leader only releases such leases, because a wrong region, account or endpoint looks the same to it. An operator
-knows. It is refused while a worker owns one of the leases, while a leader may give them away, and for a stream that
-still exists and that the application reads.
+The leader only releases such leases, because with a wrong region, account or endpoint it would see the same. So an
+operator decides. The operation is refused
 
-Which streams are former follows from the application as this machine has it, and a deployed leader may have another
-list: of another branch, or from its environment. So a stream that exists, or that was read within a day, is
-forgotten only if it is named.
+- while a worker owns one of the leases,
+- while a leader may assign them,
+- for a stream that still exists and that the application reads.
 
-Before anything is deleted, it is exported, so that an import puts it back: the leases, and where their streams
-started.
+Which streams are former follows from the settings on this machine. A deployed leader may have other settings, from
+another branch or its environment. So a stream that exists, or that was read within a day, is forgotten only if it
+is named.
+
+Before the leases and the start positions of their streams are deleted, they are exported, so that an import can
+restore them.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,20 +32,23 @@ from kcl_dagster.operations.reset import refusals
 from kcl_dagster.streams.listing import describe
 
 Keep = Callable[[str], str]
-"""Stores an export, and returns where. Raises a KclError if it cannot."""
+"""A function that stores an export and returns its place. Raises a KclError if it cannot."""
 
 LATELY_SECONDS: Final = 24 * 3600.0  # a paused application may not have been read for a night
 
 
 @dataclass(frozen=True, slots=True)
 class Forgetting:
-    """What was deleted, or with `dry` what would be. `overtaken`: leases that another process wrote meanwhile.
-    `in_doubt`: streams that are forgotten only if they are named, and why. A dry run only. `export`: where what was
-    deleted is kept."""
+    """What was deleted, or would be deleted by a dry run.
+
+    - `overtaken`: leases that another process wrote meanwhile, which were kept.
+    - `in_doubt`: streams that are forgotten only if they are named, with the reason. Only for a dry run.
+    - `export`: the place of the export.
+    """
 
     dry: bool
     leases: Mapping[str, tuple[LeaseKey, ...]]
-    """By the identifiers of former streams."""
+    """Lease keys by the identifiers of former streams."""
 
     overtaken: tuple[LeaseKey, ...] = ()
     in_doubt: Mapping[str, str] = field(default_factory=dict)
@@ -70,11 +76,13 @@ class Forgetting:
 
 
 def forget(opened: OpenApplication, streams: Collection[str] = (), *, keep: Keep, dry: bool = False) -> Forgetting:
-    """Delete the leases of all former streams, or of those that are named by `account:name:epoch`, and where these
-    streams started. Without names, it is refused if one of them exists, or was read lately. `keep` is called once,
-    before anything is deleted; not by a dry run, or if there is nothing to delete.
+    """Delete the leases and the start positions of all former streams, or of those in `streams`
+    (`account:name:epoch`).
 
-    Raises Unsafe and ConfigurationError with nothing changed.
+    Without `streams`, it is refused if one of them exists or was read lately. `keep` is called once, before
+    anything is deleted; it is not called for a dry run, or if nothing is to be deleted.
+
+    Raises Unsafe and ConfigurationError before anything is changed.
     """
     scan = opened.scan()
     if scan.unreadable:
@@ -112,7 +120,7 @@ def forget(opened: OpenApplication, streams: Collection[str] = (), *, keep: Keep
     )
     kept = set(overtaken)
     for name, keys in deleted.items():
-        if kept.isdisjoint(keys):  # of leases that remain, it is known where their stream started
+        if kept.isdisjoint(keys):  # while a lease of the stream remains, its start position is kept
             opened.starts.delete(name)
     gone = {name: tuple(key for key in keys if key not in kept) for name, keys in deleted.items()}
     return Forgetting(dry, gone, overtaken, export=export)
@@ -121,7 +129,7 @@ def forget(opened: OpenApplication, streams: Collection[str] = (), *, keep: Keep
 def _in_doubt(
     opened: OpenApplication, chosen: Mapping[str, StreamIdentifier], affected: Mapping[str, Sequence[Lease]]
 ) -> dict[str, str]:
-    """Why streams may be read by what is deployed."""
+    """The streams that a deployed application may read, with the reason."""
     found = {}
     for name, stream in chosen.items():
         read = max(
@@ -167,7 +175,7 @@ def _refuse(opened: OpenApplication, streams: Collection[StreamIdentifier], affe
 
 
 def _is_read(opened: OpenApplication, stream: StreamIdentifier) -> bool:
-    """Whether the stream that has the name now is this one."""
+    """Whether the stream that has this name now is this one, and the application reads it."""
     if stream.name not in {settings.name for settings in opened.application.streams}:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The operations that change nothing."""
+"""Operations that change nothing."""
 
 import json
 import os
@@ -37,7 +37,7 @@ from kcl_dagster.operations.unread_lag import Unread
 from kcl_dagster.operations.watching import LEASE_COLUMNS, WORKER_COLUMNS, lease_rows, view, worker_rows
 
 WORST_FIRST: Final = (DoctorVerdict.FAIL, DoctorVerdict.WARN, DoctorVerdict.NOT_LOOKED, DoctorVerdict.OK)
-SHOWN_BYTES: Final = 60  # of a peeked record in the table; all of it is in the document beside it
+SHOWN_BYTES: Final = 60  # of a record in the table that `peek` shows; the document has all of it
 _STYLES: Final = {
     DoctorVerdict.OK: "green",
     DoctorVerdict.WARN: "yellow",
@@ -61,7 +61,7 @@ class StatusOperation(Operation):
     complete_within: float | None = _within()
 
     def look(self, context: OperationContext, unread: Unread) -> Status:
-        """Raises TableNotFound with the account in which the tables were looked for."""
+        """Read the state. Raises TableNotFound with the account in which the tables were looked for."""
         try:
             found = read_status(context.application, context.client("dynamodb"), context.runtime, unread)
         except TableNotFound as error:
@@ -102,7 +102,7 @@ class StatusOperation(Operation):
 
 
 def _whose(context: OperationContext) -> str:
-    """The account in which a table was looked for, for a message; empty if AWS does not say."""
+    """The account in which a table was looked for, as a part of a message. Empty if AWS does not report it."""
     try:
         caller = call(context.client("sts"), "get_caller_identity")
     except KclError:
@@ -162,7 +162,7 @@ class DoctorOperation(Operation):
         found = []
         for finding in examine(subject):
             found.append(finding)
-            context.show(_line(finding))  # now: the next one may take seconds
+            context.show(_line(finding))  # shown at once, because the next finding may take seconds
         diagnosis = Diagnosis(found)
         worst = sorted(found, key=lambda finding: WORST_FIRST.index(finding.verdict))
         columns = ("verdict", "check", "says", "do")

@@ -1,4 +1,4 @@
-"""The operations that write to tables or streams, or that carry leases in and out."""
+"""Operations that write to tables or streams, or that export and import leases."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -151,7 +151,7 @@ class DeregisterOperation(Operation):
 
     def run(self, context: OperationContext) -> Answer:
         opened = context.open()
-        if context.is_only_named:  # then it is not known how it reads
+        if context.is_only_named:  # then the retrieval mode is not known
             batch = opened.application.batch.model_copy(update={"retrieval": Retrieval.FANOUT})
             opened = replace(opened, application=opened.application.model_copy(update={"batch": batch}))
         report = deregister(

@@ -1,4 +1,4 @@
-"""The error about an application that has no tables where an operator looks for them."""
+"""The error for an application without tables."""
 
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
@@ -6,7 +6,7 @@ from kcl_dagster.errors import TableNotFound
 
 
 def no_table(application: Application, dynamodb: Client) -> TableNotFound:
-    """Names the table and the region. Sends nothing."""
+    """Make the error, which names the table and the region. Sends no request."""
     meta = getattr(dynamodb, "meta", None)
     region = getattr(meta, "region_name", None)
     endpoint = getattr(meta, "endpoint_url", None)

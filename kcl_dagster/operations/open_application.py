@@ -1,4 +1,4 @@
-"""What every operation on a stopped or running application needs: its tables, its streams, and who asks."""
+"""An application's tables and streams, as operations use them, whether it is running or stopped."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -32,11 +32,11 @@ class OpenApplication:
     runtime: Runtime
     layout: TableLayout
     by: str
-    """Who asks; goes into the audit."""
+    """The person or program that runs the operation. It is written into the audit."""
 
     @classmethod
     def open(cls, application: Application, dynamodb: Client, kinesis: Client, runtime: Runtime, by: str) -> Self:
-        """Reads only. Raises LayoutRefused for tables that must not be touched."""
+        """Detect the layout of the tables. Only reads. Raises LayoutRefused for tables that must not be changed."""
         return cls(application, dynamodb, kinesis, runtime, detect_layout(dynamodb, application, runtime), by)
 
     @property
@@ -73,7 +73,7 @@ class OpenApplication:
             raise no_table(self.application, self.dynamodb) from None
 
     def stream(self, name: str) -> tuple[StreamIdentifier, StreamDescription]:
-        """A stream of the application as its leases name it."""
+        """The identifier of a stream, as in its leases, and its description."""
         facts = describe(self.kinesis, name, runtime=self.runtime)
         if not self.application.multi_stream:
             return StreamIdentifier.single(name), facts

@@ -1,7 +1,7 @@
 """Pausing an application, or some of its shards or workers, and draining workers.
 
-Our leaders obey the control row at their next tick. Workers and leaders of the KCL know nothing of it, so what they
-take part in cannot be paused.
+Leaders of this package apply the control row at their next tick. Workers and leaders of the KCL do not know this
+row, so an application in which they take part cannot be paused.
 """
 
 import re
@@ -19,7 +19,7 @@ APPLICATION: Final = "the application"
 
 
 def leases_of(shards: Collection[str], leases: Sequence[Lease]) -> frozenset[LeaseKey]:
-    """Leases by shard or by lease key. Raises ConfigurationError for what there is none of, or several."""
+    """Find leases by shard or by lease key. Raises ConfigurationError if a name matches no lease, or several."""
     found = set()
     for name in shards:
         named = [lease.key for lease in leases if name in {lease.key, lease.shard_id}]
@@ -32,8 +32,8 @@ def leases_of(shards: Collection[str], leases: Sequence[Lease]) -> frozenset[Lea
 
 
 def slots_of(workers: Collection[str], rows: Sequence[WorkerRow]) -> frozenset[str]:
-    """Slots by their names, or by those of the workers in them. Raises ConfigurationError for a name of neither,
-    and Unsafe for workers of the KCL."""
+    """Find slots (places for workers in the fleet) by their names, or by the names of the workers in them.
+    Raises ConfigurationError if a name matches neither, and Unsafe for workers of the KCL."""
     found = set()
     for name in workers:
         row = next((row for row in rows if name in {row.id, row.slot}), None)
@@ -41,7 +41,7 @@ def slots_of(workers: Collection[str], rows: Sequence[WorkerRow]) -> frozenset[s
             _refuse_foreign([row])
             found.add(row.slot or "")
         elif _SLOT.fullmatch(name):
-            found.add(name)  # has no worker now, and shall get none
+            found.add(name)  # has no worker now, and will get none
         else:
             raise ConfigurationError(f"there is no worker or slot {name}: kcl-dagster status lists them")
     return frozenset(found)
@@ -49,14 +49,14 @@ def slots_of(workers: Collection[str], rows: Sequence[WorkerRow]) -> frozenset[s
 
 @dataclass(frozen=True, slots=True)
 class PauseReport:
-    """What a pause or a resume changed, or, if it was `dry`, would change."""
+    """What a pause or a resume changed, or would change if `dry` is set."""
 
     before: Control
     after: Control
     dry: bool
 
     def lines(self) -> list[str]:
-        """One for each thing that changes, then one for each that stays paused."""
+        """A line for each change, then one for each part that stays paused."""
         pauses, resumes = ("would pause", "would resume") if self.dry else ("paused", "resumed")
         before, after = _paused(self.before), _paused(self.after)
         changed = [f"{pauses} {name}" for name in after if name not in before]
@@ -75,8 +75,9 @@ def pause(
 ) -> PauseReport:
     """Pause the application, or only some shards or workers.
 
-    Workers finish their batch and end; a paused shard is taken from its owner, whose open batch is repeated later;
-    the slot of a paused worker stays empty, and others read its shards.
+    - The application: its workers finish their batches and end.
+    - A shard: its lease is taken from the owner, and the open batch is repeated later.
+    - A worker: it finishes its batch and ends, its slot remains empty, and other workers read its shards.
     """
     scan = opened.scan()
     foreign = sorted(row.id for row in scan.workers if row.slot is None)
@@ -95,7 +96,7 @@ def pause(
 def resume(
     opened: OpenApplication, shards: Collection[str] = (), *, workers: Collection[str] = (), dry: bool = False
 ) -> PauseReport:
-    """Let the application go on, all of it, or only some shards or workers."""
+    """Resume the application, or only some shards or workers."""
     known = opened.control.load()
     if not shards and not workers:
         return _change(opened, "resume", known, Control(), (), (), dry=dry)
@@ -108,9 +109,10 @@ def resume(
 
 
 def drain(opened: OpenApplication, name: str, *, wanted: bool = True, dry: bool = False) -> list[WorkerId]:
-    """Ask a worker, or all workers of a slot, to hand their leases over and end; or no longer.
+    """Ask a worker, or all workers of a slot, to hand over their leases and end. `wanted=False` withdraws the
+    request.
 
-    The leader launches another one if the fleet needs it. Raises ConfigurationError when there is no such worker.
+    The leader launches another worker if the fleet needs it. Raises ConfigurationError if there is no such worker.
     """
     rows = [row for row in opened.scan().workers if name in {row.id, row.slot}]
     if not rows:

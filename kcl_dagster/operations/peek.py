@@ -1,4 +1,4 @@
-"""The first or last records of a shard, opened. For a look only: leases and checkpoints are not touched."""
+"""The first or last records of a shard, de-aggregated. Leases and checkpoints do not change."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -13,9 +13,10 @@ from kcl_dagster.streams.deaggregation import deaggregate
 from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.streams.records import StreamRecord, arrival_millis
 
-PAUSE_SECONDS: Final = 0.5  # two of the five reads a second that the shard allows all consumers together
-MOST_PAGES: Final = 200  # per look: a minute and a half; a shard with more is looked at from nearer to its end
-# A stream has no way back, so the end is approached from ever earlier moments.
+PAUSE_SECONDS: Final = 0.5  # two of the five reads per second that all consumers of a shard share
+# Of one read, which takes a minute and a half; if there are more, the next read begins nearer to the end.
+MOST_PAGES: Final = 200
+# A stream cannot be read backwards, so the end is read from ever earlier times.
 WINDOWS_SECONDS: Final = (60.0, 600.0, 3600.0, 6 * 3600.0, 24 * 3600.0)
 PAGE_RECORDS: Final = 1000
 
@@ -31,10 +32,10 @@ class Peeked:
     arrived_ms: int | None
     data: bytes
     problem: str | None = None
-    """Why an aggregate could not be opened; `data` is all of it then."""
+    """The reason why an aggregate could not be opened. Then `data` is the whole aggregate."""
 
     def to_document(self) -> dict[str, Any]:
-        """By the names of the columns that the consumer's function receives."""
+        """The record by the names of the columns that the consumer's function receives."""
         text = self.data.decode(errors="backslashreplace")
         return {
             "sequence_number": self.sequence,
@@ -56,8 +57,8 @@ def peek(
 ) -> list[Peeked]:
     """The last `limit` records, or the first ones that the stream still has; oldest first.
 
-    Uses some of the reads that all consumers of the shard share. Raises ConfigurationError for a shard that the
-    stream does not have.
+    Uses some of the reads that all consumers of the shard share. Raises ConfigurationError if the stream does not
+    have the shard.
     """
     if shard not in {one.id for one in list_shards(kinesis, stream, runtime=runtime)}:
         raise ConfigurationError(f"stream {stream} has no shard {shard}")
@@ -86,7 +87,7 @@ class _Look:
     runtime: Runtime
 
     def records(self, place: dict[str, Any]) -> Iterator[Peeked]:
-        """From a place to the tip, or to the end of the shard."""
+        """The records from a place to the tip, or to the end of the shard."""
         answer = self._ask("get_shard_iterator", StreamName=self.stream, ShardId=self.shard, **place)
         iterator = answer["ShardIterator"]
         for _ in range(MOST_PAGES):
@@ -109,7 +110,7 @@ class _Look:
 
 
 def opened(record: StreamRecord) -> list[Peeked]:
-    """The user records of a Kinesis record, also those that belong to another shard."""
+    """The user records of a Kinesis record, including those that belong to another shard."""
     sequence, arrived, data = record["SequenceNumber"], arrival_millis(record), record["Data"]
     problem: str | None = None
     try:

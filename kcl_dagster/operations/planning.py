@@ -1,4 +1,4 @@
-"""What a leader would do next, what a tick decided, in words, and what the fleet costs then."""
+"""What a leader would do next: its decisions in words, and the cost of the resulting fleet."""
 
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
@@ -17,9 +17,9 @@ from kcl_dagster.tables.table_layout import detect_layout
 def plan(
     application: Application, dynamodb: Client, kinesis: Client, runtime: Runtime, asker: str, runs: RunView
 ) -> TickReport:
-    """What the next tick would decide, from what the leader remembers and the tables say now. Writes nothing.
+    """What the next tick would decide, from the leader's stored memory and the current tables. Writes nothing.
 
-    Raises TableNotFound when no leader has been there yet.
+    Raises TableNotFound if no leader has run yet.
     """
     layout = detect_layout(dynamodb, application, runtime)
     tables = LeaderTables.open(dynamodb, application, layout, runtime, asker)
@@ -33,7 +33,7 @@ def plan(
 
 
 def decisions(report: TickReport) -> list[str]:
-    """A line for each, with its reason."""
+    """A line for each decision, with its reason."""
     moves = [f"{move.lease} to {move.to} ({move.kind}): {move.because}" for move in report.planned]
     launches = [f"launch {launch.slot}: {launch.because}" for launch in report.launches]
     return [
@@ -45,7 +45,7 @@ def decisions(report: TickReport) -> list[str]:
 
 
 def nothing_to_do(report: TickReport) -> bool:
-    """Whether a tick decides nothing. It may have something to note all the same."""
+    """Whether a tick decides nothing. It may have notes nevertheless."""
     return not (report.planned or report.launches or report.retire)
 
 
@@ -55,8 +55,8 @@ def problems(report: TickReport) -> list[str]:
 
 
 def cost_of_plan(report: TickReport, application: Application, storing: Storing | None) -> Cost | None:
-    """Of the fleet that the plan makes, while all shards have records. `storing`: None if the sink is not known.
-    None if no leases are known."""
+    """The cost of the fleet after the plan, while all shards have records. `storing`: None if the sink is not
+    known. Returns None if no leases are known."""
     if not report.leases:
         return None
     open_leases = sum(lease.checkpoint != SHARD_END for lease in report.leases)
@@ -68,7 +68,7 @@ def cost_of_plan(report: TickReport, application: Application, storing: Storing 
 
 
 def about_cost(cost: Cost, storing: Storing | None) -> str:
-    """A line."""
+    """The cost in one line."""
     size = f"{counted(cost.shards, 'shard')} and {counted(cost.workers, 'worker')}, always busy"
     tables = f"{cost.table_dollars:.2f} $ a month for DynamoDB"
     if storing is None:

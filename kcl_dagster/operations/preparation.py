@@ -1,4 +1,4 @@
-"""What a machine or an image can do once, so that every worker on it starts sooner: `kcl-dagster prepare`."""
+"""What is done once on a machine or in an image, so that workers on it start sooner: `kcl-dagster prepare`."""
 
 import shutil
 import subprocess
@@ -16,13 +16,13 @@ from kcl_dagster.spark.java import find_java
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
 from kcl_dagster.spark.warm_up import warm_up
 
-MAKE_SECONDS: Final = 300.0  # takes ten on a quiet machine
+MAKE_SECONDS: Final = 300.0  # it takes ten seconds on an idle machine
 MEGABYTE: Final = 1_000_000
 
 
 def prepare(environment: Mapping[str, str], cache: Path | None = None) -> str:
-    """Make the archive of Spark's classes for the Java that a worker would start here, unless it is there. Returns
-    what there is now, in words.
+    """Make the archive of Spark's classes for the Java that a worker would use on this machine, unless it exists.
+    Returns a description of the result.
 
     Raises JavaMissing, and ConfigurationError if no archive can be made.
     """
@@ -37,7 +37,7 @@ def prepare(environment: Mapping[str, str], cache: Path | None = None) -> str:
             made = Path(folder) / "java.jsa"
             _run([program, "-Xshare:dump", f"-XX:SharedArchiveFile={made}"], environment)
             put_whole(made, archive.base)
-        # An archive names the one below it by its path, so that one is in its place already.
+        # An archive contains the path of the archive that it builds on, so that one has its final place already.
         draft = ClassArchive(Path(folder) / "spark.jsa", archive.base)
         _run([sys.executable, "-m", __name__, str(draft.path), str(draft.base)], environment)
         if not draft.path.is_file():
@@ -48,7 +48,7 @@ def prepare(environment: Mapping[str, str], cache: Path | None = None) -> str:
 
 
 def _has_own_archive(program: str) -> bool:
-    """Whether this Java came with an archive of its own classes, which ours adds to."""
+    """Whether this Java was delivered with an archive of its own classes, on which ours builds."""
     done = subprocess.run(
         [program, "-Xshare:on", "-version"], capture_output=True, timeout=MAKE_SECONDS, check=False
     )
@@ -69,7 +69,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> None:
 
 
 def _archive_into(draft: ClassArchive) -> None:
-    """Start Spark, let it do what workers do, and have its JVM write the archive when it ends."""
+    """Start Spark, run what workers run, and have its JVM write the archive when it exits."""
     base = [f'"-XX:SharedArchiveFile={draft.base}"'] if is_whole(draft.base) else []
     options = ["-XX:+UseSerialGC", *base, f'"-XX:ArchiveClassesAtExit={draft.path}"']
     spark = start_session(SparkSettings(slots=2, memory="512m", java_options=" ".join(options)), "kcl-prepare")
@@ -81,7 +81,7 @@ def _archive_into(draft: ClassArchive) -> None:
     read.select("id", "made", "json.*").where("id >= 0").write.parquet(str(draft.path.with_name("table")))
     gateway: Any = spark.sparkContext._gateway  # noqa: SLF001
     stop_session(spark)
-    gateway.proc.stdin.close()  # at which the JVM exits, and writes
+    gateway.proc.stdin.close()  # then the JVM exits and writes the archive
     gateway.proc.wait(MAKE_SECONDS)
     shutil.rmtree(draft.path.with_name("table"))
 

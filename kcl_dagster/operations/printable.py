@@ -1,7 +1,7 @@
 """Text from tables and streams, made safe for a terminal.
 
-Anyone who may write to a table chooses names of workers and leases. A terminal obeys escape sequences in them, and
-rich reads square brackets as markup.
+Names of workers and leases can be chosen by anyone who may write to a table. A terminal would execute escape
+sequences in them, and rich would read square brackets as markup.
 """
 
 import unicodedata
@@ -15,7 +15,8 @@ _UNPRINTABLE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def printable(text: str) -> str:
-    """The text with every control character but the newline replaced, so that it only shows characters."""
+    """The text with every control character other than the newline replaced, so that a terminal only displays
+    it."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -25,5 +26,5 @@ def printable(text: str) -> str:
 
 
 def cell(text: str, style: str = "") -> Text:
-    """A cell of a rich table that shows the text as it is, brackets included, in one line."""
+    """A cell of a rich table that shows the text unchanged, including brackets, in one line."""
     return Text(printable(text).replace("\n", _REPLACEMENT), style=style)

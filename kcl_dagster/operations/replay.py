@@ -1,8 +1,8 @@
-"""Reading a window of time again, through the same user code, beside the live consumer.
+"""Reading a window of time again, with the same user code, beside the live consumer.
 
-No lease, no table: all that a replay needs to know is in the window's name. Every shard is read in pieces that are
-the same each time (see `kcl_dagster.streams.window`) and stored under an identity made of window, shard and piece.
-A replay that was cut off anywhere, or is run again, stores each record once.
+A replay uses no lease and no table: the window's name has all that it needs. Every shard is read in pieces, which
+are the same each time (see `kcl_dagster.streams.window`), and each is stored under an identity made of window,
+shard and piece. So a replay that was interrupted or is run again stores each record once.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -21,21 +21,23 @@ from kcl_dagster.streams.window import Window
 from kcl_dagster.worker.batch import Batch, Budget, D, Engine, Part, Progress, Range
 from kcl_dagster.worker.parts_chain import PartsSink
 
-# Part of what pieces are called: with another number, what was stored before would be stored again.
+# Part of the names of pieces: with another number, records stored before would be stored again.
 PIECE_BYTES: Final = 16 * 1024 * 1024
-SHARDS_AT_ONCE: Final = 8  # twice as many pieces are in memory, as the next ones are read while these are stored
-PIECE_SECONDS: Final = 900.0  # to read one: at a tenth of a shard's speed it takes two minutes
-SETTLED_SECONDS: Final = 10.0  # after its end a window is over on every clock of the service
+# Twice as many pieces are in memory, because the next ones are read while these are stored.
+SHARDS_AT_ONCE: Final = 8
+PIECE_SECONDS: Final = 900.0  # to read one piece: at a tenth of a shard's rate it takes two minutes
+SETTLED_SECONDS: Final = 10.0  # after its end, the window is over on every clock of the service
 
-READS_PER_SECOND: Final = 5.0  # what a shard grants all who poll it together
-DEFAULT_SHARE: Final = 0.2  # the live consumer asks four times a second at most
-LEAST_SHARE: Final = 0.02  # with less, a piece would not be read within its time
+READS_PER_SECOND: Final = 5.0  # the limit of a shard for all who poll it
+DEFAULT_SHARE: Final = 0.2  # the live consumer reads at most four times per second
+LEAST_SHARE: Final = 0.02  # with a smaller share, a piece could not be read within its time
 UNBOUNDED: Final = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayWindow:
-    """`name` is unique among the windows that go to one place. Times in epoch milliseconds, the end excluded."""
+    """A window of time. `name` is unique among the windows that are stored in one place. Times are epoch
+    milliseconds; the end is excluded."""
 
     name: str
     start_ms: int
@@ -46,14 +48,14 @@ class ReplayWindow:
 
 
 def limits_of(share: float) -> ShardLimits:
-    """A part of what each shard grants all consumers together."""
+    """A share of the limits that all consumers of a shard have together."""
     return ShardLimits(reads_per_second=READS_PER_SECOND * share, bytes_per_second=BYTES_PER_SECOND * share)
 
 
 def refuse_unreadable(window: ReplayWindow, stream: StreamDescription, now: float) -> None:
-    """Raise ConfigurationError while the window is not over, and DataLoss when the stream no longer has all of it.
+    """Raise ConfigurationError if the window is not over yet, and DataLoss if the stream no longer has all of it.
 
-    `now`: epoch seconds; the service's own clock where it says so.
+    `now`: epoch seconds; the service's own clock is used if its response had one.
     """
     now = stream.answered or now
     left_ms = window.end_ms + SETTLED_SECONDS * 1000 - now * 1000
@@ -73,7 +75,7 @@ def refuse_unreadable(window: ReplayWindow, stream: StreamDescription, now: floa
 
 @dataclass(slots=True)
 class ShardReplay:
-    """How far one shard has come, and what it gave."""
+    """The progress and the totals of one shard."""
 
     shard: Shard
     range: Range
@@ -90,7 +92,7 @@ class ShardReplay:
         self.range = self.after(progress)
 
     def after(self, progress: Progress) -> Range:
-        """The piece that follows."""
+        """The next piece."""
         through = progress.through or self.range.after
         number = self.range.number + (progress.records > 0)
         return replace(self.range, after=through, number=number)
@@ -101,13 +103,14 @@ OnPiece = Callable[[Batch], None]
 
 @dataclass(slots=True)
 class Replay(Generic[D]):
-    """One window of one stream. `run` once; the engine is paced by the caller, with `limits_of`."""
+    """The replay of one window of one stream. `run` is called once. The caller limits the rate of the engine
+    with `limits_of`."""
 
     application: str
     stream: StreamIdentifier
     window: ReplayWindow
     shards: Sequence[Shard]
-    """Of the stream, closed ones included."""
+    """All shards of the stream, including closed ones."""
 
     engine: Engine[D]
     sink: PartsSink[D]
@@ -116,8 +119,8 @@ class Replay(Generic[D]):
     _states: dict[str, ShardReplay] = field(default_factory=dict)
 
     def run(self) -> list[ShardReplay]:
-        """Read and store everything; parents before their children. Raises what the engine and the sink raise, and
-        may then be run again, by a new object."""
+        """Read and store everything, parents before their children. Raises what the engine and the sink raise. A
+        new object may then run the replay again."""
         self._states = {shard.id: ShardReplay(shard, self._first(shard)) for shard in self.shards}
         while ready := self._ready():
             self._step(ready)
@@ -125,7 +128,8 @@ class Replay(Generic[D]):
 
     @property
     def _identity(self) -> str:
-        """Stands for the application in what is stored: each window has parts, and numbers, of its own."""
+        """The name that replaces the application's in stored parts, so that each window has its own parts and
+        numbers."""
         return f"{self.application}/replay/{self.window.name}"
 
     def _first(self, shard: Shard) -> Range:
@@ -142,7 +146,7 @@ class Replay(Generic[D]):
         )
 
     def _ready(self, also: Collection[str] = ()) -> list[ShardReplay]:
-        """Shards that may be read now; `also`: as if these were done."""
+        """Shards that may be read now. `also`: shards that are treated as done."""
         done = {shard for shard, state in self._states.items() if state.is_done} | set(also)
         waiting = set(self._states) - done
         ready = [s for id_, s in self._states.items() if id_ in waiting and not waiting & set(s.shard.parents)]
@@ -195,7 +199,7 @@ class Replay(Generic[D]):
 
 
 def report_of(states: Sequence[ShardReplay]) -> dict[str, Any]:
-    """Totals, by stable names."""
+    """Totals, with stable names."""
     return {
         "records": sum(state.records for state in states),
         "bytes": sum(state.bytes for state in states),
@@ -205,7 +209,7 @@ def report_of(states: Sequence[ShardReplay]) -> dict[str, Any]:
 
 
 def _word(name: str) -> str:
-    """A window's name where it becomes part of a file's."""
+    """A window's name, changed so that it can be part of a file name."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
 
 

@@ -44,7 +44,7 @@ class StreamView:
     created: int
     start: StartPosition | None = None
     retention: float = 0.0
-    """Seconds."""
+    """Seconds for which the stream keeps records."""
 
     @property
     def is_recreated(self) -> bool:
@@ -52,7 +52,8 @@ class StreamView:
 
     @property
     def counted_since(self) -> int | None:
-        """See `StartPosition`. Of a stream that was created anew, since when it is the only one of its name."""
+        """The time from which the arrivals of the stream are counted; see `StartPosition`. For a re-created
+        stream, the time from which it is the only stream with its name."""
         if self.is_recreated:
             return self.created + 1  # `created` has no fraction
         return None if self.start is None else self.start.counted_since
@@ -70,8 +71,10 @@ class StreamReset:
     start: StartPosition | None = None
 
     def ended_parent(self, lease: Lease, target: ResetTarget) -> str | None:
-        """What the row says from then on, see `Lease`. Parents that are reset, too, are read again first. Clean-up
-        takes a child at LATEST for one that was read, and does not keep the leases of its parents."""
+        """The value of `ended_parent` in the row of a lease after the reset, see `Lease`. If parents of the
+        lease are reset, too, they are read again first, and this is a parent that is not reset, or the shard's
+        own id if all of them are. None if no parent is reset, or for LATEST: clean-up takes a child at LATEST
+        for one that was read, and does not keep the leases of its parents."""
         again = {one.shard_id for one in (*self.rewind, *self.create)}
         if lease.parents.isdisjoint(again) or target.checkpoint == LATEST:
             return None
@@ -85,7 +88,7 @@ STORED_WITH_THE_DATA: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ResetReport:
-    """What was done, or with `dry` what would be done. `overtaken`: leases that another process wrote meanwhile."""
+    """The result of a reset, or of a dry run. `overtaken`: leases that another process wrote meanwhile."""
 
     target: ResetTarget
     dry: bool
@@ -99,10 +102,11 @@ class ResetReport:
     """The time between the position of each lease and the target. Only in a dry run."""
 
     complete_through: int | None = None
-    """The moment (epoch seconds) through which the application is complete afterwards. None: it is not known."""
+    """The time (epoch seconds) through which the application is complete afterwards: all records that arrived
+    before it are stored. None: it is not known."""
 
     first: FirstMoment | None = None
-    """The first moment of the application afterwards. None: it is not known."""
+    """The time from which all shards are read afterwards. None: it is not known."""
 
     first_before: FirstMoment | None = None
 
@@ -122,7 +126,8 @@ class ResetReport:
         ]
 
     def _about_first(self) -> list[str]:
-        """Only where the reset goes back to before the first moment."""
+        """Lines about the first moment (the time from which all shards are read). Empty unless the reset goes
+        back to before it."""
         first, before = iso(self.first), self.first_before
         if first is None or before is None:
             return []
@@ -149,7 +154,7 @@ class ResetReport:
 
 
 def lines_of_moment(through: int | None, *, dry: bool) -> list[str]:
-    """What a reset or an import reports of the moment through which the application is complete afterwards."""
+    """The lines of a reset or an import about the time through which the application is complete afterwards."""
     return [
         f"complete through: {'would go' if dry else 'goes'} back to {iso(through) or 'unknown'}",
         STORED_WITH_THE_DATA,
@@ -157,7 +162,7 @@ def lines_of_moment(through: int | None, *, dry: bool) -> list[str]:
 
 
 def iso(moment: int | FirstMoment | None) -> str | None:
-    """The moment as text, in UTC."""
+    """A time as text, in UTC."""
     seconds = moment.moment if isinstance(moment, FirstMoment) else moment
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
 
@@ -168,7 +173,8 @@ def iso(moment: int | FirstMoment | None) -> str | None:
 def refusals(
     leases: Sequence[Lease], control: Control, leader: str | None, dead: Collection[LeaseKey] = ()
 ) -> list[str]:
-    """Why the leases must not be reset now. `dead`: leases whose counter was watched standing still."""
+    """Reasons why the leases must not be reset now. `dead`: leases whose counter did not change while it was
+    watched."""
     problems = [
         f"{lease.key} is owned by {lease.actual_owner}"
         for lease in leases
@@ -182,9 +188,9 @@ def refusals(
 def plan_reset(
     view: StreamView, leases: Sequence[Lease], target: ResetTarget, chosen: Collection[str]
 ) -> StreamReset:
-    """What one stream's reset consists of. `leases`: all of the stream; `chosen`: shards, empty for all.
+    """The reset of one stream. `leases`: all of the stream; `chosen`: shards, empty for all.
 
-    Raises Unsafe where the order of records would suffer, or where leases that are not chosen would move along.
+    Raises Unsafe if the order of records would be lost, or if leases that are not chosen would be reset as well.
     """
     mine = [lease for lease in leases if not chosen or lease.shard_id in chosen]
     known = {lease.shard_id for lease in leases} | {shard.id for shard in view.shards}
@@ -218,7 +224,8 @@ def _forget_all(
 
 
 def _refuse_to_pass_children(mine: Sequence[Lease], leases: Sequence[Lease], target: ResetTarget) -> None:
-    """A parent that is read again while its child goes on would deliver old records after new ones."""
+    """Raise Unsafe if a parent would be read again while its child continues: old records would be delivered
+    after new ones."""
     if target.checkpoint.is_shard_end:
         return
     going_back = {lease.shard_id for lease in mine}
@@ -238,7 +245,8 @@ def _has_begun(lease: Lease) -> bool:
 def _start(
     view: StreamView, leases: Sequence[Lease], target: ResetTarget, chosen: Collection[str]
 ) -> StartPosition | None:
-    """The moment is the stream's: all leases that stand at LATEST or AT_TIMESTAMP mean the same one."""
+    """The stream's start position after the reset. All leases of the stream at LATEST or AT_TIMESTAMP share one
+    time, so Unsafe is raised if leases that are not chosen are there."""
     if target.is_record or (chosen and target.timestamp_ms is None):
         return None
     others = [
@@ -271,8 +279,8 @@ def reset(
 ) -> ResetReport:
     """Reset leases to `target`: all of the application, or those of some streams or shards.
 
-    `wait_for_dead`: watch owned leases for a lease duration, and take those whose counter does not change.
-    Raises Unsafe and ConfigurationError with nothing changed.
+    `wait_for_dead`: watch owned leases for a lease duration, and take those whose counter does not change. Raises
+    Unsafe and ConfigurationError before anything is changed.
     """
     names = [stream.name for stream in opened.application.streams if not streams or stream.name in streams]
     if unknown := sorted(set(streams) - set(names)):
@@ -349,7 +357,7 @@ def _refuse_to_mislead(workers: Sequence[WorkerRow], later: Sequence[WorkerRow] 
     """Raise Unsafe if a worker is alive. A worker reads the start position of its stream once, so it would continue
     with the former one.
 
-    `later`: the rows after a while. The rows of workers that have ended did not change.
+    `later`: the rows some time after `workers`. The row of a worker that has ended is the same in both.
     """
     before = {row.id: (row.last_update, row.beat) for row in workers}
     alive = [
@@ -365,8 +373,8 @@ def _refuse_to_mislead(workers: Sequence[WorkerRow], later: Sequence[WorkerRow] 
 
 
 def _watch(opened: OpenApplication, leases: Sequence[Lease], leader: str | None) -> frozenset[LeaseKey]:
-    """Leases whose counter did not change for a lease duration, by our own clock. Raises Unsafe if a leader is
-    alive."""
+    """The leases whose counter did not change for a lease duration, by our own clock. Raises Unsafe if a leader
+    is alive."""
     seconds = opened.application.timings.lease_duration
     before = _beats(opened)
     opened.runtime.clock.sleep(seconds)
@@ -393,7 +401,7 @@ def _carry_out(
     is_whole: bool,
     dry: bool,
 ) -> ResetReport:
-    """`is_whole`: whether all leases of the application are reset."""
+    """Write the changes. `is_whole`: whether all leases of the application are reset."""
     before = {
         lease.key: None if lease.checkpoint is None else str(lease.checkpoint)
         for plan in plans
@@ -404,7 +412,7 @@ def _carry_out(
     back_to = _complete_through(opened, plans, target)
     now = opened.runtime.clock.now()
     all_from = _first_moment(plans, target, now) if is_whole else None
-    # The shards that are not reset are all read from here on, at least.
+    # The shards that are not reset are all read from this time on, at the latest.
     unless_known = FirstMoment(math.ceil(now))
     known = opened.completeness.load()
     planned = ResetReport(
@@ -421,7 +429,8 @@ def _carry_out(
         return replace(planned, spans=_spans(opened, plans, target))
     opened.audit.write("reset", opened.by, planned.to_document())
     overtaken: list[LeaseKey] = []
-    # Before, so that it is done whatever becomes of this process; and after, for a leader that advances in between.
+    # Before the leases, in case this process ends in between; and after them, for a leader that advances it
+    # meanwhile.
     opened.completeness.set_back(back_to, unless_known=unless_known)
     for plan in plans:
         since = counted_since(plan.view, target, opened.runtime.clock.now())
@@ -447,8 +456,9 @@ def _carry_out(
 
 
 def _first_moment(plans: Sequence[StreamReset], target: ResetTarget, now: float) -> FirstMoment | None:
-    """The first moment if all leases go to `target`. Until they are read there, records may leave the streams.
-    None: a stream was created anew, and what the former one had is not read."""
+    """The first moment (the time from which all shards are read) if all leases go to `target`. Records may leave
+    the streams until they are read. None: a stream was re-created, and the records of the former one are not
+    read."""
     if target.is_record or target.checkpoint.is_shard_end or any(plan.view.is_recreated for plan in plans):
         return None
     start = None if target.timestamp_ms is None else target.timestamp_ms / 1000
@@ -457,8 +467,9 @@ def _first_moment(plans: Sequence[StreamReset], target: ResetTarget, now: float)
 
 
 def counted_since(view: StreamView, target: ResetTarget, now: float) -> int | None:
-    """From when on everything that arrived is read again. None: it is found with the first batch. If records may
-    have left the stream, or leave it before they are read, that is now: nothing says how many."""
+    """The time from which everything that arrived is read again. None: the first batch finds it. If records may
+    have left the stream, or may leave it before they are read, it is the current time, because their number is
+    not known."""
     if not target.checkpoint.is_initial_position:
         return None
     place = 0 if target.timestamp_ms is None else -(-target.timestamp_ms // 1000)
@@ -468,8 +479,8 @@ def counted_since(view: StreamView, target: ResetTarget, now: float) -> int | No
 
 
 def _complete_through(opened: OpenApplication, plans: Sequence[StreamReset], target: ResetTarget) -> int | None:
-    """Through which moment the application is complete after the reset at most. Records that are skipped count as
-    stored: nothing waits for them any more."""
+    """The time through which the application can be complete at most after the reset. Skipped records count as
+    stored, because no window waits for them any more."""
     known = opened.completeness.load().through
     if known is None:
         return None
@@ -508,7 +519,7 @@ def _spans(opened: OpenApplication, plans: Sequence[StreamReset], target: ResetT
 
 
 def _freed(opened: OpenApplication, lease: Lease) -> Lease | None:
-    """A dead worker's lease, unowned. None: it is alive after all."""
+    """The lease of a dead worker, without its owner. None: the worker is alive after all."""
     if lease.actual_owner is None:
         return lease
     taken = opened.leases.take(lease, EVICTOR)

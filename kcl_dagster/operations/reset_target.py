@@ -1,4 +1,4 @@
-"""Where a reset goes: what an operator types, as a position."""
+"""The target of a reset: the text that an operator types, as a position."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,8 +26,13 @@ class ResetTarget:
 
     @classmethod
     def parse(cls, text: str, now: float) -> Self:
-        """`trim_horizon`, `latest` (which means `now`, epoch seconds), a moment in ISO 8601, or a sequence number
-        with `/sub` behind it where it means a record inside an aggregate. Raises ConfigurationError."""
+        """Read one of these texts. Raises ConfigurationError for any other.
+
+        - `trim_horizon`
+        - `latest`, which means `now` (epoch seconds)
+        - a time in ISO 8601
+        - a sequence number, followed by `/sub` for a record inside an aggregate
+        """
         word = text.strip()
         if word.lower() == "trim_horizon":
             return cls(Checkpoint(Position.TRIM_HORIZON.value))
@@ -54,4 +59,4 @@ class ResetTarget:
         return f"{self.checkpoint} ({datetime.fromtimestamp(self.timestamp_ms / 1000, UTC).isoformat()})"
 
 
-_LONGEST_YEAR_FIRST = 8  # 20270131 is a date; sequence numbers have more digits, save in toy streams
+_LONGEST_YEAR_FIRST = 8  # 20270131 is a date; sequence numbers have more digits, except in streams of tests

@@ -1,8 +1,8 @@
-"""The AWS rights of each component, as one table, and the IAM policies that are made of it.
+"""The AWS rights of each component in one table, and the IAM policies that are made from it.
 
-The doctor probes the rights of this table, the command `rights` prints it as policies, and the reference shows it.
-Tests compare the table with the requests that the code can send, and with those that arrive at the emulator while
-every component works: a request without a grant fails them, and so does a grant without a request.
+The doctor checks the rights of this table, the command `rights` prints it as policies, and the reference shows it.
+Tests compare the table with the requests that the code can send, and with those that the emulator receives while
+every component works. They fail for a request without a grant, and for a grant without a request.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,16 +17,16 @@ from kcl_dagster.tables.attributes import OWNER_INDEX
 
 
 class Component(StrEnum):
-    """Who sends requests. Each may have an IAM role of its own."""
+    """The components that send requests. Each may have its own IAM role."""
 
     LEADER = "leader"  # the sensor, in the code location; also `kcl-dagster lead`
     WORKER = "worker"  # the driver of a worker run; also compactions, replays and dead letter runs
-    EXECUTOR = "executor"  # Spark's executors; in a local session they are the worker
+    EXECUTOR = "executor"  # Spark's executors; in a local session they run in the worker
     OPERATOR = "operator"  # the command line, and the jobs that do the same
 
 
 class Resource(StrEnum):
-    """What a right is given on."""
+    """The kinds of resources on which rights are granted."""
 
     STREAM = "stream"
     CONSUMER = "consumer"
@@ -78,8 +78,8 @@ class When(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """An action that components may perform on a target. `checked_by`: requests that need it without being named
-    after it, such as a read of an encrypted stream that needs the right to decrypt."""
+    """An action that components may perform on a target. `checked_by`: requests that need the right although
+    they have another name, such as a read of an encrypted stream that needs the right to decrypt."""
 
     action: str
     target: Resource
@@ -107,7 +107,7 @@ RIGHTS: Final[tuple[Grant, ...]] = (
     *_grants(Resource.STREAM, When.FANOUT, ["kinesis:RegisterStreamConsumer"], _W),
     *_grants(Resource.STREAM, When.FANOUT, ["kinesis:DeregisterStreamConsumer"], _O),
     *_grants(Resource.CONSUMER, When.FANOUT, ["kinesis:SubscribeToShard", "kinesis:DescribeStreamConsumer"], _E),
-    # Named by stream and name, a consumer may be checked by its own ARN as well.
+    # AWS may check a consumer by its own ARN, too, if a request names it by stream and name.
     *_grants(
         Resource.CONSUMER,
         When.FANOUT,
@@ -175,7 +175,7 @@ RIGHTS: Final[tuple[Grant, ...]] = (
         _O,
         checked_by=("dynamodb:GetItem",),
     ),
-    # The component that makes a table lets DynamoDB use its key.
+    # The component that creates a table allows DynamoDB to use its key.
     *_grants(
         Resource.TABLE_KEY,
         When.TABLE_KEY_AND_MADE,
@@ -189,7 +189,7 @@ RIGHTS: Final[tuple[Grant, ...]] = (
     *_grants(Resource.EXPORTS, When.EXPORTS, ["s3:GetObject", "s3:PutObject"], _O),
     *_grants(Resource.MESSAGES, When.MESSAGES, ["s3:PutObject"], _W, checked_by=("Pipes",)),
     *_grants(Resource.MESSAGES, When.MESSAGES, ["s3:GetObject"], _L, checked_by=("Pipes",)),
-    # The role of a service is for the components that the rights above give something of it.
+    # The role of a service is for the components that have a right on that service.
     *_grants(
         Resource.STREAM_ROLE, When.STREAM_ROLE, ["sts:AssumeRole"], _L, _W, _E, _O, checked_by=("KclResource",)
     ),
@@ -202,13 +202,13 @@ RIGHTS: Final[tuple[Grant, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """An application and where it runs: what policies need to name their resources."""
+    """An application and where it is deployed: all that policies need to name its resources."""
 
     application: Application
     region: str
     account: str
     lakes: tuple[str, ...] = ()
-    """`s3://bucket/prefix` of the sink, and of the dead letters."""
+    """`s3://bucket/prefix` of the sink and of the dead letters."""
 
     glue_table: str | None = None
     """`database.table` of an Iceberg table in AWS Glue."""
@@ -217,10 +217,10 @@ class Deployment:
     table_key: str | None = None
     lake_key: str | None = None
     exports: str | None = None
-    """`s3://bucket/prefix` of the operations `export` and `import`."""
+    """`s3://bucket/prefix` for the operations `export` and `import`."""
 
     messages: str | None = None
-    """`s3://bucket` of the messages of Dagster Pipes. Each driver has a prefix of its own there."""
+    """`s3://bucket` for the messages of Dagster Pipes. Each driver uses its own prefix in it."""
 
     roles: Mapping[str, str] = field(default_factory=dict)
     """ARNs that the KclResource assumes, by service: `kinesis`, `dynamodb`, `cloudwatch`, `s3`."""
@@ -277,7 +277,7 @@ class Deployment:
                 return self.lists_applications
 
     def arns(self, target: Resource) -> list[str]:
-        """Of everything that a right on `target` is given on."""
+        """The ARNs of all resources of the kind `target`."""
         named = self.application.streams
         streams = [stream.arn or self._arn("kinesis", f"stream/{stream.name}") for stream in named]
         match target:
@@ -296,9 +296,9 @@ class Deployment:
             case Resource.ALL_TABLES:
                 return [self._arn("dynamodb", "table/*")]
             case Resource.TABLE_NAMES:
-                return ["*"]  # DynamoDB knows no resources here
+                return ["*"]  # the action supports no resource-level permissions
             case Resource.METRICS:
-                return ["*"]  # CloudWatch knows no resources here
+                return ["*"]  # the action supports no resource-level permissions
             case Resource.BUCKET:
                 return list(dict.fromkeys(f"arn:{self._partition}:s3:::{bucket}" for bucket, _ in self._places))
             case Resource.OBJECTS:
@@ -358,13 +358,13 @@ def rights_of(component: Component, deployment: Deployment) -> list[Grant]:
 
 
 def policy(component: Component, deployment: Deployment) -> dict[str, Any]:
-    """The least IAM policy of a component, a statement for each kind of resource."""
+    """The minimal IAM policy of a component, with a statement for each kind of resource."""
     grants = rights_of(component, deployment)
     targets = dict.fromkeys(grant.target for grant in grants)
     statements: list[dict[str, Any]] = []
     for target in targets:
         made = _statement(target, [grant.action for grant in grants if grant.target is target], deployment)
-        # Services may share a role: one statement is enough.
+        # Services may share a role, which needs only one statement.
         if not any(all(made[key] == other[key] for key in ("Action", "Resource")) for other in statements):
             statements.append(made)
     return {"Version": "2012-10-17", "Statement": statements}

@@ -33,8 +33,8 @@ from kcl_dagster.tables.workers import WorkerTable
 
 OBSERVER = "observer"  # the name of a lock object that only reads; it is never written
 GONE = "gone"  # the state of a worker whose last heartbeat is too old
-# For so long after a bounded run, leases are at rest although it is not known when the next run is due. A stream
-# keeps its records for a day unless told otherwise.
+# For so long after a bounded run, leases without a worker count as at rest, although it is not known when the next
+# run is due. By default a stream keeps its records for a day.
 REST_SECONDS = 24 * 3600.0
 FOREIGN = "a Java worker reads it, and does not store through when"
 
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Leases and workers at the moment `at`, epoch seconds."""
+    """The leases, workers and rows of an application at the time `at` (epoch seconds)."""
 
     application: Application
     layout: LayoutKind
@@ -56,26 +56,27 @@ class Status:
     """What operators have paused."""
 
     unread: Mapping[LeaseKey, float] = field(default_factory=dict)
-    """When the first unread record of a lease arrived that no worker reads, in epoch milliseconds; infinite where
-    every record was read. Without the leases for which that is not known."""
+    """When the first unread record of each lease without a worker arrived, in epoch milliseconds; infinite if
+    every record was read. Leases for which it is not known are missing."""
 
     complete: WrittenThrough = field(default_factory=WrittenThrough)
-    """The moment through which every record is stored, as the leader recorded it."""
+    """The time through which the application is complete (all records that arrived before it are stored), as the
+    leader recorded it."""
 
     complete_within: float | None = None
-    """Seconds. With it, the application is read by bounded runs: a lease without an owner is at rest while the
-    application is complete through a moment that is no longer ago than that."""
+    """Seconds. If set, bounded runs read the application: a lease without an owner is at rest as long as the
+    application is complete through a time that is at most this long ago."""
 
     starts_given_up: Mapping[str, int] = field(default_factory=dict)
-    """Runs whose workers did not come to read in time, and when the leader gave them up, in epoch seconds, until a
-    worker has started since."""
+    """Runs whose workers did not begin to read in time -> when the leader stopped waiting for them, in epoch
+    seconds. Removed when a worker has started since."""
 
     last_run: EndedRun | None = None
     """How the last bounded run ended. None: there was none, or its row cannot be read."""
 
     @property
     def failed_run(self) -> EndedRun | None:
-        """The last bounded run, if it failed and not everything that it was to store has been stored since."""
+        """The last bounded run, if it failed and not all of its records have been stored since. None otherwise."""
         run, through = self.last_run, self.complete.through
         if run is None or not run.failed or (through is not None and through >= run.bound):
             return None
@@ -83,8 +84,8 @@ class Status:
 
     @property
     def set_back_since_run(self) -> SetBack | None:
-        """What resets and imports since the last bounded run have set back of what it stored: since when, and to
-        which moment. None: nothing, or all of it is stored again, or the run failed."""
+        """What resets and imports have set back since the last bounded run: when, and to which time. None if
+        there was none, if everything is stored again, or if the run failed."""
         run, complete = self.last_run, self.complete
         if run is None or run.failed or (complete.through is not None and complete.through >= run.bound):
             return None
@@ -100,19 +101,19 @@ class Status:
 
     @property
     def is_run_missed(self) -> bool:
-        """Whether the last bounded run failed, which is a reason to be called, unless something is paused, or
-        `complete_within` is set: it says for how long runs may fail."""
+        """Whether the failure of the last bounded run is a reason for an alert. It is not while something is
+        paused, or if `complete_within` is set, which decides how long runs may fail."""
         return self.failed_run is not None and self.complete_within is None and self.control.paused_by is None
 
     @property
     def _is_led_for_a_fleet(self) -> bool:
-        """Whether the leader is another one than a bounded run, which leads until it ends."""
+        """Whether a leader exists that is not that of a bounded run."""
         return self.leader is not None and not self.leader.startswith(f"{STANDBY}{BOUNDED_SLOT}:")
 
     @property
     def about_last_run(self) -> str | None:
-        """How the last bounded run ended, in a line. None where that does not matter: there was none, or a
-        fleet has a leader, unless something that the run was to store is not stored yet."""
+        """One line about the last bounded run. None if there was none, or if a fleet has a leader and everything
+        that the run was to store is stored."""
         run = self.last_run
         if run is None or (self.failed_run is None and self._is_led_for_a_fleet):
             return None
@@ -130,8 +131,8 @@ class Status:
 
     @property
     def unended_runs(self) -> list[WorkerRow]:
-        """The workers of bounded runs that own open leases and do not report any more: their processes were killed,
-        which stores no end of the run."""
+        """The workers of bounded runs that own open leases and have no recent heartbeat. Their processes were
+        killed, and so recorded no end of the run."""
         living, owners = self.living, {lease.actual_owner for lease in self.open_leases}
         return [row for row in self.workers if row.is_bounded and row.id in owners and row.id not in living]
 
@@ -147,7 +148,8 @@ class Status:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the application is not complete through a moment that is recent enough."""
+        """Whether `complete_within` is set, and the application is complete through an older time only, or
+        through none."""
         if self.complete_within is None:
             return False
         through = self.complete.through
@@ -155,7 +157,7 @@ class Status:
 
     @property
     def complete_through(self) -> str | None:
-        """ISO 8601 in UTC; None where it is not known."""
+        """The time through which the application is complete, as ISO 8601 in UTC; None if it is not known."""
         through = self.complete.through
         return None if through is None else _moment(through)
 
@@ -165,7 +167,7 @@ class Status:
 
     @property
     def why_not_known(self) -> str | None:
-        """Why it is not known through when the application is complete; None where it is."""
+        """The reason why it is not known through which time the application is complete; None if it is known."""
         if self.complete.through is not None:
             return None
         former = self._former
@@ -202,20 +204,18 @@ class Status:
 
     @property
     def living(self) -> Mapping[WorkerId, WorkerRow]:
-        """Workers whose last heartbeat is recent, by the rule of a leader that sees their rows for the first time.
-        The row of a worker that was killed remains in the table until a leader removes it."""
+        """Leases that are to be read: neither finished nor of a former stream."""
         heartbeat = self.application.timings.heartbeat
         return {row.id: row for row in self.workers if is_recent(row, heartbeat, self.at)}
 
     @property
     def unserved(self) -> list[Lease]:
-        """Open leases that no living worker owns, and that are neither paused nor at rest. That a counter does not
-        change can only be observed by a leader, or by two reads."""
+        """Open leases that no living worker owns, and that are neither paused nor at rest. Whether the counter
+        of an owned lease stands still is not checked: that takes a leader, or two reads."""
         return [lease for lease in self.without_worker if not self.is_paused(lease) and not self.is_at_rest(lease)]
 
     def is_at_rest(self, lease: Lease) -> bool:
-        """Whether it has no worker because its records may wait, or because the next bounded run reads
-        them."""
+        """Whether a lease has no worker on purpose: its records may wait, or the next bounded run reads them."""
         if lease.actual_owner is not None or lease.is_finished:
             return False
         if self.complete_within is not None:
@@ -226,8 +226,7 @@ class Status:
         return fleet.min_workers == 0 and since is not None and self.at - since / 1000 <= fleet.scale_up_lag
 
     def _is_between_runs(self, lease: Lease) -> bool:
-        """Whether nothing but bounded runs reads the application, and the last one stored what it was to store of
-        this lease."""
+        """Whether only bounded runs read the application, and the last one has stored its records of this lease."""
         run = self.last_run
         if run is None or self._is_led_for_a_fleet or self.at - run.ended_at > REST_SECONDS:
             return False
@@ -257,7 +256,7 @@ class Status:
 
     @property
     def why_stopped(self) -> dict[LeaseKey, str]:
-        """Shards that keep failing, and the error of each as far as its worker tells it."""
+        """Shards that keep failing, with the error if the worker reports it."""
         found: dict[LeaseKey, str] = {}
         for row in self.living.values():
             found |= {key: (row.why_stopped or {}).get(key, "") for key in row.stopped or ()}
@@ -265,17 +264,17 @@ class Status:
 
     @property
     def slow_since(self) -> dict[LeaseKey, int]:
-        """Shards on whose batch the consumer's code works for long, and since when, in epoch seconds."""
+        """Shards in whose batch the consumer's code has been working for long -> since when, in epoch seconds."""
         return {key: at for row in self.living.values() for key, at in (row.slow_since or {}).items()}
 
     @property
     def held_since(self) -> dict[WorkerId, Mapping[str, int]]:
-        """Of workers with background threads that do not go on: which ones, and since when, in epoch seconds."""
+        """Workers with background threads that do not continue -> thread and since when, in epoch seconds."""
         return {row.id: row.held_since for row in self.living.values() if row.held_since}
 
     @property
     def held_threads(self) -> list[str]:
-        """The same in a line each."""
+        """A line for each thread in `held_since`."""
         return [
             f"{worker}: its thread of {thread} has not gone on since {datetime.fromtimestamp(at, UTC):%H:%M} UTC"
             for worker, threads in sorted(self.held_since.items())
@@ -284,27 +283,31 @@ class Status:
 
     @property
     def given_up(self) -> list[str]:
-        """A line about starts that were given up; none where there are none."""
+        """A line about workers that did not start in time; empty if there are none."""
         return [described(self.starts_given_up)] if self.starts_given_up else []
 
     @property
     def failing(self) -> dict[LeaseKey, str]:
-        """Shards whose last attempt failed, and which attempt that was ("3 of 5", or empty: not known)."""
+        """Shards whose last attempt failed -> the attempt ("3 of 5"; empty if not known)."""
         return {key: (row.attempts or {}).get(key, "") for row in self.living.values() for key in row.failing or ()}
 
     @property
     def is_well(self) -> bool:
-        """No shard is unserved or stopped, neither the consumer's code nor a thread of a worker hangs, and every
-        row can be read. An attempt that failed and is repeated is no reason to be called."""
+        """Whether nothing is a reason for an alert: no lease is unserved, no shard is stopped, no code and no
+        thread hangs, no bounded run is missed or overdue, and every row can be read. A failed attempt that will
+        be repeated is no reason."""
         hangs = self.slow_since or self.held_since
         is_late = self.is_overdue or self.is_run_missed
         return not (is_late or self.unserved or self.why_stopped or hangs or self.unreadable)
 
     def behind_ms(self, lease: Lease) -> int | None:
-        """As its worker last reported. A worker reports only its shards that are furthest behind, and one of the
-        KCL none. Of a lease that no living worker reads it is the age of its first unread record; where that is not
-        known, the time since its shard was last known to be read to its end, because nothing unread is older. None:
-        not known."""
+        """The lag of a lease in milliseconds. None: not known.
+
+        - With a living worker: as it last reported. A worker reports only its shards that are furthest behind, and
+          a worker of the KCL none.
+        - Without one: the age of its first unread record. If that is not known, the time since its shard was last
+          known to be read to its end, because no unread record can be older.
+        """
         if lease.is_finished:
             return None
         row = None if lease.actual_owner is None else self.living.get(lease.actual_owner)
@@ -314,8 +317,8 @@ class Status:
         return None if since is None else max(0, round(self.at * 1000 - min(since, self.at * 1000)))
 
     def _tip_ms(self, lease: Lease) -> float | None:
-        """The newest moment, in epoch milliseconds, before which no unread record of a lease arrived: as its lease
-        or the last heartbeat of its owner tells. None: neither does."""
+        """The latest time, in epoch milliseconds, by which the shard was known to be read to its end, according
+        to the lease or the last heartbeat of its owner. None: not known."""
         known: list[float] = [] if lease.stored_through is None else [lease.stored_through * 1000]
         known += [
             row.last_update * 1000 - row.behind[lease.key]
@@ -326,8 +329,8 @@ class Status:
         return max(known, default=None)
 
     def behind_by(self, lease: Lease) -> str | None:
-        """What the lag of a lease is known by: its `worker`, the `stream`, or the `clock` since its shard was last
-        seen to be read to the end. None where it is not known."""
+        """The source of a lease's lag: its `worker`, the `stream`, or the `clock` (the time since its shard was
+        last known to be read to its end). None if the lag is not known."""
         if self.behind_ms(lease) is None:
             return None
         if lease in self.without_worker:
@@ -336,7 +339,8 @@ class Status:
 
     @property
     def furthest_behind_ms(self) -> int | None:
-        """Of all shards, those that no living worker reads included. None where one of these is not known."""
+        """The lag of the shard furthest behind, including shards that no living worker reads. None if the lag of
+        one of these is not known."""
         unread = [self.behind_ms(lease) for lease in self.without_worker]
         told = [row.lag_ms for row in self.living.values() if row.lag_ms is not None]
         known = [millis for millis in unread if millis is not None]
@@ -344,7 +348,7 @@ class Status:
 
     @property
     def without_worker(self) -> list[Lease]:
-        """Open leases that no living worker owns; also those that are paused."""
+        """Open leases that no living worker owns, including paused ones."""
         living = self.living
         return [lease for lease in self.open_leases if lease.actual_owner not in living]
 
@@ -354,8 +358,8 @@ class Status:
 
     @property
     def worst_first(self) -> list[Lease]:
-        """Unserved leases, then those that are stopped or hang, then the rest by how far behind they are; those
-        that are finished at the end."""
+        """All leases: first the unserved ones, then those that are stopped or hang, then the others by their
+        lag, and finished ones last."""
         unserved = {lease.key for lease in self.unserved}
         stuck = {*self.why_stopped, *self.slow_since}
         return sorted(
@@ -370,7 +374,7 @@ class Status:
         )
 
     def to_document(self) -> dict[str, Any]:
-        """For machines: stable names, plain values."""
+        """The status as plain values with stable names, for other programs."""
         return {
             "application": self.application.name,
             "streams": [stream.name for stream in self.application.streams],
@@ -430,7 +434,7 @@ class Status:
         }
 
     def _owned_by(self, row: WorkerRow) -> int:
-        """Open leases."""
+        """The number of open leases of a worker."""
         return sum(lease.actual_owner == row.id for lease in self.open_leases)
 
     def _worker(self, row: WorkerRow) -> Mapping[str, Any]:
@@ -450,9 +454,10 @@ class Status:
 def read_status(
     application: Application, dynamodb: Client, runtime: Runtime, unread: Unread | None = None
 ) -> Status:
-    """Read the tables, with seven to nine requests. Rows that cannot be parsed are in `unreadable`.
+    """Read the tables, with seven to nine requests. Rows that cannot be parsed are listed in `unreadable`.
 
-    With `unread`, read the stream, too, for the lag of leases that no worker reads: two or more requests for each.
+    `unread`: also read the stream, to find the lag of leases that no worker reads, with two or more requests for
+    each.
 
     Raises TableNotFound if no leader has created the tables yet.
     """
@@ -499,8 +504,8 @@ def _last_report(row: WorkerRow) -> str:
 
 
 def refuse_other_streams(application: Application, dynamodb: Client, runtime: Runtime) -> None:
-    """Raises ConfigurationError for a stream that no start position in the tables names, where they name any.
-    Tables of a KCL application in another language name none."""
+    """Raise ConfigurationError if the tables have start positions, but none for a stream of the application.
+    Tables of a KCL application in another language have none."""
     known = known_streams(application, dynamodb, runtime)
     others = [stream.name for stream in application.streams if stream.name not in known]
     if known and others:
@@ -510,7 +515,7 @@ def refuse_other_streams(application: Application, dynamodb: Client, runtime: Ru
 
 
 def known_streams(application: Application, dynamodb: Client, runtime: Runtime) -> list[str]:
-    """The streams whose start positions are in the tables; empty where there are none that can be read."""
+    """The streams whose start positions are in the tables. Empty if none can be read."""
     layout = detect_layout(dynamodb, application, runtime)
     try:
         starts = StartTable(dynamodb, application, layout, runtime).all()

@@ -21,9 +21,12 @@ def take_over_2x(
 ) -> TableLayout:
     """Record that the application uses the 3.x protocol from now on. No lease is changed.
 
-    First, its leases are watched for a lease duration: if one is renewed, a worker still runs. Raises Unsafe with
-    nothing changed, LayoutRefused if the tables do not allow it, ConfigurationError if there is nothing to take
-    over.
+    First, its leases are watched for a lease duration: if one is renewed, a worker is still running. Raises the
+    following, before anything is changed:
+
+    - Unsafe if a worker may still run,
+    - LayoutRefused if the tables do not allow it,
+    - ConfigurationError if there is nothing to take over.
     """
     if not workers_are_stopped:
         raise Unsafe(

@@ -1,7 +1,8 @@
-"""The operations as verbs of the command line, and what they print.
+"""The operations as commands of the command line, and their output.
 
-Exit codes: 0 means done, or that the application is well. 1 means that something is wrong with the application, or
-that another process was faster for a part of it. The caller shows errors, refusals among them.
+Exit codes: 0 means that it was done, or that nothing is wrong with the application. 1 means that something is wrong
+with the application, or that another process changed a part of it first. The caller reports errors, including
+refusals.
 """
 
 import argparse
@@ -40,7 +41,7 @@ AnOperation = TypeVar("AnOperation", bound=Operation)
 
 
 class AddVerb(Protocol):
-    """Adds a verb that takes the options which name an application, unless it is about all of them."""
+    """Adds a command. It has the options that name an application, unless it concerns all of them."""
 
     def __call__(
         self, name: str, run: Callable[[Options], int], text: str, *, of_all: bool = False
@@ -48,8 +49,8 @@ class AddVerb(Protocol):
 
 
 class Names(argparse.Action):
-    """Several names after an option. A target that follows them is taken for the target: neither shards, leases nor
-    workers look like `module:attribute`. It is put into `trailing_target`, as argparse may write `target` later."""
+    """An option with several names. A target (`module:attribute`) that follows them is recognised by its form
+    and stored in `trailing_target`, because argparse may write `target` later."""
 
     def __call__(self, _parser: object, namespace: Options, values: Any, _option: str | None = None) -> None:
         names = list(values)
@@ -66,7 +67,7 @@ _TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 def add_operation(
     operation: type[Operation], verb: AddVerb, context: Callable[[Options], OperationContext]
 ) -> argparse.ArgumentParser:
-    """The verb of an operation, with an option for each of its settings."""
+    """Add the command of an operation, with an option for each of its settings."""
     added = verb(
         operation.name, lambda options: run_operation(operation, context(options), options), operation.title
     )
@@ -94,7 +95,7 @@ def _add_option(parser: argparse.ArgumentParser, name: str, setting: FieldInfo) 
 
 
 def reader(setting: FieldInfo) -> Callable[[str], Any]:
-    """Reads the text of an option by the rules of the setting."""
+    """A function that reads the text of an option by the rules of the setting."""
     annotated: Any = Annotated[setting.annotation, setting]
     adapter: TypeAdapter[Any] = TypeAdapter(annotated)
 
@@ -109,12 +110,12 @@ def reader(setting: FieldInfo) -> Callable[[str], Any]:
 
 
 def chosen(operation: type[AnOperation], options: Options) -> AnOperation:
-    """The operation with the settings that the options give."""
+    """The operation with the settings from the options."""
     return operation(**{name: getattr(options, name) for name in operation.settings("terminal")})
 
 
 def run_operation(operation: type[Operation], context: OperationContext, options: Options) -> int:
-    """Run it and print its answer. Returns the exit code."""
+    """Run an operation and print its result. Returns the exit code."""
     console = Console()
     if not options.json:
         context = replace(context, show=lambda line: console.print(line, soft_wrap=True))
@@ -139,7 +140,7 @@ def _print(answer: Answer, console: Console, *, as_json: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LocalFiles:
-    """The files of the terminal's user. Without a name, a text goes to standard output."""
+    """The files of the terminal's user. A text without a file name is printed to standard output."""
 
     def put(self, name: str | None, text: str, *, force: bool) -> str | None:
         if name is None:
@@ -164,18 +165,18 @@ class LocalFiles:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentVerbs:
-    """The verbs that print what a deployment needs, and `list`. The functions turn options into what they name."""
+    """The commands `rights`, `cloudformation` and `list`. The functions read the options."""
 
     context: Callable[[Options], OperationContext]
     client: Callable[[Options, str], Any]
     roles: Callable[[Options], Mapping[str, str]]
-    """ARNs of the roles that are assumed, by service."""
+    """The ARNs of assumed roles, by service."""
 
     exports: Callable[[Options], str | None]
-    """The folder of exports that the project names."""
+    """The folder of exports in the project's settings."""
 
     lake_key: Callable[[Options], str | None]
-    """ARN of the key that the project names for the lake."""
+    """The ARN of the lake's key in the project's settings."""
 
     def register(self, verb: AddVerb) -> None:
         rights = verb("rights", self._rights, "the least IAM policy of a component, as JSON")
@@ -271,12 +272,12 @@ def _lakes(context: OperationContext) -> tuple[str, ...]:
 
 
 def _is_replaceable(file: Path) -> bool:
-    """Not a device or a pipe."""
+    """Whether the path is a file or does not exist, and not a device or a pipe."""
     return file.is_file() or not file.exists()
 
 
 def whoami() -> str:
-    """Who is at the keyboard, for the audit."""
+    """The name of the user and the host, for the audit."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container without a user database
@@ -285,7 +286,7 @@ def whoami() -> str:
 
 
 def instance_settings(home: str | None) -> Mapping[str, Any] | None:
-    """What dagster.yaml says; None without a home. An instance without the file has Dagster's defaults.
+    """The settings in dagster.yaml; None if `home` is empty. Without the file, an instance has Dagster's defaults.
 
     Raises ConfigurationError for a home that does not exist, or a file that cannot be read.
     """
@@ -301,7 +302,7 @@ def instance_settings(home: str | None) -> Mapping[str, Any] | None:
 
 
 def refuse_missing_home(home: str) -> None:
-    """Raises ConfigurationError for a DAGSTER_HOME that is not there. Dagster's own error is a traceback."""
+    """Raise ConfigurationError if DAGSTER_HOME is not a folder. Dagster itself would raise a traceback."""
     if not Path(home).is_dir():
         raise ConfigurationError(f"DAGSTER_HOME {home} is not a folder: correct it, or unset it")
 

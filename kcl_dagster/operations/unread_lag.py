@@ -1,4 +1,4 @@
-"""The lag of shards that no worker reads, by the arrival of the first record after their checkpoint."""
+"""The lag of shards that no worker reads: the age of the first record after their checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +12,14 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.arrivals import Arrivals
 from kcl_dagster.tables.starts import StartTable
 
-MOST_SECONDS: Final = 5.0  # for all shards; an operator waits for the answer
-REFRESH_SECONDS: Final = 30.0  # with --watch; every look-up uses one of the five reads a second of a shard
+MOST_SECONDS: Final = 5.0  # for all shards; the operator waits for the result
+REFRESH_SECONDS: Final = 30.0  # with --watch; every look-up uses one of the five reads per second of a shard
 
 
 @dataclass
 class Unread:
-    """Looks up arrivals, and keeps them for `REFRESH_SECONDS`. Reads only, and raises no error of AWS."""
+    """Finds when records arrived, and keeps the result for `REFRESH_SECONDS`. Only reads, and raises no error of
+    AWS."""
 
     kinesis: aws.Client
     runtime: Runtime
@@ -26,8 +27,8 @@ class Unread:
     _due: float = float("-inf")
 
     def arrivals(self, leases: Sequence[Lease], stream: str, starts: StartTable) -> Mapping[LeaseKey, float]:
-        """When the first unread record of each lease arrived, in epoch milliseconds; infinite where every record
-        was read. Leases for which that could not be looked up are left out. `stream`: of leases that name none."""
+        """When the first unread record of each lease arrived, in epoch milliseconds; infinite if every record
+        was read. Leases for which it cannot be found are missing. `stream`: the stream of leases that name none."""
         now = self.runtime.clock.monotonic()
         if now >= self._due:
             self._due = now + REFRESH_SECONDS

@@ -24,12 +24,12 @@ from kcl_dagster.runtime import Clock
 LEASE_COLUMNS: Final = ("lease", "owner", "behind (s)", "checkpoint", "KB/s", "state")
 WORKER_COLUMNS: Final = ("worker", "state", "leases", "behind (s)", "heartbeat (s ago)", "run")
 
-LOOK_SECONDS: Final = 2.0  # four to six small requests each
-FEWEST_ROWS: Final = 5  # of leases, however low the terminal
+LOOK_SECONDS: Final = 2.0  # four to six small requests each time
+FEWEST_ROWS: Final = 5  # of leases, however few lines the terminal has
 OTHER_LINES: Final = 12  # headings and frames
 
-LONGEST_WHOLE: Final = 22  # of a shard or a worker has 20: two such columns fit into 80
-SHOWN_DIGITS: Final = 8  # of the 56 of a sequence number; all of them are in --json
+LONGEST_WHOLE: Final = 22  # the id of a shard or a worker has 20 characters: two such columns fit into 80
+SHOWN_DIGITS: Final = 8  # of the 56 digits of a sequence number; --json shows all
 
 _STYLES: Final = {
     "unserved": "bold red",
@@ -41,7 +41,7 @@ _STYLES: Final = {
 
 
 def view(status: Status, rows: int | None = None) -> RenderableType:
-    """Workers and leases; of leases the worst `rows`, all of them when left out."""
+    """The status as tables of workers and leases. `rows`: show only this number of leases, the worst ones."""
     shown = status.worst_first if rows is None else status.worst_first[:rows]
     styles = [_STYLES.get(status.state_of(lease)) for lease in shown]
     leases = _table(LEASE_COLUMNS, lease_rows(status, shown), ("lease", "owner"), styles)
@@ -68,7 +68,7 @@ _BASIS: Final = {
 
 
 def place(checkpoint: Checkpoint | None) -> str:
-    """A checkpoint in a few characters: of a sequence number, its last digits."""
+    """A short form of a checkpoint: the last digits of its sequence number."""
     if checkpoint is None or checkpoint.is_sentinel:
         return "" if checkpoint is None else str(checkpoint)
     sub = f"/{checkpoint.sub_sequence}" if checkpoint.sub_sequence else ""
@@ -76,7 +76,7 @@ def place(checkpoint: Checkpoint | None) -> str:
 
 
 def _told(status: Status, lease: Lease) -> str:
-    """The state of a lease, and what is known about it in a few words."""
+    """The state of a lease, with some words on what is known about it."""
     state = status.state_of(lease)
     if state == "hung":
         since = datetime.fromtimestamp(status.slow_since[lease.key], UTC)
@@ -120,8 +120,8 @@ def _heading(status: Status) -> Text:
 def _table(
     columns: Sequence[str], rows: Sequence[Row], whole: Collection[str], styles: Sequence[str | None] = ()
 ) -> Table:
-    """Names that are copied into commands, in the columns `whole`, remain on one line at 80 columns. Longer ones
-    fold, as rich crops them."""
+    """A table for 80 columns. Names in the columns `whole`, which users copy into commands, remain on one line
+    if they are short enough; longer ones fold, because rich would crop them."""
     table = Table(*columns, padding=(0, 0, 0, 0))
     for row, style in zip_longest(rows, styles):
         values = (row[name] for name in columns)
@@ -165,7 +165,8 @@ def worker_rows(status: Status) -> list[Row]:
 
 
 def watch(look: Callable[[], Status], every: float, console: Console, clock: Clock) -> None:
-    """Look again and again, until interrupted. A look that fails is said, and the last one stays on the screen."""
+    """Show the status repeatedly until interrupted. If reading it fails, the error is shown, and the last status
+    stays on the screen."""
     if not console.is_terminal:
         _each(
             look, every, clock, lambda status: console.print(view(status)), lambda text: console.print(cell(text))
@@ -185,7 +186,7 @@ def watch(look: Callable[[], Status], every: float, console: Console, clock: Clo
 
 
 def watch_json(look: Callable[[], Status], every: float, clock: Clock) -> None:
-    """A document a line."""
+    """Print the status repeatedly, as one JSON document per line."""
 
     def show(status: Status) -> None:
         sys.stdout.write(json.dumps(status.to_document()) + "\n")
@@ -201,7 +202,7 @@ def _each(
     show: Callable[[Status], object],
     say: Callable[[str], object],
 ) -> None:
-    """The first look may fail: then there is nothing to watch. Ctrl-C is the way to end it."""
+    """Show the status repeatedly until Ctrl-C. Errors are shown, except that the first one is raised."""
     is_first = True
     try:
         while True:

@@ -1,4 +1,4 @@
-"""The job `<application>_admin`: its launchpad chooses one operation, with the settings of that operation."""
+"""The job `<application>_admin`, whose launchpad chooses one operation with its settings."""
 
 import getpass
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,22 +42,22 @@ from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.storage import S3Options
 
 OPERATION_TAG: Final = "kcl/operation"
-"""The name of the operation. A run adds it when it begins; until then only its config has the name."""
+"""The tag with the name of the operation. A run adds it when it begins; until then only its config has the name."""
 
 SCHEDULE_TAG: Final = "dagster/schedule_name"
-"""Dagster's own, of runs that a schedule has launched."""
+"""Dagster's tag of runs that a schedule has launched."""
 
-FIRST: Final = "status"  # what the launchpad shows before an operation is chosen; it changes nothing
-USER_TAG: Final = "user"  # Dagster+ says there who launched a run
-EXPORTS: Final = "kcl_exports"  # of all applications, in the storage of the Dagster instance
+FIRST: Final = "status"  # preselected in the launchpad, because it changes nothing
+USER_TAG: Final = "user"  # Dagster+ writes into it who launched a run
+EXPORTS: Final = "kcl_exports"  # the folder for all applications, in the storage of the Dagster instance
 
-# What the doctor looks at of dagster.yaml.
+# The settings of dagster.yaml that the doctor checks.
 INSTANCE_SETTINGS: Final = ("concurrency", "run_queue", "run_coordinator", "run_monitoring", "sensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext(OperationContext):
-    """What an operation that only the job has may use, too."""
+    """The context of an operation in the job, with more than the command line has."""
 
     instance: DagsterInstance
     sink: SinkChoice
@@ -65,7 +65,7 @@ class JobContext(OperationContext):
 
 
 def job_context(context: OperationContext) -> JobContext:
-    """The context of an operation that only the job has."""
+    """Narrow the context of an operation that only the job has."""
     if not isinstance(context, JobContext):
         raise TypeError("only the admin job runs this operation")
     return context
@@ -79,16 +79,18 @@ def build_admin_job(
     runtime: Callable[[], Runtime] = system,
     exports: str | None = None,
 ) -> JobDefinition:
-    """The job that does one operation of an application: the one that is the only key of its op's config.
+    """Build the job that carries out one operation of an application. The operation is the only key of its op's
+    config.
 
-    What writes is a dry run until `dry_run` is false. A refusal fails the run with one line that states the reason,
-    and has changed nothing. The description of the job links to a launchpad for each operation.
+    An operation that writes is a dry run unless `dry_run` is false. If it is refused, the run fails with one line
+    that states the reason, and nothing was changed. The description of the job links to a launchpad for each
+    operation.
 
     Args:
-        more: Operations beside those that every application has.
+        more: Operations in addition to those that every application has.
         kcl_key: Which resource is the `KclResource`. The operations have its rights.
-        exports: The folder that `export` writes to and `import` reads from. Left out, one in the storage of the
-            Dagster instance.
+        exports: The folder that `export` writes to and `import` reads from. By default, a folder in the storage of
+            the Dagster instance.
     """
     application = consumer.application
     operations = {one.name: one for one in (*OPERATIONS, *more) if one.is_in_job}
@@ -113,7 +115,7 @@ def build_admin_job(
         except StoreLocked as error:
             if SCHEDULE_TAG not in context.run.tags:
                 raise Failure(" ".join(str(error).split()), allow_retries=False) from error
-            context.log.info("skipped: %s", error)  # the schedule comes again
+            context.log.info("skipped: %s", error)  # the schedule will launch it again
             return
         except KclError as error:
             raise Failure(" ".join(str(error).split()), allow_retries=False) from error
@@ -129,7 +131,7 @@ def build_admin_job(
         description=_menu(job_name, work_name, operations.values()),
         executor_def=in_process_executor,
         config=config_of(consumer, FIRST),
-        # A second try of what was refused, or half done, is an operator's decision.
+        # Only an operator decides to repeat an operation that was refused or partly done.
         tags={APPLICATION_TAG: application.name, "dagster/max_retries": "0"},
     )
     def admin() -> None:
@@ -139,22 +141,22 @@ def build_admin_job(
 
 
 def admin_job_of(application: str) -> str:
-    """The name of the job."""
+    """The name of the admin job of an application."""
     return f"{identifier(application)}_admin"
 
 
 def work_of(consumer: Consumer) -> str:
-    """The name of the job's op."""
+    """The name of the admin job's op."""
     return f"{identifier(consumer.application.name)}_operation"
 
 
 def config_of(consumer: Consumer, operation: str, /, **settings: Any) -> dict[str, Any]:
-    """The config of a run that does this operation."""
+    """The config of a run that carries out this operation."""
     return {"ops": {work_of(consumer): {"config": {operation: settings}}}}
 
 
 def chosen(operation: type[Operation], settings: Mapping[str, Any]) -> Operation:
-    """Raises ConfigurationError for a value that the operation does not take."""
+    """The operation with these settings. Raises ConfigurationError for an invalid value."""
     try:
         return operation(**settings)
     except ValidationError as error:
@@ -191,7 +193,7 @@ def _context(
 
 
 def _form(operation: type[Operation]) -> Any:
-    """The settings of an operation as Dagster's config."""
+    """The settings of an operation as a config schema of Dagster."""
     fields: dict[str, Any] = {name: (_kind(name, one), one) for name, one in operation.settings("job").items()}
     if not fields:
         return {}  # a Config without fields makes Dagster warn
@@ -200,7 +202,7 @@ def _form(operation: type[Operation]) -> Any:
 
 
 def _kind(name: str, setting: FieldInfo) -> Any:
-    """The type of a setting as Dagster knows it: it has enumerations and no literals."""
+    """The type of a setting for Dagster, which supports enumerations but no literals."""
     allowed = choices(setting)
     if not allowed:
         return setting.annotation
@@ -209,8 +211,8 @@ def _kind(name: str, setting: FieldInfo) -> Any:
 
 
 def _menu(job_name: str, work_name: str, operations: Iterable[type[Operation]]) -> str:
-    """The operations, each with a link to a launchpad that is filled in. Links are relative to the page of the job,
-    because a job does not know its code location."""
+    """The operations as Markdown, each with a link to a launchpad that is filled in. Links are relative to the
+    page of the job, because a job does not know its code location."""
     links, rows = [], []
     for operation in operations:
         config = {"ops": {work_name: {"config": {operation.name: filled_in(operation)}}}}
@@ -222,8 +224,8 @@ def _menu(job_name: str, work_name: str, operations: Iterable[type[Operation]]) 
 
 
 def filled_in(operation: type[Operation]) -> dict[str, Any]:
-    """The settings of an operation with their defaults, without those that are left out unless given. What is
-    required has its example."""
+    """The settings of an operation with their defaults. A required setting has its example. Settings without a
+    default value are omitted."""
     values = {
         name: one.examples[0] if one.is_required() and one.examples else one.default
         for name, one in operation.settings("job").items()

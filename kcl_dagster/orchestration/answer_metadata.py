@@ -1,4 +1,4 @@
-"""The answer of an operation as metadata of a Dagster run."""
+"""The result of an operation as metadata of a Dagster run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -7,17 +7,17 @@ from dagster import MetadataValue, TableColumn, TableRecord, TableSchema
 
 from kcl_dagster.operations.operation import Answer, Cell, Fact, Row, Table
 
-MAX_ROWS: Final = 12  # more than that Dagster hides behind a button
+MAX_ROWS: Final = 12  # Dagster hides longer tables behind a button
 
 
 def metadata_of(answer: Answer) -> dict[str, Any]:
-    """The facts, and the document if there is one."""
+    """The facts of a result, and its document if there is one."""
     found = {name: _value(fact) for name, fact in answer.facts.items()}
     return found if answer.document is None else {**found, "document": MetadataValue.json(answer.document)}
 
 
 def table(rows: Iterable[Row], columns: Sequence[str]) -> Any:
-    """The first rows. Without any, a word instead of an empty frame."""
+    """The first rows as a table, or the word "none" if there are none."""
     shown = list(rows)[:MAX_ROWS]
     if not shown:
         return MetadataValue.text("none")
@@ -35,7 +35,7 @@ def _value(fact: Fact) -> Any:
         return fact
     if isinstance(fact, Mapping):
         return MetadataValue.json(dict(fact))
-    # A Markdown list; longer ones Dagster shows in a dialog.
+    # A Markdown list; Dagster shows a longer one in a dialog.
     return MetadataValue.md("\n".join(f"- {line}" for line in fact) or "none")
 
 

@@ -1,4 +1,4 @@
-"""What the assets and checks of an application are made of: one look at it. Pure."""
+"""The state of an application as one tick or command saw it. Its assets and checks are made from it. Pure."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -11,14 +11,14 @@ from kcl_dagster.leader.tick_report import StreamSight, TickReport
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import WorkerRow
 
-NEW_SECONDS = 60.0  # a run, Spark and the first lease
+NEW_SECONDS = 60.0  # to start a run and Spark, and to get the first lease
 
 DecisionKind = Literal["unserved", "balance", "drain", "start", "end", "loss", "note"]
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Something the leader did or found, and why. `subject`: a lease, a slot, or all there is to say."""
+    """Something that the leader did or found. `subject`: a lease, a slot, or the whole text of a note."""
 
     kind: DecisionKind
     subject: str
@@ -61,22 +61,22 @@ class Observation:
     """What to do about a table that was deleted while the application ran."""
 
     leader_is_silent: bool = False
-    """The holder of the leader lock has not renewed it for as long as the lock is valid."""
+    """Whether the holder of the leader lock has not renewed it for as long as the lock is valid."""
 
     unserved: Collection[LeaseKey] = ()
     resting: Mapping[LeaseKey, float] = field(default_factory=dict)
     """Leases without a worker whose records may wait, and for how many seconds the oldest has."""
 
-    """Open leases that need a worker and have none. Paused ones need none."""
+    """Leases without a worker whose records may wait -> for how many seconds the oldest record has waited."""
 
     paused: Collection[LeaseKey] = ()
     """Open leases without a worker that an operator has paused."""
 
     paused_by: str | None = None
-    """Who paused something last, if anything is paused."""
+    """Who paused something last, if anything is paused now."""
 
     ages: Mapping[LeaseKey, float] = field(default_factory=dict)
-    """Seconds for which each lease's counter was unchanged."""
+    """Seconds since the counter of each lease last changed."""
 
     failed_stages: Mapping[str, str] = field(default_factory=dict)
     overdue_handoffs: Collection[LeaseKey] = ()
@@ -84,24 +84,24 @@ class Observation:
     """The lag of the worker furthest behind, as the workers report it."""
 
     retention: Mapping[str, float] = field(default_factory=dict)
-    """Seconds for which each stream keeps its records, if that is known."""
+    """Seconds for which each stream keeps its records, as far as that is known."""
 
     unknown_retention: Collection[str] = ()
     """Streams whose retention could not be read."""
 
     data_loss: Sequence[str] = ()
     waiting_runs: Mapping[str, float] = field(default_factory=dict)
-    """Slots whose run is queued, and for how many seconds."""
+    """Slots (places for workers) whose run is queued -> for how many seconds."""
 
     starts_given_up: Mapping[str, int] = field(default_factory=dict)
-    """Runs whose workers did not come to read in time, and when they were given up, in epoch seconds, until a
-    worker has started since."""
+    """Runs whose workers did not begin to read in time -> when the leader stopped waiting for them, in epoch
+    seconds. Removed when a worker has started since."""
 
     uptimes: Mapping[WorkerId, float] = field(default_factory=dict)
-    """Seconds since each worker's run began, of those whose run is known."""
+    """Seconds since the run of each worker began, as far as the run is known."""
 
     completeness: Completeness | None = None
-    """Through which moment everything is stored, and what holds it back, as far as it was found out."""
+    """The time through which everything is stored, and what holds it back, as far as it was determined."""
 
     streams: Sequence[StreamSight] = ()
     decisions: Sequence[Decision] = ()
@@ -114,36 +114,37 @@ class Observation:
 
     @property
     def shares(self) -> dict[str, int]:
-        """Open leases of each worker that is alive or holds one."""
+        """The number of open leases of each worker that is alive or owns one."""
         held = Counter(str(lease.actual_owner) for lease in self.open_leases if lease.actual_owner)
         return {**{str(row.id): 0 for row in self.workers}, **held}
 
     @property
     def stopped(self) -> list[LeaseKey]:
-        """Shards that stand still because a batch of theirs keeps failing."""
+        """Shards that are not read further because a batch of theirs keeps failing."""
         return sorted({key for row in self.workers for key in row.stopped or ()})
 
     @property
     def failing(self) -> set[LeaseKey]:
-        """Shards whose last attempt failed, stopped ones included."""
+        """Shards whose last attempt failed, including stopped ones."""
         return {key for row in self.workers for key in row.failing or ()}
 
     @property
     def slow_since(self) -> dict[LeaseKey, int]:
-        """Shards on whose batch the consumer's code works for long, and since when, in epoch seconds."""
+        """Shards in whose batch the consumer's code has been working for long -> since when, in epoch seconds."""
         return {key: at for row in self.workers for key, at in (row.slow_since or {}).items()}
 
     @property
     def why_stopped(self) -> dict[LeaseKey, str]:
-        """The errors of stopped shards, as far as their workers tell them."""
+        """The errors of stopped shards, as far as their workers report them."""
         return {key: why for row in self.workers for key, why in (row.why_stopped or {}).items()}
 
     @property
     def lags(self) -> list[ShardLag]:
-        """The lag of open leases, the worst first: as their workers tell it; of a lease that no worker reads, as of
-        a paused one, by the clock since its shard was last seen to be read to the end.
+        """The lag of open leases, the worst first.
 
-        Each worker tells of its worst shards only, so the first here are the worst of all; the last need not be.
+        - With a worker: as it reports. It reports only its worst shards, so the first lags here are the worst of
+          all, but others are missing.
+        - Without one, such as a paused lease: the time since its shard was last known to be read to its end.
         """
         told = {key: (ms / 1000, row.id) for row in self.workers for key, ms in (row.behind or {}).items()}
         unserved = {*self.unserved, *self.paused, *self.resting}
@@ -163,12 +164,13 @@ class Observation:
         return sorted(found, key=lambda lag: (lag.seconds is not None, -(lag.seconds or 0.0), lag.lease))
 
     def _by_clock(self, lease: Lease) -> float | None:
-        """An upper bound: the shard was read to its tip at `stored_through`, so no unread record is older."""
+        """An upper bound of the lag: the shard was read to its tip at `stored_through`, so no unread record is
+        older."""
         return None if lease.stored_through is None or not self.now else max(0.0, self.now - lease.stored_through)
 
     @property
     def unknown_lags(self) -> list[LeaseKey]:
-        """Leases that no worker reads and whose lag is not known, without new leases in their first minute."""
+        """Leases without a worker whose lag is not known, except for new leases in their first minute."""
         return [
             lag.lease
             for lag in self.lags
@@ -184,14 +186,14 @@ class Observation:
 
     @property
     def retention_used(self) -> float | None:
-        """The lag of the worst shard, as a fraction of its stream's retention."""
+        """The largest lag as a fraction of the retention of its stream."""
         used = [lag.retention_used for lag in self.lags if lag.retention_used is not None]
         if not used and self.lag_seconds is not None and self.retention:
             used = [self.lag_seconds / min(self.retention.values())]
         return max(used, default=None)
 
     def stream_of(self, lease: Lease) -> str | None:
-        """The lease's stream. In an application with several streams, the lease names it."""
+        """The name of a lease's stream. In an application with several streams, the lease itself has it."""
         if lease.stream is not None:
             return lease.stream.name
         names = [*self.retention] or [stream.name for stream in self.streams]
@@ -203,7 +205,7 @@ class Observation:
 
     @property
     def shape(self) -> object:
-        """Equal as long as nothing changed that an operator would want to see at once."""
+        """A value that is equal as long as nothing has changed that an operator would want to see at once."""
         return (
             frozenset((lease.key, lease.owner, lease.checkpoint_owner, lease.is_finished) for lease in self.leases),
             frozenset((row.id, row.state) for row in self.workers),
@@ -219,7 +221,7 @@ def of_tick(
     now: float,
     retention: Mapping[str, float] | None = None,
 ) -> Observation:
-    """What a tick saw; `now` in epoch seconds, `retention` in seconds by stream."""
+    """The observation of a tick; `now` in epoch seconds, `retention` in seconds by stream."""
     workers = [sight.row for sight in report.workers if sight.alive]
     of_slot = {row.id: runs[row.slot] for row in workers if row.slot is not None and row.slot in runs}
     return Observation(
@@ -266,6 +268,6 @@ def _decisions(report: TickReport) -> list[Decision]:
 
 
 def _note(text: str) -> Decision:
-    """A note usually says why after a colon."""
+    """Split a note at its first colon: usually the reason follows it."""
     what, _, why = text.partition(": ")
     return Decision("note", what, why)

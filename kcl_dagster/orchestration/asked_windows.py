@@ -1,8 +1,8 @@
-"""Windows that a run is launched for: whether they are complete, and what the run materializes.
+"""Windows for which a run was launched: whether they are complete, and what the run materializes.
 
-The leader materializes every window once, when it is complete. A run that an operator launches for a window, with
-or without assets downstream of it, materializes the window itself. The leader leaves the window to the run while it
-goes on. What a window has, and whether it is complete, is in the tables, so the run need not lead.
+The leader materializes every window once, when it is complete. If an operator launches a run for a window, with or
+without assets downstream of it, the run materializes the window itself, and the leader leaves it to the run while
+the run is active. The tables have all that is needed, so the run need not be the leader.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,23 +27,24 @@ from kcl_dagster.tables.completeness_row import CompletenessRow, SetBack
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.table_layout import detect_layout
 
-PATIENCE_SECONDS: Final = 60.0  # a leader that lives finds out within seconds that a window is complete
-LOOK_SECONDS: Final = 1.0  # between two looks at the tables
+PATIENCE_SECONDS: Final = 60.0  # a living leader detects within seconds that a window is complete
+LOOK_SECONDS: Final = 1.0  # between two reads of the tables
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the tables say. The leases were read after the moment, so they count all that it stands for."""
+    """The tables' state. The leases were read after the completeness row, so their counts include all that it
+    covers."""
 
     completeness: Completeness
     leases: Sequence[Lease] = ()
     resets: Sequence[SetBack] = ()
     lives: Mapping[str, bool] = field(default_factory=dict)
-    """By run, whether its worker has written its row lately. Without the runs that have no row."""
+    """Run id -> whether its worker has written its row lately. Runs without a row are missing."""
 
 
 def look(consumer: Consumer, kcl: KclResource, runtime: Runtime) -> Stored:
-    """Read the tables. Raises KclError."""
+    """Read the completeness row and the leases. Raises KclError."""
     application = consumer.application
     dynamodb: Any = kcl.client("dynamodb", application)
     layout = detect_layout(dynamodb, application, runtime)
@@ -57,22 +58,22 @@ def look(consumer: Consumer, kcl: KclResource, runtime: Runtime) -> Stored:
 
 @dataclass(frozen=True, slots=True)
 class WindowsAnswer:
-    """What a run for several windows ends with."""
+    """The result of a run for several windows."""
 
     events: Mapping[str, AssetMaterialization]
-    """By partition: the materializations of those that are complete."""
+    """The materializations of complete windows, by partition."""
 
     problems: Sequence[str] = ()
-    """One sentence for each of the others."""
+    """A sentence for each of the other windows."""
 
     epoch: int = 0
     is_repeated: bool = False
-    """All of them had been declared before, and nothing was read for them."""
+    """Whether all windows had been declared before, so that nothing was read for them."""
 
 
 @dataclass
 class AskedWindows:
-    """Those of one run. `starts`: by the key of their partition."""
+    """The windows for which one run was launched. `starts`: their start times by partition key."""
 
     instance: DagsterInstance
     consumer: Consumer
@@ -86,14 +87,16 @@ class AskedWindows:
 
     @property
     def through(self) -> float:
-        """All of them are complete if everything is stored that had arrived by then; epoch seconds."""
+        """The arrival time (epoch seconds) through which everything has to be stored for all windows to be
+        complete."""
         return max(self._due(start) for start in self.starts.values())
 
     def repeated(self) -> WindowsAnswer | None:
-        """The answer where nothing is to be read: all windows are complete and were declared. None otherwise."""
+        """The answer if nothing is to be read, because all windows are complete and declared already. None
+        otherwise."""
         try:
             stored = look(self.consumer, self.kcl, self.runtime)
-        except KclError:  # the tables are not made yet, most likely; a run that reads says what it is
+        except KclError:  # probably the tables do not exist yet; a run that reads reports the reason
             return None
         if not self._is_complete(stored, self.through):
             return None
@@ -107,9 +110,12 @@ class AskedWindows:
         return self._declared.with_tables(self.instance, [event])
 
     def answer(self, declare_others: Callable[[], object], held_by: str = "") -> WindowsAnswer:
-        """The answer after everything was read. Waits until the leader knows that the windows are complete, and has
-        declared those before them. `declare_others`: called before each look, for a run that leads itself.
-        `held_by`: what may keep the windows from being complete."""
+        """The answer after everything was read. Waits until the leader has found the windows complete, and has
+        declared those before them.
+
+        `declare_others`: called before each read of the tables, for a run that is the leader itself. `held_by`:
+        what may keep the windows from being complete.
+        """
         clock = self.runtime.clock
         until = clock.monotonic() + PATIENCE_SECONDS
         while True:
@@ -141,8 +147,9 @@ class AskedWindows:
         return WindowsAnswer(events, problems, stored.completeness.epoch)
 
     def _earlier(self, stored: Stored) -> int | None:
-        """The first window that the leader is about to declare, if it comes before one of these which is not
-        declared. A process that begins with the first declared window would never declare it."""
+        """The first window that the leader is about to declare, if it comes before a window of this run that is
+        not declared. Another process, which would begin with the first declared window, would otherwise never
+        declare it."""
         waiting = [s for s in self.starts.values() if not self._declared.is_declared(self.instance, s)]
         if not waiting:
             return None

@@ -1,7 +1,7 @@
-"""What is wrong with an application, and what to do about it: asset checks on the assets that its leader reports.
+"""The asset checks of an application: problems and their remedies, on the assets that its leader reports.
 
 Dagster disregards an evaluation as soon as another run materializes the check's asset. Evaluations therefore belong
-to no run, like the reports that they accompany. The records are the one asset that runs materialize: while a check
+to no run, like the reports that they accompany. The records are the only asset that runs materialize: while a check
 on them fails, the leader evaluates it again after each materialization; see `Reporter.failing`.
 """
 
@@ -23,45 +23,46 @@ from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.retention import WARNING_STEPS
 
 QUEUED_TOO_LONG_SECONDS = 60.0  # a free queue starts a run within seconds
-*RETENTION_WARNS, RETENTION_FAILS = WARNING_STEPS  # half of it leaves a night to react at the default of 24 hours
+# 50 % of the default retention of 24 hours leaves a night to react.
+*RETENTION_WARNS, RETENTION_FAILS = WARNING_STEPS
 _COMMAND = re.compile(r"`kcl-dagster (\w+)`")
-SHOWN = 5  # of any list; the lease asset has the rest
+SHOWN = 5  # entries of any list; the lease asset has all
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong, in a sentence, and how bad it is."""
+    """A problem in one sentence, and its severity."""
 
     what: str
     severity: AssetCheckSeverity
     step: float = 0.0
-    """Of a problem that gets worse step by step: how far it has come."""
+    """For a problem that gets worse step by step: the fraction that was reached."""
 
     remedy: str | None = None
-    """What to do instead of what its check says, where the cause is known."""
+    """The remedy that replaces that of the check, if the cause is known."""
 
 
 Problem = Callable[[Observation, Consumer], Finding | str | None]
-"""What is wrong; a sentence alone is as bad as its check says. None when all is well."""
+"""Returns the problem, or None if there is none. A plain sentence has the severity of its check."""
 
 
 @dataclass(frozen=True, slots=True)
 class KclCheck:
-    """One question about an application."""
+    """One check of an application."""
 
     name: str
     role: Role
     description: str
     problem: Problem
     remedy: str
-    """What to do; shown with every problem."""
+    """The remedy, shown with every problem."""
 
     severity: AssetCheckSeverity = AssetCheckSeverity.ERROR
     error_from: str = ""
-    """The step at which a problem that warns at first becomes an error."""
+    """The step from which a problem is an error instead of a warning."""
 
     patience: float = 0.0
-    """Seconds that a problem must have lasted. What every start or handoff causes for a while is no alarm."""
+    """Seconds that a problem must last before it is reported, so that a start or a handoff causes no alert."""
 
     remark: Callable[[Observation], str | None] = lambda _: None
     """A remark for a check that passes."""
@@ -79,7 +80,7 @@ def _unserved(seen: Observation, _: Consumer) -> str | None:
 
 
 def _paused(seen: Observation) -> str | None:
-    """The remark about leases that an operator paused, so that the pause is not forgotten."""
+    """The remark about leases that an operator has paused, so that the pause is not forgotten."""
     if not seen.paused:
         return None
     return f"{seen.paused_by or 'An operator'} paused {_some(seen.paused)}: `kcl-dagster resume` ends it."
@@ -189,7 +190,7 @@ def _stopped_by_code(seen: Observation, _: Consumer) -> str | None:
 
 
 def _windows(seen: Observation, consumer: Consumer) -> str | None:
-    """A window that is over, and whose records should have been stored for longer than the target by now."""
+    """Report a window that is over and is not complete, although `lag_target` has passed since it should be."""
     complete = seen.completeness
     if complete is None or complete.through is None or not seen.now:
         return None
@@ -197,7 +198,9 @@ def _windows(seen: Observation, consumer: Consumer) -> str | None:
     oldest = consumer.windows.start_of(int(complete.through - lateness))
     end = consumer.windows.end_of(oldest)
     due = end + lateness + consumer.application.timings.arrival_margin + consumer.lag_target
-    if consumer.application.fleet.min_workers == 0:  # of a fleet at rest, the leader knows it so much later
+    if (
+        consumer.application.fleet.min_workers == 0
+    ):  # for a fleet at rest, the leader knows later that a window is complete
         due += CLOCKS_APART + LONGEST_PAUSE
     key = consumer.windows.key_of(oldest)
     if seen.now < due or key is None:
@@ -209,13 +212,13 @@ def _windows(seen: Observation, consumer: Consumer) -> str | None:
 
 
 def _told_by_workers(_seen: Observation, _: Consumer) -> str | None:
-    """None: only the worker detects it, when it happens; see `_ALARMS`."""
+    """Always None: only a worker detects the problem, when it happens; see `_ALARMS`."""
     return None
 
 
 _WARN = AssetCheckSeverity.WARN
-START_SECONDS = 60.0  # a run, Spark and the first lease
-FEW_TICKS_SECONDS = 15.0  # a request that fails once is tried again
+START_SECONDS = 60.0  # to start a run and Spark, and to get the first lease
+FEW_TICKS_SECONDS = 15.0  # a request that fails once is retried
 
 LEADS = KclCheck(
     "application_has_leader",
@@ -365,7 +368,7 @@ def specs(consumer: Consumer, translator: KclTranslator) -> Sequence[AssetCheckS
 
 
 def evaluate(seen: Observation, consumer: Consumer) -> Iterator[tuple[KclCheck, Finding | None]]:
-    """Every check with its problem."""
+    """Every check with its problem, or None if it passes."""
     for check in CHECKS:
         found = check.problem(seen, consumer)
         yield check, Finding(found, check.severity) if isinstance(found, str) else found
@@ -378,7 +381,7 @@ def evaluation(
     translator: KclTranslator,
     seen: Observation | None = None,
 ) -> AssetCheckEvaluation:
-    """`problem` None: passed. `seen`: for what there is to say of a check that passes."""
+    """The evaluation of a check. `problem` None: it passed. `seen`: for the remark of a check that passes."""
     remark = None if seen is None else check.remark(seen)
     if problem is not None:
         remark = f"{problem.what} {_remedy(check, consumer) if problem.remedy is None else problem.remedy}"
@@ -406,7 +409,7 @@ _ALARMS = {
 
 
 def _remedy(check: KclCheck, consumer: Consumer) -> str:
-    """The remedy of a check. Where it names a command, it also names the job in Dagster's UI that does the same."""
+    """The remedy of a check. If it names a command, the job in Dagster's UI that does the same is added."""
     application = identifier(consumer.application.name)
     return _COMMAND.sub(rf"`kcl-dagster \1` or `\1` in the job {application}_admin", check.remedy)
 

@@ -1,4 +1,4 @@
-"""The assets of an application that no run makes: the leader reports them."""
+"""The assets of an application that the leader reports, and no run materializes."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ REPORTED = (Role.LEASES, Role.WORKERS, Role.LAG, Role.DECISIONS)
 def build_kcl_asset_specs(consumer: Consumer, translator: KclTranslator | None = None) -> Sequence[AssetSpec]:
     """Specs of the streams, leases, workers, lag and decisions of one application.
 
-    Their events come from the leader sensor; they have no run of their own.
+    The leader sensor reports their events; they have no runs.
 
     Example:
         .. code-block:: python

@@ -1,6 +1,7 @@
-"""What came of a bounded run, and how to lead the application once more after it.
+"""The outcome of a bounded run (a worker that ends when what had arrived is stored), and leading once more after
+it.
 
-Imports nothing of Spark: a run whose Spark driver is elsewhere needs none in its own process.
+Does not import Spark: a run whose Spark driver is elsewhere needs none in its own process.
 """
 
 import logging
@@ -24,12 +25,12 @@ from kcl_dagster.worker.stop import StopReason
 log = logging.getLogger(__name__)
 
 Lead = Callable[[], TickReport | None]
-"""Ticks as the leader, and returns the report. None where another leader leads."""
+"""A function that ticks as the leader and returns the report. None if another leader leads."""
 
 
 @contextmanager
 def leads_again(leader: Leader | None = None, view: Callable[[], RunView] = RunView) -> Iterator[Lead]:
-    """Within the block, each call ticks. The lock is released at the end."""
+    """Yield a function that ticks at each call. The leader lock is released at the end of the block."""
 
     def lead() -> TickReport | None:
         report = None if leader is None else leader.tick(view())
@@ -43,22 +44,22 @@ def leads_again(leader: Leader | None = None, view: Callable[[], RunView] = RunV
 
 @dataclass(frozen=True, slots=True)
 class BoundedOutcome:
-    """What came of a bounded run. `records`: how many it stored itself; others may have stored more."""
+    """The outcome of a bounded run. `records`: how many it stored itself; other workers may have stored more."""
 
     through: float
-    """Everything that had arrived by then was to be stored; epoch seconds."""
+    """Everything that arrived before this time (epoch seconds) was to be stored."""
 
     reason: StopReason
     detail: str = ""
     records: int = 0
     worked: bool = False
-    """Whether it read by itself, and did not only look or wait."""
+    """Whether the run read by itself, and did not only wait for other workers."""
 
     tick: TickReport | None = None
-    """Its last tick as the leader; None where another leader led all the time."""
+    """The run's last tick as the leader. None if another leader led all the time."""
 
     leading: Callable[[], AbstractContextManager[Lead]] = leads_again
-    """For what only a leader may do after the run, in which it has released the lock."""
+    """Leads once more after the run, which has released the lock, for tasks that only a leader may do."""
 
     @property
     def is_caught_up(self) -> bool:
@@ -69,7 +70,8 @@ class BoundedOutcome:
 
 
 def open_bounded_leader(application: Application, kcl: KclResource, run_id: str, runtime: Runtime) -> Leader | None:
-    """The leader of a bounded run. None where it has no rights to lead: another leader gives it leases then."""
+    """The leader of a bounded run. None if the run has no rights to lead: then another leader must assign its
+    leases."""
     try:
         return open_leader(
             _without_caps(application),
@@ -85,7 +87,8 @@ def open_bounded_leader(application: Application, kcl: KclResource, run_id: str,
 
 
 def _without_caps(application: Application) -> Application:
-    """While this run leads, its worker may be the only one: it has to take every shard."""
+    """The application without limits for a worker: while this run leads, its worker may be the only one and has
+    to take every shard."""
     uncapped = {"max_leases_per_worker": None, "max_throughput_kbps_per_worker": None}
     return application.model_copy(update={"policy": application.policy.model_copy(update=uncapped)})
 

@@ -1,14 +1,14 @@
-"""One bounded run of an application: reads what had arrived by a moment, stores it, and ends.
+"""One bounded run of an application: it stores what had arrived by a given time, and ends.
 
-It is a worker with the application's leases, so it may run beside a fleet, beside other bounded runs, or alone.
-What it does depends on what it finds:
+The run is a worker with the application's leases, so it may run alone, beside a fleet, or beside other bounded
+runs. What it does depends on what it finds:
 
     nothing to read          ends at once, without Spark
     a fleet reads            waits for it, without Spark
     no worker reads a shard  starts a worker, which shares the leases with other workers
 
-If there is no leader, the run leads meanwhile, under the leader lock and like a standby: Dagster's leader takes the
-lock back as soon as it ticks.
+If there is no leader, the run leads in the meantime, under the leader lock and like a standby: Dagster's leader
+takes the lock back as soon as it ticks.
 """
 
 import logging
@@ -52,16 +52,16 @@ from kcl_dagster.worker.surroundings import EndProcess, Watch, cannot_end
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS: Final = 1.0  # the sensor takes five; here a run waits for each
-LOOK_SECONDS: Final = 1.0  # at the table, while a fleet reads
+TICK_SECONDS: Final = 1.0  # the sensor takes five, but this run waits for each tick
+LOOK_SECONDS: Final = 1.0  # between two reads of the table, while a fleet reads
 LEADER_JOIN_SECONDS: Final = 60.0  # a tick ends within its budget
-KEEP_SECONDS: Final = 60.0  # a run does not wait longer for a slow store; the next one stores a later moment
+KEEP_SECONDS: Final = 60.0  # for a slow store; the next run stores a later time
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedRun:
-    """`open_session` is called once at most, if there is something to read. `runs`: the orchestrator's view, for
-    the ticks of this run."""
+    """The settings of one bounded run. `open_session`: called at most once, if there is something to read.
+    `runs`: returns the worker runs known to Dagster, for the ticks of this run."""
 
     consumer: Consumer
     kcl: KclResource
@@ -74,10 +74,14 @@ class BoundedRun:
     job: str | None = None
 
     def run(self, stop: StopSignal, through: float | None = None) -> BoundedOutcome:
-        """Read what had arrived by `through`, epoch seconds, or by now. Blocks until that is stored, `stop` is
-        requested, or what is left cannot be read now.
+        """Read what had arrived by `through` (epoch seconds), or by now. Blocks until one of these:
 
-        Raises a KclError where the tables or the stream cannot be reached, and what kept Spark from starting.
+        - all of it is stored,
+        - `stop` is requested,
+        - the rest cannot be read now.
+
+        Raises a KclError if the tables or the stream cannot be reached, and the error that kept Spark from
+        starting.
         """
         runtime = system()
         began = runtime.clock.now()
@@ -101,7 +105,7 @@ class BoundedRun:
         return _judged(replace(outcome, tick=leading.last, leading=leading.again))
 
     def _note_end(self, bound: float, problem: str, runtime: Runtime) -> None:
-        """Store how this run ended, for `status`. Its worker's row and its leases do not say it any more."""
+        """Store how this run ended, for `status`. The row of its worker and its leases are released by then."""
         application, dynamodb = self.consumer.application, self._client("dynamodb")
         ended = EndedRun(self.run_id, int(runtime.clock.now()), int(bound), " ".join(problem.split()))
         try:
@@ -111,8 +115,8 @@ class BoundedRun:
             log.warning("how this run ended was not stored for kcl-dagster status: %s", error)
 
     def _keep_complete(self, runtime: Runtime) -> None:
-        """Store with the data through when the application is complete. Its worker has ended before this was known
-        of what it stored, and no other may run until the next bounded run."""
+        """Store with the data the time through which the application is complete. The run's worker ended before
+        that was known, and no other worker may run until the next bounded run."""
         thread = threading.Thread(target=self._kept, args=(runtime,), name="kcl-completeness", daemon=True)
         thread.start()
         thread.join(KEEP_SECONDS)
@@ -130,11 +134,14 @@ class BoundedRun:
                 return
             sink = choice.open_staging(self.consumer.stored_transform, self.kcl.connection("s3", application))
             sink.keep_complete(application.name, known, self.consumer.windows.start_of(known.through))
-        except Exception as error:  # of the store or of a table's library: the records are stored all the same
+        except (
+            Exception
+        ) as error:  # an error of the store or of the table's library: the records are stored nevertheless
             log.warning("through when all is stored was not stored with the data: %s", brief(error))
 
     def _bound(self, through: float | None, runtime: Runtime) -> Bound:
-        """By the service's clock, as the moments are that leases are stored through."""
+        """The time up to which the run reads, by the service's clock, which also decides through when a lease is
+        stored."""
         application = self.consumer.application
         by_service = ServiceClock(self._client("kinesis"), application.streams[0].name, runtime).now()
         now = runtime.clock.now() if by_service is None else by_service
@@ -176,8 +183,8 @@ class BoundedRun:
 
 
 def _worked(bound: Bound, reason: StopReason, detail: str, event_log: RunEventLog) -> BoundedOutcome:
-    """What came of a run that read by itself. A run that is stopped by hand may have been stopped for what failed,
-    so its outcome names that. One that is stuck names it already."""
+    """The outcome of a run that read by itself. If an operator stopped it, shards that failed may be the reason,
+    so the outcome names them. A stuck run names them already."""
     errors = {} if reason in (StopReason.CAUGHT_UP, StopReason.STUCK) else event_log.errors
     named = [f"{key}: {error}" for key, error in sorted(errors.items())[:SHARDS_NAMED]]
     more = len(errors) - len(named)
@@ -186,7 +193,8 @@ def _worked(bound: Bound, reason: StopReason, detail: str, event_log: RunEventLo
 
 
 def _judged(outcome: BoundedOutcome) -> BoundedOutcome:
-    """Every lease that there is may be stored through the moment although one is missing."""
+    """The outcome, as stuck if the leader finds that the application is not complete: all existing leases may be
+    stored through the time although a lease is missing."""
     completeness = None if outcome.tick is None else outcome.tick.completeness
     held_by = None if completeness is None or completeness.reached is not None else completeness.held_by
     if not outcome.is_caught_up or held_by is None:
@@ -196,8 +204,8 @@ def _judged(outcome: BoundedOutcome) -> BoundedOutcome:
 
 @dataclass(slots=True)
 class _Look:
-    """Looks at the tables until it is clear whether this run has to read. `fresh_seconds`: how old the row of a
-    living worker may be."""
+    """Reads the tables until it is clear whether this run has to read. `fresh_seconds`: the highest age of the
+    row of a living worker."""
 
     bound: Bound
     leases: LeaseTable
@@ -206,7 +214,7 @@ class _Look:
     clock: Clock
 
     def wait(self, stop: StopSignal, watches: Sequence[Watch]) -> BoundedOutcome | None:
-        """None where a shard is to be read that no worker reads."""
+        """The outcome without reading. None if a shard has to be read and no worker reads it."""
         places: object = None
         moved_at = self.clock.monotonic()
         while True:
@@ -234,7 +242,7 @@ class _Look:
         return BoundedOutcome(self.bound.through, reason, detail)
 
     def _is_unserved(self, left: Remainder, scan: ScanResult) -> bool:
-        """Whether a shard that is left has no worker that wrote its row lately."""
+        """Whether a shard that is left has no worker with a recent row."""
         now = self.clock.now()
         living = {row.id for row in scan.workers if abs(now - (row.last_update or 0)) <= self.fresh_seconds}
         owners = {lease.key: lease.actual_owner for lease in scan.leases}
@@ -242,7 +250,7 @@ class _Look:
 
 
 class _Leading:
-    """A leader that ticks on a thread of its own until the block ends, and a last time then."""
+    """A leader that ticks on its own thread until the block ends, and then a last time."""
 
     def __init__(self, leader: Leader | None, runs: Callable[[], RunView]) -> None:
         self._leader = leader
@@ -251,7 +259,7 @@ class _Leading:
         self._said: tuple[str, ...] = ()
         self._thread = threading.Thread(target=self._lead, name="kcl-bounded-leader", daemon=True)
         self.last: TickReport | None = None
-        """Of the newest tick in which this run led."""
+        """The report of the newest tick in which this run led."""
 
     def __enter__(self) -> Self:
         if self._leader is not None:
@@ -275,11 +283,12 @@ class _Leading:
             resign(leader)
 
     def again(self) -> AbstractContextManager[Lead]:
-        """Only where this run led before: the other leader goes on otherwise."""
+        """Lead once more, but only if this run led before. Otherwise the other leader continues."""
         return leads_again(None if self.last is None else self._leader, self._view)
 
     def _view(self) -> RunView:
-        """Without the orchestrator's answer, counters tell which workers are gone, and later."""
+        """The worker runs known to Dagster. If Dagster does not respond, dead workers are recognised by their
+        counters, which takes longer."""
         try:
             return replace(self._runs(), launches=False)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Bounded runs as Dagster runs: a job, its schedule, and what the records asset calls."""
+"""Bounded runs as Dagster runs: a job, its schedule, and the function that the records asset calls."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -47,11 +47,11 @@ from kcl_dagster.orchestration.translator import KclTranslator, identifier
 from kcl_dagster.worker.stop import StopSignal
 
 NOTHING: Final[Mapping[str, Any]] = {}
-CLOCKS_APART: Final = timedelta(minutes=5)  # how far in the future a moment may be by the clock of this machine
+CLOCKS_APART: Final = timedelta(minutes=5)  # how far in the future a given time may be by this machine's clock
 
 
 class CatchUpConfig(Config):
-    """What the launchpad asks."""
+    """The settings in the launchpad."""
 
     through: str | None = Field(
         default=None,
@@ -68,13 +68,13 @@ def read_until(
     spark: Any,
     through: float | None = None,
 ) -> BoundedOutcome:
-    """The outcome of a bounded run inside of a Dagster run. `spark`: has a `spark_session`, which is
-    asked for only if there is something to read. Blocks the main thread of the run until it is over.
+    """Carry out a bounded run inside a Dagster run, and return its outcome. Blocks the main thread of the run.
+    `spark` has a `spark_session`, which is used only if there is something to read.
 
-    Raises Failure, with the shards that are left, where not everything could be read that had arrived by `through`
-    (epoch seconds; the start of the run when left out), and where tables or streams cannot be reached.
+    Raises Failure with the shards that are left, if not everything was read that had arrived by `through` (epoch
+    seconds; by default the start of the run), or if tables or streams cannot be reached.
     """
-    # Spark's side is heavy; the code server evaluates this module without ever working.
+    # Importing Spark is slow, and the code server imports this module without using it.
     from kcl_dagster.orchestration.bounded_run import BoundedRun
 
     instance, run, application = context.instance, context.run, consumer.application
@@ -104,7 +104,8 @@ def judged(
     outcome: BoundedOutcome,
     about: Mapping[str, Any] = NOTHING,
 ) -> BoundedOutcome:
-    """The outcome of a run that has read everything. Raises Failure, with `about` as metadata, for any other."""
+    """Log and return an outcome that has read everything. Raises Failure, with `about` as metadata, for any
+    other."""
     line = summary(application, outcome)
     if not outcome.is_caught_up:
         raise Failure(line, metadata={"records": outcome.records, **about}, allow_retries=False)
@@ -113,7 +114,7 @@ def judged(
 
 
 def summary(application: str, outcome: BoundedOutcome) -> str:
-    """One line about an outcome."""
+    """An outcome in one line."""
     moment = datetime.fromtimestamp(outcome.through, UTC).isoformat(timespec="seconds")
     if not outcome.is_caught_up:
         return f"{application} is not read through {moment}: {outcome}"
@@ -131,18 +132,18 @@ def build_kcl_catch_up_job(
     spark_key: str = "spark",
     launch: Launch | None = None,
 ) -> JobDefinition:
-    """`<application>_catch_up`: read everything that is in the streams now, store it, and end.
+    """Build the job `<application>_catch_up`: read everything that is in the streams now, store it, and end.
 
-    The run is a worker with the application's leases and guarantees. It needs no leader and no fleet. Where a fleet
-    reads already, it waits until everything is stored. It fails if shards are left that cannot be read, and says
-    which.
+    A run of the job is a worker with the application's leases and guarantees. It needs no leader and no fleet. If a
+    fleet reads already, the run waits until everything is stored. If shards are left that cannot be read, it fails
+    and names them.
 
     Args:
         translator: How assets appear; see `KclTranslator`.
         kcl_key: The name of the `KclResource`.
         spark_key: The name of the Spark session.
         launch: Starts a Spark driver elsewhere that reads, with a Pipes client. It is called with the context and
-            the extras to pass to the client's `run`, and returns what that returns. Its further parameters are
+            the extras to pass to the client's `run`, and returns what `run` returns. Its further parameters are
             resources.
 
     Example:
@@ -158,7 +159,7 @@ def build_kcl_catch_up_job(
     @op(name=f"read_{name}", required_resource_keys={kcl_key, *asked})
     def read(context: OpExecutionContext, config: CatchUpConfig) -> None:
         kcl, through = getattr(context.resources, kcl_key), moment_of(config.through)
-        # Of no run: those of this job are pruned, and with the run would go what it materialized.
+        # These events belong to no run: runs of this job are pruned, and their materializations with them.
         write = context.instance.report_runless_asset_event
         about: Mapping[str, Any] = NOTHING
         try:
@@ -199,11 +200,11 @@ def build_kcl_catch_up_job(
 def evaluate_windows(
     consumer: Consumer, translator: KclTranslator, kcl: Any, write: Callable[[AssetCheckEvaluation], object]
 ) -> None:
-    """Evaluate the check `windows_complete_in_time` where no leader remains that does: with `catch_up=`, the leader
-    sensor is stopped. A window that is over is not complete if a bounded run could not read a shard."""
+    """Evaluate the check `windows_complete_in_time` if no leader remains that does: with `catch_up=`, the leader
+    sensor is stopped. If a bounded run could not read a shard, a window that is over is not complete."""
     try:
         seen = look(consumer.application, kcl, patient=False)
-    except KclError:  # what the run could not reach either, and has said
+    except KclError:  # the run could not reach them either, and has reported it
         return
     if seen.leader is not None:
         return
@@ -213,8 +214,7 @@ def evaluate_windows(
 
 
 def moment_of(text: str | None) -> float | None:
-    """Epoch seconds of a moment in ISO 8601. Raises ConfigurationError for one without a time zone, or in the
-    future."""
+    """Epoch seconds of a time in ISO 8601. Raises ConfigurationError if it has no time zone or is in the future."""
     if text is None:
         return None
     try:
@@ -230,7 +230,7 @@ def moment_of(text: str | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class CatchUpAnswer:
-    """What a terminal shows of a run: a line, and whether everything was read."""
+    """The result of a run for the terminal: one line, and whether everything was read."""
 
     text: str
     is_well: bool
@@ -244,9 +244,9 @@ def run_here(
     through: str | None = None,
 ) -> CatchUpAnswer:
     """Run the job in this process, on its main thread. `resources`: `kcl`, `spark`, and those that the consumer's
-    code asks for. The run is in `instance` when it is over.
+    code asks for. The run is stored in `instance`.
 
-    Raises ConfigurationError without one of these resources.
+    Raises ConfigurationError if one of these resources is missing.
     """
     refuse_missing(consumer, resources)
     made = build_kcl_catch_up_job(consumer, translator=translator)
@@ -268,7 +268,7 @@ def run_here(
 
 
 def refuse_missing(consumer: Consumer, resources: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError without a resource that the consumer's code asks for."""
+    """Raise ConfigurationError if a resource that the consumer's code asks for is missing."""
     missing = sorted(consumer.resources - resources.keys())
     if missing:
         raise ConfigurationError(
@@ -290,13 +290,13 @@ def build_kcl_catch_up_schedule(
     timezone: str | None = None,
     default_status: DefaultScheduleStatus = DefaultScheduleStatus.RUNNING,
 ) -> ScheduleDefinition:
-    """Launches `job` at the times of `cron`, unless a run of it is still going on.
+    """Build a schedule that launches `job` at the times of `cron`, unless a run of it is still active.
 
     Args:
         job: Made by `build_kcl_catch_up_job`.
-        cron: Such as `0 * * * *`. A run reads what had arrived when it began.
-        timezone: Of `cron`; UTC when left out.
-        default_status: Running unless said otherwise.
+        cron: For example `0 * * * *`. A run reads what had arrived when it began.
+        timezone: The time zone of `cron`; UTC by default.
+        default_status: Running by default.
 
     Example:
         .. code-block:: python

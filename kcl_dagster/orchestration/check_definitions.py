@@ -1,4 +1,4 @@
-"""The checks as Dagster definitions: evaluated by the leader, and by anybody who presses Execute."""
+"""The checks as Dagster definitions: the leader evaluates them, and users can execute them in the UI."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -29,14 +29,15 @@ from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
 from kcl_dagster.worker.leader_watch import LockWatch
 
-LOOK_SECONDS = 1.0  # between two looks at a lock: a leader changes it every five seconds
+LOOK_SECONDS = 1.0  # between two reads of the lock: a leader changes it every five seconds
 
 
 def build_kcl_checks(
     consumer: Consumer, translator: KclTranslator, *, kcl_key: str = "kcl"
 ) -> AssetChecksDefinition:
-    """One definition with all checks of an application. The leader evaluates them in passing; executed by hand
-    they look at the tables, which tells less: not how long a counter has stood, nor what the leader is doing."""
+    """Build one definition with all checks of an application. The leader evaluates them at its ticks. If a user
+    executes them, they read the tables, which tells less: neither for how long a counter was unchanged, nor what
+    the leader is doing."""
 
     @multi_asset_check(
         specs=asset_checks.specs(consumer, translator),
@@ -62,7 +63,8 @@ def build_kcl_checks(
                 description=told.description,
             )
         for told in evaluations:
-            context.instance.report_runless_asset_event(told)  # Dagster replaces the result of the run in a minute
+            # Otherwise Dagster would replace the result within a minute by that of the run.
+            context.instance.report_runless_asset_event(told)
 
     return evaluate
 
@@ -70,8 +72,9 @@ def build_kcl_checks(
 def look(
     application: Application, kcl: KclResource, runtime: Runtime | None = None, *, patient: bool = True
 ) -> Observation:
-    """An observation without a leader's memory. `patient`: block until a renewal of the leader lock is observed,
-    which takes seconds, or until the lock expires."""
+    """Observe the application's state from outside, without what a running leader remembers of earlier ticks.
+    `patient`: block until a renewal of the leader lock is observed, which takes seconds, or until the lock
+    expires."""
     dynamodb: Any = kcl.client("dynamodb", application)
     runtime = runtime or system()
     layout = detect_layout(dynamodb, application)
@@ -119,7 +122,7 @@ def look(
 
 
 def _is_silent(watch: LockWatch, runtime: Runtime, patience: float) -> bool:
-    """Whether the lock is not renewed for as long as it is valid."""
+    """Whether the lock was not renewed during `patience` seconds."""
     until = runtime.clock.monotonic() + patience
     watch.silent_for()
     while runtime.clock.monotonic() < until:

@@ -1,7 +1,7 @@
-"""Which code a consumer has: a version that changes when its source, its settings or this package change.
+"""The version of a consumer's code, which changes with its source, its settings and this package.
 
-The leader compares the version of the code that its process has loaded with the one that each run was launched
-with. Nothing is imported here: only files are read, so the version depends on nothing but their content.
+The leader compares the version of the code that its process has loaded with the version that each run was launched
+with. The version depends on the content of files only: they are read, not imported.
 """
 
 import ast
@@ -17,14 +17,15 @@ import kcl_dagster
 from kcl_dagster.application import Application
 
 _LENGTH: Final = 16  # hexadecimal digits: a tag that fits on one line of a run's page
-MOST_FILES: Final = 500  # of a project; the rest is left out rather than read at every load
+MOST_FILES: Final = 500  # of a project; further files are ignored, because all of them are read at every load
 PACKAGE: Final = Path(kcl_dagster.__file__).resolve().parent
-_BLOCKS: Final = ("body", "orelse", "handlers", "finalbody", "cases")  # of statements: where others are
+_BLOCKS: Final = ("body", "orelse", "handlers", "finalbody", "cases")  # attributes that contain statements
 
 
 def code_version(transform: Any, application: Application, more: Mapping[str, Any] | None = None) -> str:
-    """The version of a consumer's code. Reads the module of the transform, and what it imports of its own project;
-    libraries count with the release of this package only. `more`: what else workers are told, as JSON."""
+    """The version of a consumer's code. Reads the module of the transform, and the modules of the same project
+    that it imports. Of libraries, only the version of this package counts. `more`: further settings of workers,
+    as JSON."""
     settings: dict[str, Any] = application.model_dump(mode="json", exclude={"streams": {"__all__": {"start"}}})
     digest = hashlib.sha256(version("kcl-dagster").encode())
     digest.update(json.dumps({**settings, **(more or {})}, sort_keys=True).encode())
@@ -44,8 +45,8 @@ def code_version(transform: Any, application: Application, more: Mapping[str, An
 def project_files(source: Path, module: str) -> dict[str, bytes]:
     """The module and the modules of its project that it imports, directly or not, by their paths in the project.
 
-    If this package is in the project, as in a checkout of it, all of its modules count: to parse its 400 modules
-    for what they import takes a second, in each process that loads the code.
+    If this package is in the project, as in a checkout of it, all of its modules count: parsing its 400 modules for
+    their imports would take a second in each process that loads the code.
     """
     root = _root(source, module)
     found: dict[str, bytes] = {}
@@ -80,7 +81,7 @@ def _root(source: Path, module: str) -> Path:
 
 
 def _packages(path: Path, root: Path) -> Iterator[Path]:
-    """What an import of the module executes before it."""
+    """The `__init__.py` files that an import of the module executes before the module."""
     for parent in path.relative_to(root).parents:
         if (found := root / parent / "__init__.py").is_file() and found != path:
             yield found
@@ -106,7 +107,7 @@ def _imports(content: bytes, path: Path, root: Path) -> Iterator[Path]:
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """All statements, without looking into expressions, which are most of a module and hold no import."""
+    """All statements. Expressions, which are the largest part of a module and contain no import, are skipped."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -116,7 +117,7 @@ def _statements(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _found(base: Path) -> Iterator[Path]:
-    """The file of a module, where the project has one."""
+    """The file of a module, if it is in the project."""
     for candidate in (base.with_name(f"{base.name}.py"), base / "__init__.py"):
         if candidate.is_file():
             yield candidate

@@ -1,4 +1,4 @@
-"""The operation `compact`, which merges the small files that batches leave, and its schedule."""
+"""The operation `compact`, which merges the small files of batches, and its schedule."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Final
@@ -30,22 +30,23 @@ if TYPE_CHECKING:
 
 DELTA: Final = "deltalake"
 MEBIBYTE: Final = 1024 * 1024
-NAMED_AT_MOST: Final = 10  # of what failed, in the error of the run
+NAMED_AT_MOST: Final = 10  # failures, in the error of the run
 
 AUTO: Final = "auto"
-"""Once an hour."""
+"""The setting that means once an hour."""
 
 
 def cron_of(application: str, compaction: str) -> str:
-    """Applications begin in different minutes of the hour."""
+    """The cron expression of a compaction. With `auto`, each application has a minute of the hour that depends
+    on its name."""
     return f"{crc32(application.encode()) % 60} * * * *" if compaction == AUTO else compaction
 
 
 class CompactOperation(Operation):
     """Merges small files. It may run beside the workers and needs no Spark.
 
-    Of two compactions of one application, the second does nothing: it fails, unless a schedule has launched it.
-    With `COMPACTION_TAG` limited to one in `dagster.yaml`, runs of the schedule wait.
+    If two compactions of one application run at the same time, the second does nothing: it fails, unless a schedule
+    has launched it. If `dagster.yaml` limits `COMPACTION_TAG` to one run, runs of the schedule wait.
     """
 
     name = "compact"
@@ -124,7 +125,8 @@ class CompactOperation(Operation):
 
 
 def build_kcl_compaction_schedule(consumer: Consumer, job: JobDefinition, cron: str) -> ScheduleDefinition:
-    """Runs, in UTC, as soon as the definitions are loaded. Skips while a compaction waits or is at work."""
+    """Build a schedule in UTC, which is running as soon as the definitions are loaded. It skips while a
+    compaction is queued or running."""
     application = consumer.application.name
 
     @schedule(

@@ -41,11 +41,12 @@ from kcl_dagster.worker.kclpy import install_stand_in
 M = TypeVar("M", bound=Enum)
 
 _KEYS = frozenset({"aws_access_key_id", *SECRETS})
-_BATCH, _FAILURE = BatchSettings(), FailurePolicy()  # what is left out in YAML is as in Python
+_BATCH, _FAILURE = BatchSettings(), FailurePolicy()  # the defaults in YAML are those of Python
 
 
 class Described(Resolvable):
-    """Its fields' docstrings are the descriptions in the JSON schema, which editors show while YAML is written."""
+    """A model whose fields' docstrings become descriptions in the JSON schema, which editors show while YAML is
+    written."""
 
     @classmethod
     def model(cls) -> type[BaseModel]:
@@ -61,29 +62,29 @@ class Described(Resolvable):
 
 @dataclass
 class SinkModel(Described):
-    """Where records go."""
+    """Where records are stored."""
 
     path: str
     """A directory, `s3://bucket/prefix`, or for iceberg `database.table`."""
 
     kind: Literal["parquet", "delta", "iceberg"] = "parquet"
-    """What is stored there."""
+    """The format of the sink."""
 
     partition_by: list[str] = field(default_factory=list)
-    """Columns of the output, or windows of time of them, such as `day(arrival_timestamp)`."""
+    """Columns of the output, or time windows of a column, such as `day(arrival_timestamp)`."""
 
     storage_options: dict[str, str] | None = None
-    """delta-rs' own; for delta only. Secrets cannot be among them."""
+    """Options of delta-rs; for delta only. They cannot contain secrets."""
 
     catalog: dict[str, str] | None = None
-    """pyiceberg's properties; for iceberg only. Secrets cannot be among them."""
+    """Properties of pyiceberg; for iceberg only. They cannot contain secrets."""
 
     catalog_name: str = "default"
-    """Name of the catalog in pyiceberg's configuration; for iceberg only."""
+    """The name of the catalog in pyiceberg's configuration; for iceberg only."""
 
     commit_seconds: float | None = None
-    """How long a batch waits for the next commit of the table at most; for delta and iceberg. Left out: 30 s, or as
-    follows from `visible_within`."""
+    """The longest time for which a batch waits for the next commit of the table; for delta and iceberg. Default:
+    30 s, or a value derived from `visible_within`."""
 
     evolve: Evolve | None = None
     """What becomes of columns that the table or folder does not have: `refuse`, `add` or `ignore`. Left out: `add`
@@ -100,15 +101,16 @@ class SinkModel(Described):
     shard."""
 
     chains_path: str | None = None
-    """Where the chains are, if not below the location of the table; for iceberg only."""
+    """Where the chains (logs of committed batches) are stored, if not below the location of the table; for
+    iceberg only."""
 
     def choice(self) -> SinkChoice:
         """The sink that Python code would make.
 
-        Raises ConfigurationError for what this kind of sink does not take.
+        Raises ConfigurationError for a setting that this kind of sink does not have.
         """
         make = SINKS.get(self.kind)
-        if make is None:  # Dagster does not insist on a Literal
+        if make is None:  # Dagster does not validate a Literal
             raise ConfigurationError(f"sink.kind: {self.kind!r} is none of {', '.join(SINKS)}")
         taken = signature(make).parameters.keys()
         settings = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("path", "kind")}
@@ -124,26 +126,26 @@ SINKS: dict[str, Callable[..., SinkChoice]] = {
     "delta": sink_choices.delta,
     "iceberg": sink_choices.iceberg,
 }
-"""The functions that `sink.kind` names."""
+"""The functions for the values of `sink.kind`."""
 
 _AS_LEFT_OUT = SinkModel("")
 
 
 @dataclass
 class ConnectionModel(Described):
-    """How to reach AWS; left out, as boto3 finds it."""
+    """The connection to AWS. By default, boto3's configuration applies."""
 
     @classmethod
     @cache
     def model(cls) -> type[BaseModel]:
-        """A model that refuses keys with a message of its own: pydantic would say that they are not permitted, and
-        nothing about where they belong."""
+        """A model that rejects keys with an explanation of where they belong; pydantic would only report that
+        they are not permitted."""
         derived = super().model()
         validators: dict[str, Any] = {"without_keys": model_validator(mode="before")(_without_keys)}
         return create_model(derived.__name__, __base__=derived, __validators__=validators)
 
     region_name: str | None = None
-    """Region of all services; for Kinesis, the region of an ARN comes first."""
+    """The region of all services; for Kinesis, the region in a stream's ARN takes precedence."""
 
     kinesis_region_name: str | None = None
     """Another region for Kinesis only."""
@@ -155,10 +157,10 @@ class ConnectionModel(Described):
     """Another region for CloudWatch only."""
 
     s3_region_name: str | None = None
-    """Another region for S3 only, and for Iceberg catalogs in AWS Glue."""
+    """Another region for S3 and for Iceberg catalogs in AWS Glue."""
 
     endpoint_url: str | None = None
-    """Another endpoint for all services, such as an emulator's."""
+    """Another endpoint for all services, such as that of an emulator."""
 
     kinesis_endpoint_url: str | None = None
     """Another endpoint for Kinesis only."""
@@ -176,10 +178,10 @@ class ConnectionModel(Described):
     """Another endpoint for STS only."""
 
     profile_name: str | None = None
-    """Profile of the shared AWS configuration."""
+    """The profile in the shared AWS configuration."""
 
     role_arn: str | None = None
-    """Role to assume for Kinesis, DynamoDB and CloudWatch. S3 has one of its own."""
+    """The role to assume for Kinesis, DynamoDB and CloudWatch. The role for S3 is `s3_role_arn`."""
 
     kinesis_role_arn: str | None = None
     """Another role for Kinesis only."""
@@ -191,74 +193,79 @@ class ConnectionModel(Described):
     """Another role for CloudWatch only."""
 
     external_id: str | None = None
-    """External id that these roles ask for."""
+    """The external id that these roles require."""
 
     s3_role_arn: str | None = None
-    """Role to assume for the lake; left out, the credentials of the run itself."""
+    """The role to assume for S3. Default: the run's own credentials."""
 
     s3_external_id: str | None = None
-    """External id that the role of the lake asks for."""
+    """The external id that `s3_role_arn` requires."""
 
     s3_kms_key: str | None = None
-    """ARN of the key in KMS that encrypts what is written to S3; left out, the bucket decides."""
+    """The ARN of the KMS key for objects written to S3. Default: the bucket's setting."""
 
 
 @dataclass
 class BatchModel(Described):
-    """What a batch is made of. It is closed by the first of its three limits that is reached."""
+    """The limits of a batch. It is closed when the first of `max_seconds`, `max_records` and `max_bytes` is
+    reached."""
 
     max_seconds: float | None = None
-    """Time for reading. Fewer, larger batches cost less and make larger files. Left out: 5 s, or as follows from
-    `visible_within`."""
+    """The time for reading a batch. Fewer, larger batches cost less and make larger files. Default: 5 s, or a
+    value derived from `visible_within`."""
 
     max_records: int = _BATCH.max_records
-    """Of all shards of the worker together."""
+    """The highest number of records, for all shards of the worker together."""
 
     max_bytes: int = _BATCH.max_bytes
-    """Of all shards of the worker together. The driver's heap should be five times this."""
+    """The highest number of bytes, for all shards of the worker together. The driver's heap should be five times
+    as large."""
 
     idle_seconds: float | None = None
-    """The shortest time from one batch to the next while every shard is at its tip. Left out: 1 s, or less as
-    follows from `visible_within`."""
+    """The shortest time from one batch to the next while every shard is at its tip. Default: 1 s, or a smaller
+    value derived from `visible_within`."""
 
     linger_seconds: float | None = _BATCH.linger_seconds
-    """A batch is closed so long after its first records. Left out: for record processors 0.05 s by fan-out and 1 s
-    by polling."""
+    """A batch is closed this long after its first records were read. Default: for record processors 0.05 s by
+    fan-out and 1 s by polling."""
 
     consumer_name: str | None = _BATCH.consumer_name
-    """Fan-out consumer; the application's name when left out."""
+    """The name of the fan-out consumer. Default: the application's name."""
 
     deaggregate: bool = _BATCH.deaggregate
-    """Open what the Kinesis Producer Library packed into one record."""
+    """Unpack aggregates of the Kinesis Producer Library."""
 
     prefetch: bool = _BATCH.prefetch
-    """Read the next batch while this one is written."""
+    """Read the next batch while the current one is written."""
 
     on_data_loss: Literal["stop", "continue"] = _BATCH.on_data_loss
-    """What a shard does when records left the stream before they were read."""
+    """What to do with a shard if records left the stream before they were read."""
 
     max_process_seconds: float | None = _BATCH.max_process_seconds
-    """How long your code may work on one batch, before it is cancelled and counts as failed."""
+    """How long your code may work on one batch. After that, the batch is cancelled and counts as failed."""
 
 
 @dataclass
 class FailureModel(Described):
-    """What to do with records that your code cannot process. Retries come first, with backoff; then the action."""
+    """What to do with records that your code cannot process: first retry them with backoff, then take the
+    action."""
 
     action: Literal["stop", "bisect", "dead_letter", "skip"] = _FAILURE.action.value
-    """Stop the shard; or look for the failing record, and then stop, store it elsewhere, or leave it out."""
+    """Stop the shard; or find the failing record, and then stop (`bisect`), store it elsewhere (`dead_letter`),
+    or leave it out (`skip`)."""
 
     attempts: int = _FAILURE.attempts
-    """How often a shard's batch is tried before the action."""
+    """How often a batch of a shard is tried before the action is taken."""
 
     outage_attempts: int = _FAILURE.outage_attempts
-    """How often a batch is tried that the sink, AWS or Spark fails, before its shard is shown as stopped."""
+    """How often a batch is tried that fails because of the sink, AWS or Spark, before its shard is reported as
+    stopped."""
 
     max_age: float | None = _FAILURE.max_age
-    """Seconds; the action comes when the batch has failed for longer than this, counted from its first failure."""
+    """Seconds after the first failure of a batch. When they have passed, the action is taken."""
 
     dead_letter_path: str | None = _FAILURE.dead_letter_path
-    """A directory or `s3://bucket/prefix`, for dead_letter."""
+    """A directory or `s3://bucket/prefix` for the action `dead_letter`."""
 
     def policy(self) -> FailurePolicy:
         return FailurePolicy(
@@ -272,20 +279,20 @@ class FailureModel(Described):
 
 @dataclass
 class PartitionsModel(Described):
-    """Partitions of the records asset: windows of time, each materialized when it is complete."""
+    """The partitions of the records asset: windows of time, each materialized when it is complete."""
 
     start: str
-    """The day on which the application begins, such as 2026-11-22. Dagster needs a fixed one."""
+    """The day on which the application begins, such as 2026-11-22. Dagster requires a fixed day."""
 
     every: str = "hour"
-    """hour, day, week or month; or a cron expression, whose ticks are where partitions begin."""
+    """`hour`, `day`, `week` or `month`; or a cron expression, at whose times partitions begin."""
 
     timezone: str = "UTC"
-    """Where days begin."""
+    """The time zone in which days begin."""
 
     def definition(self) -> dg.TimeWindowPartitionsDefinition:
-        """Raises ConfigurationError for what is neither a name nor a cron expression, and for a start that is no
-        day."""
+        """The partitions. Raises ConfigurationError if `every` is neither a name nor a cron expression, or
+        `start` is no day."""
         cron = _EVERY.get(self.every, self.every)
         hourly_or_less = self.every not in _DAYS
         try:
@@ -305,35 +312,35 @@ _DAYS = ("day", "week", "month")
 
 @dataclass
 class TelemetryModel(Described):
-    """What workers and leaders let others see, beside Dagster."""
+    """The telemetry of workers and leaders outside of Dagster."""
 
     json_logs: bool = False
-    """Write log lines to standard error as JSON, one object a line."""
+    """Write log lines to standard error as JSON, one object per line."""
 
     openmetrics_port: int | None = None
-    """Serve OpenMetrics there: worker-000 at this port, worker-001 at the next one, and so on."""
+    """Serve OpenMetrics: `worker-000` at this port, `worker-001` at the next one, and so on."""
 
     openmetrics_port_by_slot: bool = True
-    """False where each worker has an address of its own, such as a pod: all are at `openmetrics_port`."""
+    """False if each worker has its own address, as a pod does: then all workers use `openmetrics_port`."""
 
     openmetrics_host: str = "127.0.0.1"
-    """Where to listen; `0.0.0.0` for scrapers on other machines."""
+    """The address to listen at; `0.0.0.0` for scrapers on other machines."""
 
     cloudwatch: Literal["NONE", "SUMMARY", "DETAILED"] = "NONE"
-    """Publish the KCL's metrics under its names. Needs cloudwatch:PutMetricData, and is not free."""
+    """Publish the KCL's metrics under the KCL's names. Needs cloudwatch:PutMetricData, and AWS charges for it."""
 
     cloudwatch_namespace: str | None = None
-    """The application's name when left out, as in the KCL."""
+    """The namespace of these metrics. Default: the application's name, as in the KCL."""
 
     opentelemetry_traces: bool = False
     """Make each batch a trace of OpenTelemetry. Needs the extra `otel`, as `opentelemetry_metrics` does."""
 
     opentelemetry_metrics: bool = False
-    """Send what `openmetrics_port` would serve by OpenTelemetry, too."""
+    """Send the metrics of `openmetrics_port` by OpenTelemetry, too."""
 
     otlp_endpoint: str | None = None
-    """The collector, such as `http://127.0.0.1:4318`. When left out: the providers that the process has
-    set globally, or else what `OTEL_EXPORTER_OTLP_ENDPOINT` and its like say."""
+    """The collector, such as `http://127.0.0.1:4318`. Default: the global providers of the process, or if there
+    are none, `OTEL_EXPORTER_OTLP_ENDPOINT` and the related environment variables."""
 
     def settings(self) -> TelemetrySettings:
         return TelemetrySettings(
@@ -367,102 +374,105 @@ class KclApplicationComponent(Component, Described):
               failure: {action: dead_letter, dead_letter_path: "s3://lake/dead"}
               connection: {region_name: eu-west-1}
 
-    Subclass it and override `transform_records` or `consumer` for what YAML cannot say.
+    If YAML is not enough, make a subclass and override `transform_records` or `consumer`.
     """
 
     application: str
-    """The KCL application's name, which is also its lease table's."""
+    """The name of the KCL application, which is also the name of its lease table."""
 
     stream: str
-    """Name of the stream."""
+    """The name of the stream."""
 
     sink: SinkModel | None = None
-    """Where records go; a record processor has none."""
+    """Where records are stored; a record processor has no sink."""
 
     sinks: dict[str, SinkModel] = field(default_factory=dict)
-    """Instead of `sink`, several tables by name, each batch in all of them or in none. The function then returns a
-    dict with a DataFrame for each name."""
+    """Several sinks by name, instead of `sink`. Each batch is stored in all of them or in none. The function
+    returns a dict with a DataFrame for each name."""
 
     transform: str | None = None
-    """`package.module.function`, from a DataFrame of records to one of rows, or `package.module.Class`, a record
-    processor; left out, records are stored as they are."""
+    """`package.module.function`, from a DataFrame of records to a DataFrame of rows; or `package.module.Class`,
+    a record processor. Default: records are stored as they are."""
 
     processes: int | None = None
-    """Of record processors: how many Python processes of the executors they are spread over."""
+    """For record processors: the number of Python processes in the executors among which the processors are
+    distributed."""
 
     name: str | None = None
-    """Asset key of the records; the stream's name when left out."""
+    """The asset key of the records. Default: the stream's name."""
 
     key_prefix: list[str] = field(default_factory=list)
-    """Of the keys of all assets of the application, except those of the streams."""
+    """The prefix of the keys of all assets of the application, except for the streams."""
 
     min_workers: int = 1
-    """The leader launches more when the stream grows or lags."""
+    """The smallest number of workers. The leader launches more if the stream grows or lags."""
 
     max_workers: int = 4
-    """Never more than this."""
+    """The largest number of workers."""
 
     owners: list[str] = field(default_factory=list)
-    """Of all assets of the application: `team:web`, or e-mail addresses."""
+    """The owners of all assets of the application: `team:web`, or e-mail addresses."""
 
     lag_target: float = 60.0
-    """Seconds behind the tip of the stream above which a check warns."""
+    """Seconds behind the tip of the stream. A check warns if the lag is higher."""
 
     freshness_minutes: float | None = None
-    """The records asset is stale when no partition became complete for this long."""
+    """The records asset counts as stale if no partition has become complete for this long."""
 
     partitions: PartitionsModel | None = None
-    """Partitions of the records asset; left out, hours of UTC since November 2026."""
+    """The partitions of the records asset. Default: hours in UTC, from November 2026."""
 
     event_time: str | None = None
-    """A timestamp column of the output by which rows belong to partitions; left out, the time of arrival."""
+    """The timestamp column of the output that decides to which partition a row belongs. Default: the time of
+    arrival."""
 
     allowed_lateness_minutes: float = 0.0
-    """With event_time: a partition is complete this long after its end."""
+    """With `event_time`: the time after its end when a partition is complete."""
 
     start: Literal["TRIM_HORIZON", "LATEST"] = "TRIM_HORIZON"
-    """Where to begin when there is no checkpoint: with the oldest record, or with what comes from now on."""
+    """Where to begin if there is no checkpoint: with the oldest record, or with records that arrive from now on."""
 
     retrieval: Literal["polling", "fanout"] = "polling"
-    """How records are read; fanout, which costs extra, has a throughput of its own per shard."""
+    """How records are read. `fanout` costs extra and has its own throughput for each shard."""
 
     batch: BatchModel = field(default_factory=BatchModel)
-    """What a batch is made of."""
+    """The limits of a batch."""
 
     visible_within: float | None = None
-    """Seconds after its arrival within which readers are to see a record. How long a batch is read follows from it,
-    and how often a table is committed to; `batch.max_seconds` and `sink.commit_seconds` win where given."""
+    """Seconds after the arrival of a record within which readers should see it. The time for reading a batch and
+    the time between commits of a table are derived from it, unless `batch.max_seconds` and `sink.commit_seconds`
+    are given."""
 
     failure: FailureModel = field(default_factory=FailureModel)
-    """What to do with records that your code cannot process; left out, their shard stops."""
+    """What to do with records that your code cannot process. Default: stop their shard."""
 
     telemetry: TelemetryModel | None = None
-    """Log lines, OpenMetrics and CloudWatch; left out, none."""
+    """Log lines, OpenMetrics, CloudWatch and OpenTelemetry. Default: none."""
 
     exports: str | None = None
-    """The folder of the operations `export` and `import`: a path or `s3://bucket/prefix`."""
+    """The folder for the operations `export` and `import`: a path or `s3://bucket/prefix`."""
 
     prune_after_days: int | None = None
-    """Delete finished worker runs that are that old, every night; left out, none."""
+    """Delete finished worker runs of this age, every night. Default: delete none."""
 
     compaction: str | None = AUTO
-    """When small files are merged, as a cron expression (UTC); `auto`: once an hour; null: never. Not for Iceberg
-    tables."""
+    """When small files are merged: a cron expression (UTC), `auto` (once an hour), or null (never). Not for
+    Iceberg tables."""
 
     catch_up: str | None = None
-    """Read the stream at the times of this cron expression (UTC), such as `0 * * * *`, instead of always."""
+    """Read the stream at the times of this cron expression (UTC), such as `0 * * * *`, instead of continuously."""
 
     connection: ConnectionModel | None = None
-    """Left out, another component or definition must bring the resource `kcl`."""
+    """The connection to AWS. By default, another component or definition must provide the resource `kcl`."""
 
     def transform_records(self) -> Transform:
-        """The function that `transform` names."""
+        """The function or class that `transform` names."""
         if self.transform is None:
             return _unchanged
         module, dot, function = self.transform.rpartition(".")
         if not dot:
             raise ConfigurationError(f"transform {self.transform} is not of the form package.module.function")
-        install_stand_in()  # here, because it has to be done before that module is imported
+        install_stand_in()  # here, because it must be installed before the module is imported
         try:
             found: Transform = getattr(import_module(module), function)
         except (ImportError, AttributeError) as error:
@@ -505,7 +515,8 @@ class KclApplicationComponent(Component, Described):
         return None if self.sink is None else self.sink.choice()
 
     def build_defs(self, context: ComponentLoadContext) -> dg.Definitions:
-        # Dagster notes on every asset which component it is from, so one only may describe a stream that many read.
+        # Dagster records for every asset which component defines it, so only one component may describe a shared
+        # stream.
         others = context.component_tree.get_all_components(KclApplicationComponent)
         first = min((other.application for other in others if other.stream == self.stream), default=None)
         streams = first in (None, self.application)
@@ -518,14 +529,14 @@ class KclApplicationComponent(Component, Described):
         }
         if self.connection is None:
             return build_kcl_definitions(self.consumer(), **common)
-        # A name of its own: the components of a project share their resources, and need not share a connection.
+        # The name is unique, because components of a project share their resources but not their connections.
         kcl_key = f"{identifier(self.application)}_kcl"
         connection = KclResource(**asdict(self.connection))
         return build_kcl_definitions(self.consumer(), resources={kcl_key: connection}, kcl_key=kcl_key, **common)
 
 
 def _without_keys(values: Any) -> Any:
-    """Raises ConfigurationError, which pydantic lets through, and does not show the value."""
+    """Raise ConfigurationError for keys. Unlike an error of pydantic, it does not contain their values."""
     keys = sorted(_KEYS & set(values)) if isinstance(values, Mapping) else []
     if keys:
         variables = ", ".join(key.upper() for key in keys)
@@ -540,7 +551,7 @@ def _without_keys(values: Any) -> Any:
 
 
 def _member(kind: type[M], attribute: str, value: str, allowed: Sequence[str] = ()) -> M:
-    """A member of an enumeration by its value. Dagster does not insist on a Literal."""
+    """A member of an enumeration by its value. Dagster does not validate a Literal."""
     names = allowed or [str(one.value) for one in kind]
     if value not in names:
         raise ConfigurationError(f"{attribute}: {value!r} is none of {', '.join(names)}")
@@ -548,5 +559,5 @@ def _member(kind: type[M], attribute: str, value: str, allowed: Sequence[str] = 
 
 
 def _unchanged(records: Any) -> Any:
-    """Records as they were read."""
+    """Return records as they were read."""
     return records

@@ -1,4 +1,4 @@
-"""When assets downstream of the records run."""
+"""Automation conditions for assets downstream of the records."""
 
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -10,20 +10,21 @@ if TYPE_CHECKING:
 
 
 def on_complete(lookback: timedelta = timedelta(days=1)) -> "AndAutomationCondition[AssetKey | AssetCheckKey]":
-    """Runs each partition when all partitions upstream of it are complete, and again when one of them is
-    materialized again: every one, also where several become complete at once.
+    """Run each partition when all partitions upstream of it are complete, and again when one of them is
+    materialized again.
 
-    It differs from `AutomationCondition.eager()` in three ways. `eager()` looks at the latest partition only: after
-    an outage, or while workers catch up, several windows become complete within one tick, and it leaves out all
-    but the latest. `eager()` forgets what was materialized upstream while its own run went on; this condition
-    runs the partition once more when that run has ended. And `eager()` leaves out what was complete before the
-    condition was first evaluated.
+    It differs from `AutomationCondition.eager()` in three ways:
+
+    - If several windows become complete within one tick, as after an outage or while workers catch up, it runs all
+      of them. `eager()` runs the latest partition only.
+    - If something upstream was materialized during a run of the partition, it runs the partition once more after
+      that run. `eager()` does not.
+    - It runs partitions that were complete before its first evaluation, within `lookback`. `eager()` does not.
 
     Args:
-        lookback: Partitions that are missing when the condition is evaluated for the first time run as well, if
-            they end within this time before the end of the latest partition. Older ones are left to a backfill, so
-            that an asset that is added to years of history does not run for all of them. With `timedelta(0)`, it
-            is the latest partition alone.
+        lookback: Partitions that are missing at the first evaluation run if they end within this time before the
+            end of the latest partition. Older ones are left to a backfill, so that an asset added to years of
+            history does not run for all of them. With `timedelta(0)`, only the latest partition runs.
 
     Example:
         .. code-block:: python
@@ -34,12 +35,11 @@ def on_complete(lookback: timedelta = timedelta(days=1)) -> "AndAutomationCondit
     first = AutomationCondition.initial_evaluation()
     done = AutomationCondition.newly_requested() | AutomationCondition.newly_updated()
     updated = AutomationCondition.any_deps_updated()
-    # Dagster tells the memory of one `since` from that of another by the operators of its two arguments alone, AND,
-    # OR and so on: they must differ here.
-    # A run answers what was materialized before it began, however it was launched.
+    # Dagster distinguishes the stored states of two `since` only by the operators (AND, OR and so on) of their
+    # arguments: they must differ here. A run covers what was materialized before it began, however it was launched.
     before = (updated & ~AutomationCondition.in_progress()).since((done & ~updated) | first)
-    # What was materialized between the evaluation that asked for a run and this one is not an answer to that run,
-    # and neither is what was materialized while a run went on.
+    # A run does not cover what was materialized between the evaluation that requested it and this one, nor what was
+    # materialized while it was running.
     during = (updated & AutomationCondition.in_progress()).since(AutomationCondition.newly_requested() & ~updated)
     missing_at_first = (
         first

@@ -1,4 +1,4 @@
-"""What a user writes: one decorated function per application."""
+"""The decorator with which a user defines an application: `kcl_consumer`."""
 
 import functools
 import inspect
@@ -32,12 +32,12 @@ from kcl_dagster.orchestration.sink_choices import SinkChoice, Transform, proces
 from kcl_dagster.orchestration.time_windows import DEFAULT_PARTITIONS, PartitionWindows, refuse
 
 CONTEXT = "context"
-"""The parameter of a transform that gets Dagster's context, as in Dagster's own assets."""
+"""The name of the transform's parameter that gets Dagster's context, as in Dagster's own assets."""
 
 
 @dataclass(frozen=True)
 class Consumer:
-    """An application, what it does with records, and where they go. Call it like the function it was made of.
+    """An application, its transform and its sink. It can be called like the function that was decorated.
 
     Example:
         .. code-block:: python
@@ -47,43 +47,44 @@ class Consumer:
     """
 
     application: Application
-    """Its name, streams and settings."""
+    """The name, streams and settings of the application."""
 
     transform: Transform
     """The decorated function, or class of record processors."""
 
     sink: SinkChoice
-    """Where the records go."""
+    """Where the records are stored."""
 
     name: str
-    """Key of the asset that holds the records; its last part with a `key_prefix`."""
+    """The key of the records asset; with a `key_prefix`, its last part."""
 
     key_prefix: Sequence[str] = ()
-    """Of the keys of all assets of the application, except those of the streams."""
+    """The prefix of the keys of all assets of the application, except for the streams."""
 
     description: str | None = None
-    """Of the records asset."""
+    """The description of the records asset."""
 
     owners: Sequence[str] = ()
-    """Of all assets of the application."""
+    """The owners of all assets of the application."""
 
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Of the records asset."""
+    """The tags of the records asset."""
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Of the records asset."""
+    """The metadata of the records asset."""
 
     lag_target: float = 60.0
-    """Seconds behind the tip of the stream above which a check warns."""
+    """Seconds behind the tip of the stream. A check warns if the lag is higher."""
 
     freshness: timedelta | None = None
-    """The records asset is stale when no partition became complete for this long."""
+    """The records asset counts as stale if no partition has become complete for this long."""
 
     partitions: TimeWindowPartitionsDefinition = DEFAULT_PARTITIONS
-    """Of the records asset: windows of time, each of which is materialized when it is complete."""
+    """The partitions of the records asset: windows of time, each of which is materialized when it is complete."""
 
     event_time: str | None = None
-    """The column of the output by which rows belong to windows; None: the time of arrival at the stream."""
+    """The column of the output that decides to which window a row belongs. None: the time of arrival at the
+    stream."""
 
     arrow: bool = False
     """Whether the function takes and returns Arrow tables."""
@@ -93,7 +94,7 @@ class Consumer:
 
     @property
     def stored_transform(self) -> Transform:
-        """The transform as sinks are given it."""
+        """The transform in the form that sinks get."""
         if not self.arrow:
             return self.transform
         from kcl_dagster.spark.arrow_transform import ArrowTransform
@@ -107,12 +108,12 @@ class Consumer:
 
     @cached_property
     def rules(self) -> int:
-        """By which rules workers count, see `rules_of`."""
+        """The number of the rules by which workers count rows, see `rules_of`."""
         return rules_of(self.windows, self.event_time, round(self.allowed_lateness.total_seconds()))
 
     @property
     def code(self) -> str:
-        """Where the transform is written: `file:line`."""
+        """Where the transform is defined: `file:line`."""
         written = inspect.unwrap(self.transform)
         try:
             return f"{inspect.getsourcefile(written)}:{inspect.getsourcelines(written)[1]}"
@@ -121,9 +122,12 @@ class Consumer:
 
     @property
     def code_version(self) -> str:
-        """Changes with the source of the transform, of the modules of its project that it imports, with the
-        application's settings, and with the windows that workers count rows in. Reads files; workers that were
-        launched with another version are replaced."""
+        """The version of the code, by which workers of another version are replaced. Reads files. It changes with
+
+        - the source of the transform and of the modules of its project that it imports,
+        - the application's settings,
+        - the windows in which workers count rows.
+        """
         windows = {
             "partitions": self.partitions.get_serializable_unique_identifier(),
             "event_time": self.event_time,
@@ -133,14 +137,14 @@ class Consumer:
 
     @property
     def resources(self) -> frozenset[str]:
-        """Names of the Dagster resources that the transform asks for, by its parameters."""
+        """Names of the Dagster resources that the transform asks for by its parameters."""
         return frozenset(parameters_after_first(self.transform)) - {CONTEXT}
 
     def bound(self, context: Any, resources: Any) -> "Consumer":
-        """The consumer, whose transform takes nothing but records. `resources`: an object with an attribute for
-        each resource, such as `context.resources`.
+        """The consumer with a transform whose only parameter is the records. `resources`: an object with an
+        attribute for each resource, such as `context.resources`.
 
-        Raises ConfigurationError without a resource that the transform asks for.
+        Raises ConfigurationError if a resource that the transform asks for is missing.
         """
         try:
             given = {name: getattr(resources, name) for name in sorted(self.resources)}
@@ -166,7 +170,8 @@ class Consumer:
 
 
 def parameters_after_first(transform: Callable[..., Any]) -> tuple[str, ...]:
-    """Parameters after the records that have no default. A record processor has none: the KCL makes it."""
+    """The names of parameters after the records that have no default. Empty for a record processor, which the
+    KCL creates."""
     if inspect.isclass(transform):
         return ()
     try:
@@ -208,52 +213,53 @@ def kcl_consumer(
     """Make a function the consumer of one or several Kinesis streams.
 
     Args:
-        application: The KCL application's name, which is also its lease table's; or a whole `Application`, and
-            then none of the arguments that describe one.
-        sink: Where each batch goes: `kcl.parquet`, `kcl.delta`, `kcl.iceberg` or `kcl.foreach_batch`; or several
-            of the first three by name, such as `{"orders": kcl.delta(...), "rejects": kcl.parquet(...)}`, and then
-            the function returns a dict with a DataFrame for each name. A batch is stored in all of them or in none,
-            and each is an asset of its own. A decorated class with the KCL's `process_records` is a record
+        application: The name of the KCL application, which is also the name of its lease table; or a whole
+            `Application`, which replaces all arguments that describe one.
+        sink: Where each batch is stored: `kcl.parquet`, `kcl.delta`, `kcl.iceberg` or `kcl.foreach_batch`; or
+            several of the first three by name, such as `{"orders": kcl.delta(...), "rejects": kcl.parquet(...)}`.
+            Then the function returns a dict with a DataFrame for each name, a batch is stored in all of them or in
+            none, and each is its own asset. A decorated class with the KCL's `process_records` is a record
             processor and has no sink.
-        stream: Name of the stream, or several.
-        start: Where to begin when there is no checkpoint; the oldest record by default.
+        stream: The name of the stream, or several names.
+        start: Where to begin if there is no checkpoint; with the oldest record by default.
         workers: A fixed number of workers; short for `fleet=FleetSettings(min_workers=n, max_workers=n)`.
-        fleet: How many workers there may be, and for how long each lives.
-        timings: How often, and how long until.
+        fleet: How many workers there may be, and how long each may run.
+        timings: Intervals and timeouts.
         batch: How records are read, and what happens to those that cannot be processed.
-        visible_within: Seconds after its arrival, from 1 to 3600, within which readers are to see a record, while
-            workers keep up.
-            How long a batch is read follows from it, and how often a table is committed to; `batch.max_seconds` and
-            `commit_seconds` of the sink win where you give them. Longer is cheaper, and makes larger files. Left
-            out: as soon as a batch of 5 s is stored, and in a table half a minute later.
-        policy: Which worker gets which lease.
+        visible_within: Seconds (1 to 3600) after the arrival of a record within which readers should see it, as
+            long as workers keep up. The time for reading a batch and the time between commits of a table are
+            derived from it, unless `batch.max_seconds` and the sink's `commit_seconds` are given. Longer times cost
+            less and make larger files. Default: a record is visible when its batch of 5 s is stored, in a table 30
+            s later.
+        policy: The rules by which leases are assigned to workers.
         tables: Names and options of the DynamoDB tables.
-        description: Of the records asset; the function's docstring by default.
-        owners: Of all assets of the application: `team:web`, or e-mail addresses.
-        tags: Of the records asset.
-        metadata: Of the records asset.
-        telemetry: Log lines, OpenMetrics and CloudWatch, beside what Dagster shows.
-        name: Asset key of the records; the function's name by default.
-        key_prefix: Of the keys of all assets of the application, except those of the streams, which applications
-            share.
-        lag_target: Seconds behind the tip of the stream above which a check warns.
-        freshness: The records asset is stale when no partition became complete for this long. Longer than the
-            longest partition and `allowed_lateness`.
-        processes: Of record processors: how many Python processes of the executors they are spread over. Each
-            keeps a task slot of Spark's; one for each core of a local session by default, two on a cluster.
-        partitions: Of the records asset: `dagster.HourlyPartitionsDefinition` or any other windows of time. Hours
-            of UTC since November 2026 when left out: Dagster needs a fixed start, and yours is the day on which
-            the application begins. Each partition is materialized once, when it is complete.
-        event_time: A timestamp column of the output by which rows belong to partitions. Left out, they belong where
-            they arrived at the stream.
-        allowed_lateness: With `event_time`: a partition is complete this long after its end. Rows that arrive later
-            still are stored, counted as late, and materialize their partition again.
-        arrow: The function takes a `pyarrow.Table` of records and returns one, or anything with the Arrow C
-            interface. It runs in the executors, with some of the records of a batch at a time, and takes the
-            records alone. Goes with `kcl.parquet`.
+        description: The description of the records asset; by default the function's docstring.
+        owners: The owners of all assets of the application: `team:web`, or e-mail addresses.
+        tags: The tags of the records asset.
+        metadata: The metadata of the records asset.
+        telemetry: Log lines, OpenMetrics, CloudWatch and OpenTelemetry, in addition to what Dagster shows.
+        name: The asset key of the records; by default the function's name.
+        key_prefix: The prefix of the keys of all assets of the application, except for the streams, which
+            applications share.
+        lag_target: Seconds behind the tip of the stream. A check warns if the lag is higher.
+        freshness: The records asset counts as stale if no partition has become complete for this long. Must be
+            longer than the longest partition and `allowed_lateness` together.
+        processes: For record processors: the number of Python processes in the executors among which the processors
+            are distributed. Each occupies a task slot of Spark. Default: one per core of a local session, two on a
+            cluster.
+        partitions: The partitions of the records asset: `dagster.HourlyPartitionsDefinition` or other windows of
+            time. Each partition is materialized once, when it is complete. Default: hours in UTC from November
+            2026. Dagster requires a fixed start; use the day on which the application begins.
+        event_time: The timestamp column of the output that decides to which partition a row belongs. Default: the
+            time of arrival at the stream.
+        allowed_lateness: With `event_time`: the time after its end when a partition is complete. Rows that arrive
+            even later are stored, counted as late, and their partition is materialized again.
+        arrow: The function takes a `pyarrow.Table` of records and returns one, or another object with the Arrow C
+            interface. It runs in the executors, with a part of a batch's records at a time, and has no other
+            parameters. Only with `kcl.parquet`.
 
     The function's first parameter gets the records. Others are as in Dagster's assets: `context` is the run's
-    `OpExecutionContext`, and any other without a default is the resource of that name.
+    `OpExecutionContext`, and any other parameter without a default is the resource with that name.
 
     Example:
         .. code-block:: python
@@ -370,7 +376,8 @@ def _refuse_arrow(application: str, transform: Callable[..., Any], sink: SinkCho
 
 
 def _refuse_freshness(consumer: Consumer) -> None:
-    """A healthy asset is materialized once in a window, so a shorter policy would fail most of the time."""
+    """Raise ConfigurationError if `freshness` is shorter than a window and its lateness: the records are
+    materialized once per window, so the policy would fail most of the time."""
     least = timedelta(seconds=consumer.windows.longest) + consumer.allowed_lateness
     if consumer.freshness is not None and consumer.freshness <= least:
         raise ConfigurationError(

@@ -1,4 +1,6 @@
-"""The job that processes dead letters again, after what made them fail was mended."""
+"""The job that processes dead letters (records that failed and were stored elsewhere) again, after the cause was
+fixed.
+"""
 
 from typing import Any
 
@@ -14,7 +16,7 @@ from kcl_dagster.runtime import system
 
 
 class DeadLetterReplayConfig(Config):
-    """How many letters one run takes."""
+    """How many dead letters one run processes."""
 
     most: int = Field(
         default=1000, ge=1, description="Letters that are processed; the next run takes the next ones."
@@ -24,10 +26,11 @@ class DeadLetterReplayConfig(Config):
 def build_kcl_dead_letter_job(
     consumer: Consumer, *, kcl_key: str = "kcl", spark_key: str = "spark"
 ) -> JobDefinition:
-    """`<application>_dead_letters`: every letter through the consumer's code into its sink, once. Letters that fail
-    again stay, and fail the run when it is done with the others. One run at a time.
+    """Build the job `<application>_dead_letters`: each dead letter is processed once by the consumer's code and
+    stored in its sink. Letters that fail again are kept, and the run fails after it has processed the others. Only
+    one run at a time.
 
-    Raises ConfigurationError for a consumer whose failure policy keeps no letters.
+    Raises ConfigurationError if the consumer's failure policy keeps no dead letters.
     """
     application = consumer.application
     path = application.batch.failure.dead_letter_path

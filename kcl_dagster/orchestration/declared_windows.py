@@ -1,4 +1,8 @@
-"""The windows of one application as Dagster's storage knows them, and the materializations that it lacks."""
+"""The windows of one application that are declared in Dagster's storage, and the materializations that are missing
+there.
+
+To declare a window means to report to Dagster that it is complete, by a materialization of its partition.
+"""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,56 +52,59 @@ from kcl_dagster.worker.stored_counts import ARRIVAL
 log = logging.getLogger(__name__)
 
 EPOCH_TAG: Final = "kcl/epoch"
-"""On each materialization of a window: how often the application had been reset."""
+"""The tag of each materialization of a window: how often the application had been reset by then."""
 
 MOST_AT_ONCE: Final = 20  # the daemon writes them one by one, 7 ms each, before the tick ends
-REMEMBERED: Final = 2_000  # newest windows; a gap further back is not filled
-SHARDS_SHOWN: Final = 12  # more than that Dagster hides behind a button
-OBSERVATIONS_READ: Final = 5  # the columns are in one of the newest
-PATIENCE_SECONDS: Final = 600.0  # a run finds out within seconds that its windows are complete
+REMEMBERED: Final = 2_000  # newest windows; an older missing declaration is not repeated
+SHARDS_SHOWN: Final = 12  # Dagster hides longer tables behind a button
+OBSERVATIONS_READ: Final = 5  # one of the newest has the columns
+PATIENCE_SECONDS: Final = 600.0  # a run finds within seconds that its windows are complete
 NO_WORKERS: Final[Mapping[str, bool]] = {}
-REPORTED_BY_HAND: Final = 20  # of one window; a declaration further back is not found
+REPORTED_BY_HAND: Final = 20  # materializations of one window that are searched for a declaration
 
 
 def unknown_creation() -> float | None:
-    """For applications that did not read their streams from the beginning."""
+    """The `created` of `events` for an application that did not read its streams from the beginning."""
     return None
 
 
 @dataclass
 class DeclaredWindows:
-    """One per application and process. One call at a time.
+    """Finds the windows to declare. One object per application and process; one call at a time.
 
-    Dagster's storage is read when the process looks for the first time, and again whenever a window is to be
-    declared: so a materialization that was not stored, because a tick was cut off or only previewed, or that was
-    wiped since, is returned again, and one that was stored is not, whichever process declared it. A materialization
-    without our tags was reported by hand and declares nothing, nor does that of a window with another end, by
-    former partitions.
+    Dagster's storage is read at the first call, and again whenever a window is to be declared. So a materialization
+    is returned again if it was not stored (a tick was interrupted or only previewed) or was wiped since; and it is
+    not returned if any process has stored it.
+
+    These materializations are not declarations:
+
+    - those without our tags, which were reported by hand,
+    - those of a window with another end, which belongs to former partitions.
     """
 
     consumer: Consumer
     translator: KclTranslator
     kcl: KclResource | None = None
-    """With it, materializations have the version of the table."""
+    """If given, materializations contain the version of the table."""
 
     _declared: dict[int, Declared] = field(default_factory=dict)
     _progress: DeclaringProgress | None = None
     _former: list[int] = field(default_factory=list)
-    """The ends of windows that were declared by former partitions."""
+    """The ends of windows that were declared for former partitions."""
 
     first: int | None = None
-    """The start of the first window that was declared or will be. None before the first look."""
+    """The start of the first window that was or will be declared. None before the first call."""
 
     clock: Clock = field(default_factory=lambda: system().clock)
 
     _versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Of the tables, when windows were declared last."""
+    """The versions of the tables, when windows were last declared."""
 
     _complete_since: dict[str, float] = field(default_factory=dict)
-    """By run that goes on, since when (monotonic) all windows that it is launched for are complete."""
+    """Active run -> since when (monotonic) all windows for which it was launched are complete."""
 
     _first_moment: FirstMoment | None = None
-    """Of the application, at the first look; see `Completeness`. A reset may change it."""
+    """The first moment of the application at the first call; see `Completeness`. A reset may change it."""
 
     def events(
         self,
@@ -108,14 +115,16 @@ class DeclaredWindows:
         resets: Sequence[SetBack] = (),
         workers: Mapping[str, bool] = NO_WORKERS,
     ) -> list[AssetMaterialization]:
-        """Materializations to report now, oldest window first, at most `MOST_AT_ONCE`.
+        """Return materializations to report now, oldest window first, at most `MOST_AT_ONCE`.
 
-        Windows that a run is launched for are left to that run while it goes on.
+        Windows for which a run was launched are left to that run while it is active.
 
-        `leases`: those that `completeness` was found from. `created`: when the streams were created (the first of
-        several), where everything that ever arrived has been read; epoch seconds. It is asked for where Dagster's
-        storage has no window and the application no first moment, and then decides with which window to begin.
-        `resets`: see `TickReport`. `workers`: by run, whether its worker lives, as far as that is known.
+        - `leases`: those from which `completeness` was computed.
+        - `created`: returns when the streams were created (the first of several; epoch seconds), or None unless
+          everything that ever arrived has been read. It is called if Dagster's storage has no window and the
+          application no first moment, and then decides with which window to begin.
+        - `resets`: see `TickReport`.
+        - `workers`: run id -> whether its worker is alive, as far as that is known.
         """
         if completeness.through is None:
             return []
@@ -138,9 +147,10 @@ class DeclaredWindows:
         created: Callable[[], float | None] = unknown_creation,
         resets: Sequence[SetBack] = (),
     ) -> AssetMaterialization | None:
-        """The materialization of a complete window that a run was launched for. If the window was declared and
-        nothing has changed since, it repeats the declaration. None for a window that was not declared and begins
-        before the first one: it is not known whether everything of it is stored. The rest is as for `events`."""
+        """The materialization of a complete window for which a run was launched. If the window was declared and
+        nothing has changed since, the declaration is repeated. None for a window that was not declared and
+        begins before the first one: it is not known whether all of its records are stored. Parameters are as for
+        `events`."""
         self._begin(instance, completeness, leases, created)
         before = self._look_up(instance, start)
         if before is None and self.first is not None and start < self.first:
@@ -152,7 +162,7 @@ class DeclaredWindows:
         reason = reason_to_declare(deadline, known, late, resets)
         if before is not None and reason is None:
             if self.consumer.sink.tables:
-                self._about_table(instance)  # each table has its version, also where the declaration is repeated
+                self._about_table(instance)  # each table gets its version, even if the declaration is repeated
             told = KclWindowMetadataSet(reason=Reason.ASKED)
             return before.with_metadata({**before.metadata, **told})
         one = Due(start, reason or Reason.ASKED, known is not None and known.is_alone)
@@ -163,7 +173,7 @@ class DeclaredWindows:
         return self._look_up(instance, start) is not None
 
     def has(self, instance: DagsterInstance, event: AssetMaterialization) -> bool:
-        """Whether Dagster's storage has this declaration, or a later one, by now."""
+        """Whether Dagster's storage now has this declaration or a later one."""
         start, wanted = self._start_of(event.partition), _declared_by(event)
         if start is None or wanted is None:
             return False
@@ -179,8 +189,8 @@ class DeclaredWindows:
         resets: Sequence[SetBack],
         workers: Mapping[str, bool],
     ) -> list[Due]:
-        """Windows that are due by what Dagster's storage has of each. A look-up may show that one is not due, which
-        makes room for another that was not looked up."""
+        """The windows to declare, compared with what Dagster's storage has of each. If the storage shows that
+        one is declared already, another takes its place, which has to be looked up in turn."""
         known: set[int] = set()
         through = (completeness.through or 0) - self.consumer.allowed_lateness.total_seconds()
         held = self._held(instance, through, workers)
@@ -194,9 +204,9 @@ class DeclaredWindows:
             known.update(others)
 
     def _held(self, instance: DagsterInstance, through: float, workers: Mapping[str, bool]) -> list[Span]:
-        """Windows that runs are launched for which go on. Dagster shows a run whose process died as started, for
-        ever where nothing monitors runs. So a run that has begun holds complete windows only while its worker
-        lives, or, if it has no worker, for PATIENCE_SECONDS."""
+        """Windows for which active runs were launched. Dagster shows a run whose process died as started, for
+        ever if nothing monitors runs. So a run that has begun holds complete windows only while its worker is
+        alive, or, if it has no worker, for PATIENCE_SECONDS."""
         spans = {}
         for run in ranges_in_progress(instance, self.consumer.application, self._key):
             first, last = self._start_of(run.first), self._start_of(run.last)
@@ -237,7 +247,7 @@ class DeclaredWindows:
         leases: Sequence[Lease],
         created: Callable[[], float | None],
     ) -> None:
-        """At the first look, and when the application has another first moment."""
+        """Read Dagster's storage at the first call, and when the first moment of the application has changed."""
         if self._progress is None or self._first_moment != completeness.first:
             self._progress = self._recall(instance, completeness, leases, created)
             self._first_moment = completeness.first
@@ -250,7 +260,7 @@ class DeclaredWindows:
         leases: Sequence[Lease],
         created: Callable[[], float | None],
     ) -> DeclaringProgress:
-        """What Dagster's storage says, when a process begins."""
+        """The progress according to Dagster's storage, when a process begins."""
         by_hand, starts = self._read_newest(instance), self._starts(instance)
         for start in starts:
             if start not in by_hand:
@@ -269,7 +279,7 @@ class DeclaredWindows:
         return DeclaringProgress(frontier, first=frontier if oldest is None else min(oldest, frontier))
 
     def _oldest(self, instance: DagsterInstance, starts: Iterable[int]) -> int | None:
-        """The first of these windows that was declared when it was complete, and not for its late rows alone."""
+        """The first of these windows that was declared because it was complete, and not only for its late rows."""
         for start in starts:
             if self._declared.get(start, NOT_LOOKED_UP) is NOT_LOOKED_UP:
                 self._look_up(instance, start)
@@ -278,7 +288,7 @@ class DeclaredWindows:
         return None
 
     def _read_newest(self, instance: DagsterInstance) -> set[int]:
-        """Note the newest declarations. Returns the windows that have other materializations among them only."""
+        """Record the newest declarations. Returns the windows that have only other materializations among these."""
         by_hand: set[int] = set()
         for record in reversed(instance.fetch_materializations(self._key, limit=REMEMBERED).records):
             start = self._start_of(record.partition_key)
@@ -292,7 +302,8 @@ class DeclaredWindows:
         return self.consumer.windows.newest(instance.get_materialized_partitions(self._key), REMEMBERED)
 
     def _refresh(self, instance: DagsterInstance) -> None:
-        """Another process may have declared windows since this one looked, and an operator may have wiped some."""
+        """Update what is known from Dagster's storage: other processes may have declared windows, and an
+        operator may have wiped some."""
         assert self._progress is not None
         starts = self._starts(instance)
         others = [start for start in starts if start >= self._progress.frontier and start not in self._declared]
@@ -307,9 +318,9 @@ class DeclaredWindows:
         self._progress = replace(self._progress, frontier=frontier)
 
     def _earliest(self, first: FirstMoment) -> int:
-        """The first window that is in full behind the first moment of the application."""
+        """The first window that lies completely after the first moment of the application."""
         windows = self.consumer.windows
-        if first.is_creation:  # the first record may belong to a window that ended before, and not be late
+        if first.is_creation:  # the first record may belong to a window that ended before, without being late
             start = windows.start_of(int(first.moment - self.consumer.allowed_lateness.total_seconds()))
         else:
             start = windows.next_start(first.moment)
@@ -321,7 +332,7 @@ class DeclaredWindows:
         leases: Sequence[Lease],
         find_created: Callable[[], float | None],
     ) -> int:
-        """The first window that the application has from its beginning on, where its first moment is not known."""
+        """The first window that the application has from its beginning, if its first moment is not known."""
         windows = self.consumer.windows
         created = None if completeness.first is not None else find_created()
         if created is not None:
@@ -332,7 +343,7 @@ class DeclaredWindows:
         return windows.end_of(windows.start_of(began))
 
     def _look_up(self, instance: DagsterInstance, start: int) -> AssetMaterialization | None:
-        """The newest declaration of a window, which is noted."""
+        """The newest declaration of a window. It is recorded in `_declared`."""
         key = self.consumer.windows.key_of(start)
         if key is None:
             return None
@@ -347,7 +358,7 @@ class DeclaredWindows:
         return None if key is None else self.consumer.windows.start_of_key(key)
 
     def _note(self, start: int, materialization: AssetMaterialization | None) -> bool:
-        """Whether it declares the window."""
+        """Record a materialization if it declares the window, and return whether it does."""
         declared = None if materialization is None else _declared_by(materialization)
         if materialization is None or declared is None:
             return False
@@ -365,7 +376,7 @@ class DeclaredWindows:
             self._former.append(int(told.value))
 
     def _about_table(self, instance: DagsterInstance) -> Mapping[str, Any]:
-        """Metadata that all windows have which are declared at one time: the version of the table, and its columns
+        """Metadata for all windows that are declared at the same time: the version of the table, and its columns
         as the workers observed them."""
         self._versions = {} if self.kcl is None else newest_versions(self.consumer, self.kcl)
         return self._about(instance, self._key, "")
@@ -381,8 +392,8 @@ class DeclaredWindows:
     def with_tables(
         self, instance: DagsterInstance, events: Sequence[AssetMaterialization]
     ) -> list[AssetMaterialization]:
-        """These declarations, each behind those of the consumer's tables for the same window: a declaration that is
-        not stored is returned again, so none of a table is missing."""
+        """These declarations, each preceded by those of the consumer's tables for the same window. The window's
+        own declaration comes last: if it was not stored, all are returned again, so that no table lacks its own."""
         tables = self.consumer.sink.tables
         if not (tables and events):
             return list(events)
@@ -399,7 +410,7 @@ class DeclaredWindows:
     def _of_table(
         self, event: AssetMaterialization, key: AssetKey, sink: SinkChoice, about: Mapping[str, Any]
     ) -> AssetMaterialization:
-        """Without counts: those of the leases are of all tables together."""
+        """The declaration of a table. It has no counts, because those of the leases are for all tables together."""
         told = KclWindowMetadataSet.extract(event.metadata)
         kept = KclWindowMetadataSet(
             reason=told.reason, complete_through=told.complete_through, window_end=told.window_end
@@ -422,7 +433,7 @@ class DeclaredWindows:
             late_rows=counts.late if counts.is_known else None,
             late_batches=MetadataValue.json(dict(counts.late_batches)) if counts.late_batches else None,
             is_alone=one.is_alone or None,
-            # By event time, the lease has the numbers of the batches that stored rows of the window.
+            # With an event time, the lease has the numbers of the batches that stored rows of the window.
             shards=None if self.consumer.event_time else _shards(counts),
             complete_through=MetadataValue.timestamp(float(completeness.through or 0)),
             window_end=MetadataValue.timestamp(float(self.consumer.windows.end_of(one.start))),
@@ -461,20 +472,20 @@ def _last_reset(completeness: Completeness) -> tuple[SetBack, ...]:
 
 
 def _with_places(resets: Sequence[SetBack], leases: Iterable[Lease]) -> list[SetBack]:
-    """After an import, or a reset to a place whose time is not known, it is not known either from when on records
-    are read again: then every window that is still counted may have been."""
+    """The resets, with a time for those that have none, such as an import: the start of the first window that
+    leases still count, because records may be read again from there."""
     first = min(_counted(leases), default=None)
     return [one if one.back_to is not None else replace(one, back_to=first) for one in resets]
 
 
 def _counted(leases: Iterable[Lease]) -> list[int]:
-    """The starts of windows of which not only late rows were stored: those may be of any time."""
+    """The starts of windows for which not only late rows were stored: late rows may be of any time."""
     windows = [rows for lease in leases if lease.stored is not None for rows in lease.stored.windows]
     return [rows.start for rows in windows if not rows.late or rows.late < rows.rows]
 
 
 def _declared_by(event: AssetMaterialization) -> Declared | None:
-    """None: it was reported by hand, and declares nothing."""
+    """The declaration in a materialization. None if it was reported by hand, and so declares nothing."""
     tags = event.tags or {}
     if EPOCH_TAG not in tags:
         return None
@@ -484,8 +495,8 @@ def _declared_by(event: AssetMaterialization) -> Declared | None:
 
 
 def _may_end(declaration: AssetMaterialization, end: int) -> bool:
-    """Whether it is of a window that ends then. Former versions did not note the end; what they declared was
-    complete."""
+    """Whether the declaration is of a window with this end. Former versions did not record the end, but declared
+    only complete windows."""
     told = KclWindowMetadataSet.extract(declaration.metadata)
     if told.window_end is not None:
         return told.window_end.value == end
@@ -493,7 +504,7 @@ def _may_end(declaration: AssetMaterialization, end: int) -> bool:
 
 
 def _sum(leases: Iterable[Lease], of_lease: Literal["outside", "late_uncounted"]) -> int:
-    """Of rows that leases count, and windows do not; see `StoredCounts`."""
+    """The sum of a count of rows that leases count without a window; see `StoredCounts`."""
     return sum(getattr(lease.stored, of_lease) for lease in leases if lease.stored is not None)
 
 
@@ -523,11 +534,11 @@ def declare(
     lead: Callable[[], TickReport | None],
     write: Callable[[AssetMaterialization], object],
 ) -> set[str]:
-    """Declare every window that is complete, at the end of a run that led the application. Returns the keys of
-    their partitions.
+    """Declare every complete window, at the end of a run that led the application. Returns their partition keys.
 
-    `lead`: ticks as the leader, before each few windows. If it returns None, another leader leads, and declares
-    what is left. Dagster's storage is read before each write, because that leader may have begun in between.
+    `lead`: ticks as the leader; it is called before each group of windows. If it returns None, another leader
+    leads, and declares the rest. Dagster's storage is read before each write, because that leader may have begun
+    meanwhile.
     """
     application = consumer.application
     created = partial(created_within_retention, kcl.client("kinesis", application), application, system())
@@ -543,9 +554,10 @@ def declare(
                 f"application {application.name}: Dagster's storage did not keep that {keys} are complete"
             )
         for event in found:
-            # Dagster has no conditional write: another leader may declare the window between the look-up and the
-            # write, a millisecond. Both materializations are true. If the other one has later late rows or a later
-            # reset, the newest one in the storage lacks them, and the next tick of any leader declares it again.
+            # Dagster has no conditional write: another leader may declare the window within the millisecond between
+            # the read and the write. Both materializations are true. If the other one has later late rows or a
+            # later reset, the newest one in the storage lacks them, and the next tick of any leader declares the
+            # window again.
             if not declared.has(instance, event):
                 for one in declared.with_tables(instance, [event]):
                     write(one)

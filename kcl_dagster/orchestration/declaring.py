@@ -1,11 +1,12 @@
-"""Which windows are declared: reported to Dagster as one materialization of their partition, once complete.
+"""Which windows to declare: to report to Dagster by a materialization of their partition.
 
-A window is complete when the application is complete through its end and the allowed lateness. It is declared again
-when late rows came for it, and when a reset or an import went back to before that moment. A window before the first
-one is declared when late rows came for it, and is then *alone*: those between it and the first one are not
-declared.
+- A window is declared when it is complete: the application is complete through its end plus the allowed lateness.
+- It is declared again when late rows were stored for it, and when a reset or an import went back to before that
+  time.
+- A window before the first one is declared when late rows were stored for it. It is then *alone*: windows between
+  it and the first one are not declared.
 
-Pure. The memory of what was declared is Dagster's own storage; see `declared_windows`.
+Pure. What was declared is stored in Dagster's storage; see `declared_windows`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from kcl_dagster.tables.completeness_row import SetBack
 
 
 class KeyedWindows(Protocol):
-    """Windows of time, of which some have a partition."""
+    """Windows of time. Some of them may have no partition."""
 
     def start_of(self, moment: int) -> int: ...
 
@@ -28,7 +29,7 @@ class KeyedWindows(Protocol):
 
 
 class Reason(StrEnum):
-    """Why a window is declared."""
+    """The reason why a window is declared."""
 
     COMPLETE = "complete"
     LATE = "late rows came"
@@ -38,25 +39,26 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What the newest materialization of a window says. `late`: see `WindowCounts.late_batches`."""
+    """The content of the newest declaration of a window. `late`: see `WindowCounts.late_batches`."""
 
     epoch: int = 0
     late: Mapping[str, int] = field(default_factory=dict)
     is_alone: bool = False
 
     def has_late(self, batches: Mapping[str, int]) -> bool:
-        """Whether it was declared with the late rows of these batches, or of later ones."""
+        """Whether the window was declared with the late rows of these batches, or of later ones."""
         return all(self.late.get(lease, -1) >= number for lease, number in batches.items())
 
 
 NOT_LOOKED_UP: Final = Declared(-1)
-"""Of a window that was declared in an epoch that is not looked up yet. It is due wherever that matters, and is
-looked up then."""
+"""A declaration that was not read from the storage yet. The window counts as due if that matters, and is read
+then.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A window that is to be declared, unless Dagster's storage says that it was."""
+    """A window to declare, unless Dagster's storage has it declared already."""
 
     start: int
     reason: Reason
@@ -64,14 +66,14 @@ class Due:
 
 
 Span = tuple[int, int]
-"""The starts of the first and of the last of several windows."""
+"""The starts of the first and the last of several consecutive windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaringProgress:
-    """Where to begin looking, so that a look costs as much as there is to declare, and not as the application is
-    old: all windows from `first` until `frontier` are declared in `epoch`. Of windows before `first` it is not
-    known whether everything that reached the stream was stored. Only a reset of all leases changes that."""
+    """The place where a search for windows begins, so that its cost does not grow with the age of the
+    application. All windows from `first` until `frontier` are declared in `epoch`. For windows before `first` it
+    is not known whether everything that reached the stream was stored; only a reset of all leases changes that."""
 
     frontier: int
     epoch: int = 0
@@ -89,12 +91,14 @@ def due(
     resets: Sequence[SetBack] = (),
     held: Sequence[Span] = (),
 ) -> tuple[list[Due], DeclaringProgress]:
-    """At most `limit` windows that are to be declared, oldest first, and where the next look begins.
+    """At most `limit` windows to declare, oldest first, and the place where the next search begins.
 
-    `late`: by the start of a window, see `WindowCounts.late_batches`. A window without a partition is never due. A
-    window that begins before the first frontier is due only when late rows came. `resets`: where it is empty, only
-    the one that began the present epoch is known. `held`: windows that are due, but not yet: a run materializes
-    them.
+    - `late`: by the start of a window, see `WindowCounts.late_batches`.
+    - `resets`: if empty, only the reset that began the present epoch is known.
+    - `held`: windows that are not returned although they are due, because a run materializes them.
+
+    A window without a partition is never due. A window that begins before the first frontier is due only when late
+    rows were stored for it.
     """
     resets = resets or (SetBack(completeness.epoch, completeness.back_to),)
     progress = _gone_back(windows, completeness.epoch, resets, lateness, progress)
@@ -126,8 +130,8 @@ def due(
 def reason_to_declare(
     deadline: float, known: Declared | None, late: Mapping[str, int], resets: Sequence[SetBack] = ()
 ) -> Reason | None:
-    """Why a complete window is to be declared that has late rows of these batches. `deadline`: its end and the
-    allowed lateness. None: it was declared, and nothing has changed since."""
+    """The reason to declare a complete window that has late rows of these batches. None: it was declared, and
+    nothing has changed since. `deadline`: the window's end plus the allowed lateness."""
     reason = _reason(resets, deadline, known)
     return Reason.LATE if reason is None and known is not None and not known.has_late(late) else reason
 
@@ -139,7 +143,8 @@ def _is_held(start: int, held: Sequence[Span]) -> bool:
 def _gone_back(
     windows: KeyedWindows, epoch: int, resets: Sequence[SetBack], lateness: float, progress: DeclaringProgress
 ) -> DeclaringProgress:
-    """After a reset, windows from there on are looked at again, and those that still waited for rows then."""
+    """The progress after a reset: the search begins again at the window of the reset, or at an earlier one that
+    was still waiting for late rows at that time."""
     if epoch == progress.epoch:
         return progress
     backs = [windows.start_of(int(one.back_to - lateness)) for one in resets if one.back_to is not None]
@@ -163,7 +168,8 @@ def _late(
     through: float,
     frontier: int,
 ) -> Iterator[Due]:
-    """Windows for which late rows came since they were declared, and those before the frontier that never were."""
+    """Windows for which late rows were stored since they were declared, and those before the frontier that never
+    were."""
     for start, batches in sorted(late.items()):
         known = declared.get(start)
         is_due = start < frontier if known is None else not known.has_late(batches)

@@ -1,4 +1,4 @@
-"""Everything Dagster needs for a consumer, in one call."""
+"""`build_kcl_definitions`: all Dagster definitions of a consumer in one call."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -46,31 +46,31 @@ def build_kcl_definitions(
     catch_up: str | None = None,
     launch: Launch | None = None,
 ) -> Definitions:
-    """The leader sensor, worker job, assets, checks and operations of each consumer.
+    """Build the leader sensor, worker job, assets, checks and operations of each consumer.
 
     Args:
         consumers: Functions decorated with `kcl_consumer`.
-        resources: A `KclResource` under `kcl_key`, unless definitions these are merged with have one. Under
-            `spark_key` may be a `KclSparkResource`, or anything else that has a `spark_session`; left out, a local
-            session.
+        resources: A `KclResource` under `kcl_key`, unless the definitions with which these are merged have one.
+            Under `spark_key`, optionally a `KclSparkResource` or another object that has a `spark_session`; by
+            default a local session.
         translator: How assets appear; see `KclTranslator`.
-        kcl_key: The name of the `KclResource`; applications of other accounts or regions need another.
+        kcl_key: The name of the `KclResource`; applications in other accounts or regions need another one.
         spark_key: The name of the Spark session.
-        streams: False where the assets of the streams are described elsewhere.
-        exports: The folder of the operations `export` and `import`: a local path or `s3://bucket/prefix`. They use
-            no other. Left out, a folder in the storage of the Dagster instance, on the machine of the run.
-        prune_after_days: Delete finished worker runs, with their events, when they are that old, every night.
-            Left out, nothing is ever deleted.
+        streams: False if the assets of the streams are defined elsewhere.
+        exports: The folder for the operations `export` and `import`: a local path or `s3://bucket/prefix`. They use
+            no other folder. Default: a folder in the storage of the Dagster instance, on the machine of the run.
+        prune_after_days: Delete finished worker runs of this age, with their events, every night. By default, none
+            are deleted.
         compaction: When the small files of Parquet folders and Delta tables are merged: a cron expression (UTC)
             such as `17 * * * *`; `auto`: once an hour; None: never, as for a folder whose readers follow new files.
-            Files of an Iceberg table are merged by an engine that reads it.
+            Files of an Iceberg table have to be merged by an engine.
         catch_up: Read the streams at the times of this cron expression (UTC), such as `0 * * * *`, instead of
-            always: a schedule launches the job `<application>_catch_up`, and the leader sensor, which launches
-            workers, is stopped until you start it.
-        launch: Starts a Spark driver elsewhere in which the job `<application>_catch_up` reads; see
-            `build_kcl_catch_up_job`. Left out, the job reads in its own process.
+            continuously: a schedule launches the job `<application>_catch_up`, and the leader sensor, which
+            launches workers, is stopped until you start it.
+        launch: Starts a Spark driver elsewhere, in which the job `<application>_catch_up` reads; see
+            `build_kcl_catch_up_job`. By default, the job reads in its own process.
 
-    Merge the result with definitions of your own: `Definitions.merge(defs, ours)`.
+    Merge the result with your own definitions: `Definitions.merge(defs, ours)`.
 
     Example:
         .. code-block:: python
@@ -89,7 +89,7 @@ def build_kcl_definitions(
     if reason is not None:
         raise ConfigurationError(f"exports: {reason}")
     translator = translator or KclTranslator()
-    # Two applications may read one stream, which is one asset.
+    # Two applications may read the same stream, which is one asset.
     specs = {spec.key: spec for consumer in consumers for spec in build_kcl_asset_specs(consumer, translator)}
     _refuse_shared_keys(consumers, translator, specs)
     if not streams:
@@ -160,7 +160,7 @@ def build_kcl_definitions(
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A consumer that definitions were built of in this process, and what they were given."""
+    """A consumer for which definitions were built in this process, with the arguments."""
 
     consumer: Consumer
     resource: KclResource | None
@@ -173,18 +173,19 @@ class Built:
     exports: str | None = None
 
 
-# By the leader sensor. An application's name does not identify definitions: a module may make several of one
-# application, for several accounts or regions.
+# The keys are leader sensors. An application's name does not identify definitions: a module may have several for
+# one application, in several accounts or regions.
 _BUILT: dict[SensorDefinition, Built] = {}
 
 
 def built_of(definitions: Definitions) -> Mapping[str, Built]:
-    """What these definitions were built of, by application. For the command line: `Definitions` does not say.
+    """The arguments from which these definitions were built, by application. The command line needs them, because
+    `Definitions` does not contain them.
 
-    The leader sensor is the same object in definitions that were merged. Dagster copies it where a component's
-    definitions are loaded: then its name decides.
+    Definitions that were merged contain the same sensor object. If Dagster has copied it, as when it loads the
+    definitions of a component, the sensor is found by its name.
 
-    Raises ConfigurationError where the name was used for consumers that differ.
+    Raises ConfigurationError if the name was used for consumers that differ.
     """
     by_name: dict[str, list[Built]] = {}
     for known, made in _BUILT.items():
@@ -206,7 +207,7 @@ def built_of(definitions: Definitions) -> Mapping[str, Built]:
 
 
 def built_with(consumer: Consumer) -> Sequence[Built]:
-    """What was built of a consumer in this process; several times if several definitions have it."""
+    """The definitions that were built for a consumer in this process; several if it is in several definitions."""
     return [one for one in _BUILT.values() if one.consumer is consumer]
 
 
@@ -218,7 +219,7 @@ def _streams(consumers: Sequence[Consumer], translator: KclTranslator) -> set[As
     }
 
 
-# One object: Dagster merges definitions only if they mean the very same resource by one name.
+# A single object, because Dagster merges definitions only if a resource name means the same object in all of them.
 _LOCAL_SPARK = KclSparkResource()
 
 
@@ -238,7 +239,7 @@ def _refuse_clashes(consumers: Sequence[Consumer]) -> None:
 def _refuse_shared_keys(
     consumers: Sequence[Consumer], translator: KclTranslator, reported: Collection[AssetKey]
 ) -> None:
-    """Of tables, whose keys a user may not have thought of."""
+    """Raise ConfigurationError if a table has the asset key of another asset, which users may not expect."""
     owners = {
         translator.get_asset_key(KclAsset(Role.RECORDS, one)): f"the records of {one.name}" for one in consumers
     }
@@ -256,9 +257,9 @@ def _refuse_shared_keys(
 
 
 def _compacted(consumers: Sequence[Consumer], *, is_auto: bool) -> list[Consumer]:
-    """Those whose small files are merged. A compaction leaves folders of other sinks below its own alone as soon as
-    they have their marks, which the first batch leaves. So such a folder is refused, or left out where the user has
-    not asked for its compaction."""
+    """The consumers whose small files are merged. A compaction skips folders of other sinks below its own, but
+    only once they have the marks that their first batch writes. So such a folder is rejected, or skipped if the
+    user did not configure its compaction."""
     from kcl_dagster.spark.storage import open_store
 
     chosen = [c for c in consumers if c.sink.compacted]

@@ -1,4 +1,4 @@
-"""What stands below the fields of a class: Python keeps it nowhere, so the source is read."""
+"""The docstrings below the fields of a class. Python does not keep them, so they are read from the source."""
 
 import ast
 import inspect
@@ -8,7 +8,7 @@ from itertools import pairwise
 
 
 def field_docstrings(kind: type) -> Mapping[str, str]:
-    """The strings below the fields of a class and of those it inherits from. Nothing without the source, as in a
+    """The docstrings below the fields of a class and its base classes. Empty if there is no source, as in a
     frozen program."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):

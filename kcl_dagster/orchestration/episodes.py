@@ -1,8 +1,8 @@
-"""Which worker events are written to Dagster's event log, and which are only counted.
+"""Decides which worker events are written to Dagster's event log, and which are only counted.
 
-An event costs some KB in Dagster's storage for ever, and a failing shard fails again every minute. So the failures
-of one kind are one episode: each shard's first failure is written, then a summary at growing intervals, then the
-end. Pure: the caller passes the time.
+An event takes some KB of Dagster's storage for ever, and a failing shard fails again every minute. So failures of
+one kind form one episode: each shard's first failure is written, then a summary at growing intervals, then the end.
+Pure: the caller passes the time.
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,11 @@ from kcl_dagster.worker.events import EventKind, WorkerEvent
 NAMED: Final = 12  # shards whose first failure is written, between two summaries
 FIRST_PACE_SECONDS: Final = 300.0  # from the first failure to the first summary; doubled with every summary
 LONGEST_PACE_SECONDS: Final = 3600.0
-QUIET_SECONDS: Final = 300.0  # without a failure, an episode is over; a shard is retried every minute at least
-ORDINARY_LINES: Final = 100  # of one kind that is no failure, in one window
-ORDINARY_SECONDS: Final = 300.0  # one window
-ALWAYS: Final = frozenset({EventKind.DATA_LOST})  # its sender reports each loss once
+# After this time without a failure an episode ends; a shard is retried at least every minute.
+QUIET_SECONDS: Final = 300.0
+ORDINARY_LINES: Final = 100  # events of one kind other than failures that are written within one window
+ORDINARY_SECONDS: Final = 300.0  # the length of one window
+ALWAYS: Final = frozenset({EventKind.DATA_LOST})  # the worker reports each loss once
 
 
 @dataclass(slots=True)
@@ -42,14 +43,14 @@ class _Window:
 
 
 class Episodes:
-    """One per worker run. One call at a time."""
+    """The episodes of one worker run. One call at a time."""
 
     def __init__(self) -> None:
         self._episodes: dict[EventKind, _Episode] = {}
         self._windows: dict[EventKind, _Window] = {}
 
     def lines(self, event: WorkerEvent, text: str, now: float) -> Iterator[str]:
-        """What is to be written about an event, in the words of `text`; nothing for one that is only counted."""
+        """The lines to write about an event, with its text. None for an event that is only counted."""
         if event.kind in ALWAYS:
             yield text
         elif event.is_trouble:
@@ -58,7 +59,7 @@ class Episodes:
             yield from self._ordinary(event.kind, text, now)
 
     def due(self, now: float) -> Iterator[tuple[EventKind, str]]:
-        """Summaries and ends whose time has come. Called now and then."""
+        """The summaries and ends that are due. To be called regularly."""
         for kind, episode in list(self._episodes.items()):
             if now - episode.last >= QUIET_SECONDS:
                 del self._episodes[kind]

@@ -12,16 +12,18 @@ from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store, open_store
 
 @dataclass(frozen=True, slots=True)
 class ExportFolder:
-    """The only folder of this machine, or of S3, that a user of the launchpad reaches. No file in it is replaced.
+    """The only folder on this machine or on S3 that a user of the launchpad can access. Files in it are never
+    replaced.
 
-    `place`: where it is. `unnamed`: the name of a file that is given none. `s3`: how S3 is reached."""
+    `place`: returns the folder. `unnamed`: the name of a file that is given none. `s3`: returns the options for S3.
+    """
 
     place: Callable[[], str]
     unnamed: str
     s3: Callable[[], S3Options]
 
     def put(self, name: str | None, text: str, *, force: bool = False) -> str:
-        """Raises ConfigurationError for a file that exists, and for `force`."""
+        """Store a new file and return its place. Raises ConfigurationError if it exists, and for `force`."""
         if force:
             raise ConfigurationError("no file in the folder of exports is replaced: choose another name")
         name = name or self.unnamed
@@ -31,7 +33,7 @@ class ExportFolder:
         return f"{store.root}/{name}"
 
     def get(self, name: str) -> str:
-        """Raises ConfigurationError for a file that cannot be read."""
+        """Read a file. Raises ConfigurationError if it cannot be read."""
         store = self._store(name)
         try:
             text: str = store.get(name).decode()
@@ -40,9 +42,9 @@ class ExportFolder:
         return text
 
     def _store(self, name: str) -> LocalStore | S3Store:
-        """The store of the folder, for a file in it or below it.
+        """The store of the folder, for a file in it or in a subfolder.
 
-        Raises ConfigurationError for a name that leads out of it.
+        Raises ConfigurationError if the name leads out of the folder.
         """
         if not _NAME.fullmatch(name) or any(part.startswith(".") for part in name.split("/")):
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""The leader as a Dagster sensor: reads Dagster's runs, ticks, asks for runs, tells what it saw."""
+"""The leader as a Dagster sensor: it reads Dagster's runs, ticks, requests runs, and reports what it saw."""
 
 import json
 import logging
@@ -54,9 +54,9 @@ from kcl_dagster.streams.listing import created_within_retention, retentions
 from kcl_dagster.tables.lock import DEPLOYMENT
 from kcl_dagster.telemetry.leader_metrics import LeaderTelemetry, open_leader_telemetry
 
-RETENTION_ASKED_SECONDS = 600.0  # it changes once in a stream's life
-UNKNOWN_RETENTION_ASKED_SECONDS = 30.0  # until it is known, a check warns
-TICK_HELD_SECONDS = 120.0  # a tick of a large application takes ten; each request in it has a deadline
+RETENTION_ASKED_SECONDS = 600.0  # between two reads; the retention changes rarely
+UNKNOWN_RETENTION_ASKED_SECONDS = 30.0  # until the retention is known, a check warns
+TICK_HELD_SECONDS = 120.0  # a tick of a large application takes ten; each of its requests has a timeout
 
 NO_TELEMETRY = LeaderTelemetry()  # until the first tick that can reach the tables
 
@@ -65,8 +65,8 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _LeaderState:
-    """A leader and what it has reported, for the life of the process. Dagster calls the sensor on several threads,
-    and starts a tick while one that timed out is still running."""
+    """A leader and what it has reported, as long as the process runs. Dagster calls the sensor on several
+    threads, and starts a tick while one that timed out is still running."""
 
     application: Application
     reporter: Reporter
@@ -76,7 +76,7 @@ class _LeaderState:
     telemetry: LeaderTelemetry = NO_TELEMETRY
     lock: threading.Lock = field(default_factory=threading.Lock)
     began: float = 0.0
-    """The tick that is going on; monotonic."""
+    """When the current tick began; monotonic."""
 
     epoch: int = 0
     ticks: int = 0
@@ -84,7 +84,7 @@ class _LeaderState:
     retention_due: float = 0.0
 
     def retention(self, kcl: KclResource) -> dict[str, float]:
-        """Seconds for which each stream keeps its records; asked seldom, without those that cannot be asked."""
+        """Seconds for which each stream keeps its records. Read rarely; streams that cannot be read are missing."""
         now = self.runtime.clock.monotonic()
         if now >= self.retention_due:
             names = [stream.name for stream in self.application.streams]
@@ -94,19 +94,19 @@ class _LeaderState:
         return self.kept
 
     def unknown_retention(self) -> list[str]:
-        """Streams that could not be asked."""
+        """Streams whose retention could not be read."""
         return [stream.name for stream in self.application.streams if stream.name not in self.kept]
 
     def cursor(self, before: str | None) -> str:
-        """How often a leader has started here, and its ticks since. Dagster copies the cursor into every tick, so
-        nothing else is in it."""
+        """The new cursor: how often a leader has started in this sensor, and the number of its ticks since. It
+        has no other content, because Dagster copies it into every tick."""
         if not self.epoch:
             self.epoch = 1 + (json.loads(before)["epoch"] if before else 0)
         self.ticks += 1
         return json.dumps({"epoch": self.epoch, "tick": self.ticks})
 
     def open(self, kcl: KclResource, deployment: str) -> Leader:
-        """The leader; made with the first tick that can reach the tables. Raises a KclError until then."""
+        """The leader. It is made in the first tick that can reach the tables; until then this raises a KclError."""
         if self.leader is None:
             client = partial(kcl.client, application=self.application)
             # Names the deployment, not the process: a reloaded code server leads on without waiting.
@@ -138,14 +138,15 @@ def build_kcl_leader_sensor(
     name: str | None = None,
     default_status: DefaultSensorStatus = DefaultSensorStatus.RUNNING,
 ) -> SensorDefinition:
-    """A sensor that leads the consumer's application: finds shards, hands out leases, starts and retires workers.
+    """Build a sensor that leads the consumer's application: it finds shards, assigns leases, starts and retires
+    workers.
 
     Args:
         job: The worker job, partitioned by slot, which must be among the jobs of the definitions; see
             `build_kcl_definitions`, which makes both.
-        default_status: Running unless said otherwise: an application without a leader stands still.
+        default_status: Running by default, because an application without a leader does not replace workers.
 
-    Evaluating it by hand ("Preview tick result") is a tick like any other, and as safe.
+    Evaluating it by hand ("Preview tick result") is an ordinary tick, and safe.
 
     Example:
         .. code-block:: python
@@ -155,12 +156,12 @@ def build_kcl_leader_sensor(
     translator = translator or KclTranslator()
     application = consumer.application
     slots = slots_of(application)
-    # Read once, when the process has just imported the code: what is written to the files later is not loaded.
+    # Read once, when the process has just imported the code, because later changes of the files are not loaded.
     code = loaded_code(consumer)
 
     @sensor(
         name=name or f"{identifier(application.name)}_leader",
-        # By its name: Dagster warns of itself when it binds resources to the job of a sensor.
+        # By its name: with the job itself, Dagster would warn when it binds resources to the sensor's job.
         job_name=job.name,
         minimum_interval_seconds=application.timings.tick_interval,
         default_status=default_status,
@@ -229,7 +230,7 @@ def build_kcl_leader_sensor(
 
 
 def loaded_code(consumer: Consumer, runtime: Runtime | None = None) -> LoadedCode:
-    """The consumer's code in this process. Definitions that are made again from the same code are not newer."""
+    """The consumer's code in this process. If definitions are made again from the same code, it is not newer."""
     code = LoadedCode(consumer.code_version, (runtime or system()).clock.now())
     with _states_lock:
         return _loaded.setdefault(f"{consumer.application.name}/{code.version}", code)
@@ -238,7 +239,8 @@ def loaded_code(consumer: Consumer, runtime: Runtime | None = None) -> LoadedCod
 def _leader_state(
     consumer: Consumer, kcl: KclResource, translator: KclTranslator, instance: DagsterInstance
 ) -> _LeaderState:
-    """Clients, tables and what the leader has seen outlive a tick; a changed application gets another leader."""
+    """The state of the leader: clients, tables and what it has seen are kept between ticks. A changed
+    application gets a new leader."""
     application = consumer.application
     deployment = _deployment(instance)
     connections = [sorted(kcl.connection(service, application).items()) for service in ("kinesis", "dynamodb")]
@@ -255,7 +257,7 @@ def _leader_state(
 
 
 def _evaluated(consumer: Consumer, translator: KclTranslator, instance: DagsterInstance) -> list[str]:
-    """Which checks have an answer in Dagster's storage."""
+    """The checks that have an evaluation in Dagster's storage."""
     keys = [spec.key for spec in asset_checks.specs(consumer, translator)]
     latest = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
     return [key.name for key in latest]
@@ -264,7 +266,8 @@ def _evaluated(consumer: Consumer, translator: KclTranslator, instance: DagsterI
 def _declarations(
     state: _LeaderState, instance: DagsterInstance, kcl: KclResource, report: TickReport
 ) -> list[AssetMaterialization]:
-    """The windows that became complete. Only the leader knows, so that no two processes declare one window."""
+    """Declarations of windows that became complete. Only the leader returns any, so that no two processes
+    declare the same window."""
     if report.completeness is None or not report.leading:
         return []
     kinesis = kcl.client("kinesis", state.application)
@@ -278,7 +281,7 @@ def _declarations(
 def _superseded(
     names: Iterable[str], consumer: Consumer, translator: KclTranslator, instance: DagsterInstance
 ) -> list[str]:
-    """Which of these checks on the records were evaluated before the records were materialized last.
+    """Which of these checks on the records were evaluated before the newest materialization of the records.
 
     Compares the same two timestamps as Dagster's `AssetCheckExecutionRecord.targets_latest_materialization`.
     """
@@ -292,8 +295,8 @@ def _superseded(
 
 
 def _is_told(stream: StreamSight, consumer: Consumer, translator: KclTranslator, instance: DagsterInstance) -> bool:
-    """Whether the stream's newest materialization has these shards. One without our tag was made elsewhere, by a
-    project that defines the asset itself, and is left alone."""
+    """Whether the stream's newest materialization has these shards. One without our tag comes from a project
+    that defines the asset itself, and counts as up to date."""
     key = translator.get_asset_key(KclAsset(Role.STREAM, consumer, stream.name))
     event = instance.get_latest_materialization_event(key)
     if event is None or event.asset_materialization is None:
@@ -302,7 +305,7 @@ def _is_told(stream: StreamSight, consumer: Consumer, translator: KclTranslator,
 
 
 def _decided(consumer: Consumer, translator: KclTranslator, instance: DagsterInstance) -> list[Row]:
-    """The decisions that Dagster's storage tells of, the newest first."""
+    """The decisions in Dagster's storage, the newest first."""
     event = instance.get_latest_materialization_event(translator.get_asset_key(KclAsset(Role.DECISIONS, consumer)))
     if event is None or event.asset_materialization is None:
         return []
@@ -319,7 +322,7 @@ def _ages(leader: Leader, report: TickReport) -> dict[LeaseKey, float]:
 
 
 def _deployment(instance: DagsterInstance) -> str:
-    """A name for this Dagster instance: its run storage's, or this machine's where the storage has none."""
+    """A name for this Dagster instance: that of its run storage, or of this machine if the storage has none."""
     storage_id = getattr(instance.run_storage, "get_run_storage_id", socket.gethostname)
     return str(storage_id())
 
@@ -339,8 +342,8 @@ def _request(application: Application, launch: Launch, code: LoadedCode, tracepa
 
 
 def _still_going_on(state: _LeaderState) -> str:
-    """Why a tick is skipped while the one before it has not ended. A tick that is held is written to the log, too:
-    skipped ticks are easily overlooked."""
+    """The reason why a tick is skipped while the one before it has not ended. If that tick takes very long, it
+    is also logged, because skipped ticks are easily overlooked."""
     seconds = state.runtime.clock.monotonic() - state.began
     text = f"the previous tick is still going on, for {seconds:.0f} s"
     if seconds < TICK_HELD_SECONDS:
@@ -350,7 +353,7 @@ def _still_going_on(state: _LeaderState) -> str:
 
 
 def _summary(report: TickReport) -> str:
-    """One line for the list of ticks."""
+    """A tick in one line, for the list of ticks."""
     if report.skipped:
         return report.skipped
     if report.missing_table is not None:

@@ -1,12 +1,12 @@
-"""What an application's assets tell, as typed sets of metadata: written by the leader and the workers, and readable
-by anybody.
+"""The metadata of an application's assets, as typed sets. The leader and the workers write them, and any program
+can read them:
 
     event = instance.get_latest_materialization_event(AssetKey(["clicks-to-lake", "lag"]))
     lag = KclLagMetadataSet.extract(event.asset_materialization.metadata)
     if lag.seconds_behind is not None and lag.seconds_behind > 60: ...
 
-The fields of a set are the same at every event, so that numbers plot as one line each. What is not known is left
-out: zero would be a lie, and a gap in the plot is the truth.
+The fields of a set are the same at every event, so that each number can be plotted as one line. A value that is not
+known is left out: a gap in the plot is correct, and zero would not be.
 """
 
 from dagster import (
@@ -21,20 +21,20 @@ from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSe
 
 NAMESPACE = "kcl"
 COLUMN_SCHEMA = "dagster/column_schema"
-"""Dagster's own name, under which it shows the columns of a table."""
+"""Dagster's name for the columns of a table."""
 
 ROW_COUNT = "dagster/row_count"
-"""Dagster's own name for how many rows a materialization added."""
+"""Dagster's name for the number of rows that a materialization added."""
 
 URI = "dagster/uri"
-"""Dagster's own name for where the rows are."""
+"""Dagster's name for the location of the rows."""
 
 TABLE_NAME = "dagster/table_name"
-"""Dagster's own name for a table of a catalog."""
+"""Dagster's name for a table of a catalog."""
 
 
 class KclMetadataSet(NamespacedMetadataSet):
-    """Metadata under the names `kcl/...`."""
+    """Metadata with names of the form `kcl/...`."""
 
     @classmethod
     def namespace(cls) -> str:
@@ -42,7 +42,7 @@ class KclMetadataSet(NamespacedMetadataSet):
 
 
 class KclApplicationMetadataSet(KclMetadataSet):
-    """Of the definition of a records asset: what is read, and where it goes."""
+    """Metadata of the definition of a records asset: what is read, and where it is stored."""
 
     application: str | None = None
     streams: str | None = None
@@ -51,7 +51,8 @@ class KclApplicationMetadataSet(KclMetadataSet):
 
 
 class KclRecordsMetadataSet(KclMetadataSet):
-    """Of an observation of the records by one worker: since its last one, and since it started."""
+    """Metadata of an observation of the records by one worker, counted since its last observation, or in total
+    since it started."""
 
     worker: str | None = None
     records: int | None = None
@@ -64,16 +65,20 @@ class KclRecordsMetadataSet(KclMetadataSet):
 
 
 class KclWindowMetadataSet(KclMetadataSet):
-    """Of a materialization of the records: one window, which is complete. Its rows are `dagster/row_count`.
-    `shards`: the first and last sequence number of each shard of which they are known. `late_batches`: by lease,
-    the newest batch with late rows. `is_alone`: it is before the first window, and late rows came for it.
-    `window_end`: the window's end; a window of other partitions that begins at the same time may have the same
-    key. Numbers that are not known are left out, and `counts` says why.
+    """Metadata of a materialization of the records: one complete window. `dagster/row_count` is the number of its
+    rows.
 
-    `table_version` (Delta) and `snapshot` (Iceberg): a version of the table that has the whole window, where the
-    process that wrote this may read the table. With an event time, `rows_without_window` and `late_rows_uncounted`
-    are sums of the leases that there are, of all windows until then: rows without a time or with one far from
-    their arrival, and late rows of windows whose counts are no longer kept."""
+    - `shards`: the first and last sequence number of each shard, as far as they are known.
+    - `late_batches`: lease -> the newest batch with late rows.
+    - `is_alone`: the window is before the first one, and was declared because late rows were stored for it.
+    - `window_end`: the end of the window. With other partitions, a window with the same key may have another end.
+    - `counts`: the reason if numbers are not known and therefore left out.
+    - `table_version` (Delta), `snapshot` (Iceberg): a version of the table that has the whole window, if the
+      process that wrote this may read the table.
+    - `rows_without_window`, `late_rows_uncounted`: only with an event time. Sums over the current leases, of all
+      windows until then: rows without a time or with a time far from their arrival, and late rows of windows whose
+      counts are no longer kept.
+    """
 
     reason: str | None = None
     bytes: int | None = None
@@ -92,7 +97,7 @@ class KclWindowMetadataSet(KclMetadataSet):
 
 
 class KclLeasesMetadataSet(KclMetadataSet):
-    """Who reads what. `lease_table` has the leases that need attention first."""
+    """Metadata about the assignment of leases. `leases` lists those that need attention first."""
 
     distribution: MarkdownMetadataValue | None = None
     leases: TableMetadataValue | None = None
@@ -104,7 +109,7 @@ class KclLeasesMetadataSet(KclMetadataSet):
 
 
 class KclWorkersMetadataSet(KclMetadataSet):
-    """Who works. `runs` links to their runs; `cpu_percent` is the busiest one's."""
+    """Metadata about the workers. `runs` links to their runs; `cpu_percent` is the highest of all workers."""
 
     table: TableMetadataValue | None = None
     runs: MarkdownMetadataValue | None = None
@@ -117,8 +122,8 @@ class KclWorkersMetadataSet(KclMetadataSet):
 
 
 class KclLagMetadataSet(KclMetadataSet):
-    """How far behind. `shards` has those that are, the furthest first. `complete_through`: the moment before which
-    every record that reached the stream is stored."""
+    """Metadata about the lag. `shards` lists those that lag, the furthest behind first. `complete_through`: the
+    time before which every record that reached the stream is stored."""
 
     seconds_behind: float | None = None
     complete_through: TimestampMetadataValue | None = None
@@ -128,7 +133,7 @@ class KclLagMetadataSet(KclMetadataSet):
 
 
 class KclDecisionsMetadataSet(KclMetadataSet):
-    """What the leader decided: `decisions` has the latest first, and the numbers count its rows."""
+    """Metadata about the leader's decisions. `decisions` lists the latest first; the numbers count its rows."""
 
     decisions: TableMetadataValue | None = None
     moves: int | None = None
@@ -137,7 +142,7 @@ class KclDecisionsMetadataSet(KclMetadataSet):
 
 
 class KclStreamMetadataSet(KclMetadataSet):
-    """A stream as a leader read it last. `hole`: hash keys that no lease covers."""
+    """Metadata about a stream as a leader last read it. `hole`: hash keys that no lease covers."""
 
     open_shards: int | None = None
     retention_hours: float | None = None

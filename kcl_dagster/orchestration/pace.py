@@ -1,4 +1,4 @@
-"""How long batches and commits may take, so that records are visible in time."""
+"""How long batches and commits may take so that records become visible in time."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -9,31 +9,32 @@ from kcl_dagster.orchestration.sink_choices import SinkChoice
 
 SHORTEST_SECONDS: Final = 1.0
 LONGEST_SECONDS: Final = 3600.0
-LONGEST_BATCH_SECONDS: Final = 60.0  # of a table: commits and compactions make its files larger, not long reads
+# For a table: its files become larger by commits and compactions, not by long batches.
+LONGEST_BATCH_SECONDS: Final = 60.0
 
-# Parts of the time until a record is visible. What is left over is for the transform and for storing.
+# Shares of the time until a record is visible. The rest is for the transform and for storing.
 BATCH_OF_FOLDER: Final = 3 / 5
 BATCH_OF_TABLE: Final = 1 / 6
 COMMIT_OF_TABLE: Final = 2 / 3
-HANDOFF: Final = 5 / 4  # of a batch: it is stored before the lease is handed over
+HANDOFF: Final = 5 / 4  # relative to a batch, which is stored before the lease is handed over
 LONGEST_HANDOFF_SECONDS: Final = (
     90.0  # a worker that is told to stop takes as long at most, and is killed after 120 s
 )
-IDLE: Final = 1 / 20  # the pause when there is nothing to read, for as long as it is not a second
+IDLE: Final = 1 / 20  # the pause if there is nothing to read, as long as that is below a second
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Of the workers of an application."""
+    """The times of the workers of an application."""
 
     batch_seconds: float
     idle_seconds: float
     commit_seconds: float | None = None
-    """None where each batch becomes visible by itself."""
+    """Seconds between two commits. None if each batch becomes visible by itself."""
 
     @classmethod
     def of(cls, visible_within: float, *, commits: bool) -> "Pace":
-        """`commits`: whether a table gets one commit for many batches."""
+        """Derive the times. `commits`: whether a table gets one commit for many batches."""
         idle = min(visible_within * IDLE, BatchSettings().idle_seconds)
         if not commits:
             return cls(visible_within * BATCH_OF_FOLDER, idle)
@@ -42,7 +43,7 @@ class Pace:
 
 
 def batched(application: Application, seconds: float) -> Application:
-    """With batches of so many seconds, if it does not say itself how long they last."""
+    """The application with batches of this many seconds, unless its own settings have a length."""
     batch = application.batch
     if "max_seconds" in batch.model_fields_set:
         return application
@@ -50,7 +51,8 @@ def batched(application: Application, seconds: float) -> Application:
 
 
 def paced(application: Application, sink: SinkChoice, visible_within: float) -> tuple[Application, SinkChoice]:
-    """Both, with what follows from `visible_within`. What they say themselves stays as it is."""
+    """Application and sink with the times that are derived from `visible_within`. Times that they set themselves
+    remain."""
     is_number = isinstance(visible_within, (int, float))
     if not (is_number and SHORTEST_SECONDS <= visible_within <= LONGEST_SECONDS):
         raise ConfigurationError(

@@ -1,12 +1,12 @@
-"""A picture of the fleet that Dagster's UI renders inline, and tables that remain readable there. Pure."""
+"""A picture of the fleet that Dagster's UI renders inline, and texts that keep its tables readable. Pure."""
 
 import base64
 from collections.abc import Mapping, Sequence
 
-# Dagster shows a markdown value inline when it is shorter than 1,000 characters, else behind a button.
+# Dagster shows a Markdown value inline if it is shorter than 1,000 characters, otherwise behind a button.
 INLINE_CHARACTERS = 999
 MAX_BARS = 12
-WORD_JOINER = "\u2060"  # a browser does not begin a new line here
+WORD_JOINER = "\u2060"  # a browser does not break a line here
 
 _BAR_HEIGHT = 12
 _WIDTH = 180
@@ -14,7 +14,7 @@ _UNSERVED, _SERVED = "#d33", "#47a"
 
 
 def distribution(leases_by_worker: Mapping[str, int], unserved: int = 0) -> str:
-    """Bars: how many leases each slot holds, and in red how many are unserved. Empty without leases."""
+    """A bar chart: how many leases each slot holds, and in red how many are unserved. Empty without leases."""
     bars = [(name, number, _SERVED) for name, number in sorted(leases_by_worker.items())]
     if unserved:
         bars.insert(0, ("unserved", unserved, _UNSERVED))
@@ -28,7 +28,7 @@ def distribution(leases_by_worker: Mapping[str, int], unserved: int = 0) -> str:
 def _image(bars: Sequence[tuple[str, int, str]]) -> str:
     longest = max(number for _, number, _ in bars)
     unit = _WIDTH / max(longest, 1)
-    # One path per colour: an element per bar would not fit.
+    # One path for each colour, because one element for each bar would be too long.
     paths = ""
     for colour in (_UNSERVED, _SERVED):
         strokes = "".join(
@@ -49,7 +49,8 @@ def _image(bars: Sequence[tuple[str, int, str]]) -> str:
 
 
 def shard(lease_key: str) -> str:
-    """A lease by its shard's number, with the stream where the key names one: `shard 3`, `clicks shard 3`."""
+    """A short name of a lease: the number of its shard, with the stream if the key names it: `shard 3`, `clicks
+    shard 3`."""
     *stream, shard_id = lease_key.split(":")
     number = shard_id.rpartition("-")[2].lstrip("0") or "0"
     name = f"shard {number}" if number.isdigit() else shard_id
@@ -57,12 +58,14 @@ def shard(lease_key: str) -> str:
 
 
 def shortened(sequence: str, keep: int = 8) -> str:
-    """The end of a sequence number: 56 digits widen every table, and only the end changes. Words stay whole."""
+    """The end of a sequence number, because its 56 digits widen every table and only the end changes. Words stay
+    whole."""
     ends_in_digits = sequence[-1:].isdigit() and len(sequence) > keep + 1
     return f"…{WORD_JOINER}{sequence[-keep:]}" if ends_in_digits else sequence
 
 
 def unbroken(name: str) -> str:
-    """A slot in a cell of a table: on two lines each it would double the table's height. Others may be long."""
+    """A slot's name that is not broken into two lines in a cell, which would double the table's height. Other
+    names may be."""
     word, dash, number = name.partition("-")
     return f"{word}-{WORD_JOINER}{number}" if dash and number.isdigit() else name

@@ -1,7 +1,7 @@
-"""Which processes live, and which process started which.
+"""Which processes are running, and which process started which.
 
-A process is a pid and the moment at which it started: a pid alone may belong to another process by now, which must
-neither be waited for nor be ended.
+A process is identified by its pid and the time at which it started: the pid alone may belong to another process by
+now, which must be neither waited for nor ended.
 """
 
 import os
@@ -16,11 +16,11 @@ import psutil
 
 from kcl_dagster.machine import START_TOLERANCE_SECONDS, started_after_boot
 
-# `dagster dev` and `dg dev` set it in their own process, so only what they start has it from its beginning.
+# `dagster dev` and `dg dev` set it in their own process, so only their children have it from their start.
 DEV_VARIABLE: Final = "DAGSTER_IS_DEV_CLI"
 DEV_COMMANDS: Final = frozenset({"dagster", "dg"})
 
-_BOOT: Final = "boot+"  # in an identity: the start counts from the boot of the machine
+_BOOT: Final = "boot+"  # in an identity: the start is counted from the boot of the machine
 _TICK: Final = 0.01  # seconds; an identity has two decimals
 
 _ATTRIBUTES: Final = ("pid", "ppid", "create_time", "cmdline", "status")
@@ -30,7 +30,7 @@ _FLAGS_WITH_VALUE: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that is neither gone nor a zombie. `started` is in epoch seconds."""
+    """A process that is running and not a zombie. `started` is in epoch seconds."""
 
     pid: int
     parent: int
@@ -40,7 +40,7 @@ class Process:
 
     @classmethod
     def of(cls, handle: psutil.Process) -> Self | None:
-        """None for a process that is gone, or a zombie, which an unreaped parent would keep for ever."""
+        """The process. None if it has ended, or is a zombie, which a parent may keep for ever."""
         try:
             facts = handle.as_dict(_ATTRIBUTES, ad_value=None)
         except psutil.NoSuchProcess:
@@ -55,12 +55,12 @@ class Process:
 
     @property
     def identity(self) -> str:
-        """What another process needs to find this one, also after the clock was set: see `parse`."""
+        """A text by which another process can find this one with `parse`, even after the clock was set."""
         after_boot = started_after_boot(self.pid)
         return f"{self.pid}@{self.started:.2f}" if after_boot is None else f"{self.pid}@{_BOOT}{after_boot:.2f}"
 
     def is_alive(self) -> bool:
-        """False also when another process has the pid. Clocks that are set do not matter."""
+        """Whether the process is running. False if another process has the pid. Setting the clock has no effect."""
         try:
             return bool(self.handle.is_running()) and self.handle.status() not in {
                 psutil.STATUS_ZOMBIE,
@@ -73,13 +73,13 @@ class Process:
         return other is not None and bool(self.handle == other.handle)
 
     def send(self, signal_number: int) -> None:
-        """Send a signal, unless the process is gone or may not be signalled."""
+        """Send a signal. Does nothing if the process has ended or may not be signalled."""
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             self.handle.send_signal(signal_number)
 
 
 def find(pid: int, started: float | None = None) -> Process | None:
-    """The living process with this id; None if it did not start at `started`, where that is given."""
+    """The running process with this id. None if `started` is given and the process did not start then."""
     try:
         process = Process.of(psutil.Process(pid))
     except (psutil.NoSuchProcess, ValueError):
@@ -97,7 +97,7 @@ def current() -> Process:
 
 
 def parse(identity: str) -> Process | None:
-    """The living process that `identity` names. Raises ValueError for what is no identity."""
+    """The running process that `identity` names. Raises ValueError if the text is no identity."""
     pid, at, started = identity.partition("@")
     if not at:
         msg = f"{identity!r} is not of the form PID@STARTED"
@@ -110,13 +110,13 @@ def parse(identity: str) -> Process | None:
 
 
 def snapshot() -> dict[int, Process]:
-    """Every living process we may see, by id."""
+    """Every visible running process, by id."""
     found = (Process.of(handle) for handle in psutil.process_iter())
     return {process.pid: process for process in found if process is not None}
 
 
 def descendants(root: int, processes: Mapping[int, Process]) -> dict[int, Process]:
-    """Children of `root`, their children and so on; without `root`."""
+    """The children of `root`, their children and so on, without `root` itself."""
     children: dict[int, list[Process]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process)
@@ -131,7 +131,7 @@ def descendants(root: int, processes: Mapping[int, Process]) -> dict[int, Proces
 
 
 def ancestors(pid: int, processes: Mapping[int, Process]) -> list[Process]:
-    """The parent, its parent and so on, nearest first."""
+    """The parent of a process, its parent and so on, the nearest first."""
     found: list[Process] = []
     seen = {pid}
     current = processes.get(pid)
@@ -144,11 +144,11 @@ def ancestors(pid: int, processes: Mapping[int, Process]) -> list[Process]:
 
 
 def dev_root(pid: int | None = None) -> Process | None:
-    """The `dagster dev` or `dg dev` that started a process (ours by default), or None in production.
+    """The `dagster dev` or `dg dev` process that started a process (this one by default). None in production.
 
-    Every process between the two has Dagster's variable from its beginning, and the root itself is `dagster dev` by
-    its arguments. A terminal multiplexer, an editor or a shell above them is never taken for it, whatever its
-    command line contains.
+    Every process between the two has Dagster's variable from its start, and the root has the arguments of `dagster
+    dev`. A terminal multiplexer, an editor or a shell above them is never returned, whatever its command line
+    contains.
     """
     pid = os.getpid() if pid is None else pid
     if not _has_variable(pid, DEV_VARIABLE):
@@ -162,7 +162,7 @@ def dev_root(pid: int | None = None) -> Process | None:
 
 
 def is_dev_command(arguments: Sequence[str]) -> bool:
-    """Whether these are the arguments of `dagster dev` or `dg dev`: as a script, by Python, or as a module."""
+    """Whether these are the arguments of `dagster dev` or `dg dev`: as a script, with Python, or as a module."""
     if not arguments:
         return False
     program, *rest = arguments
@@ -184,7 +184,7 @@ def carries(pid: int, marker: str) -> bool:
 
 
 def _has_variable(pid: int, name: str) -> bool:
-    """Of another process: from its start. Of ours: now."""
+    """Whether the variable is set: for another process at its start, for this one now."""
     return name in (os.environ if pid == os.getpid() else _environment(pid))
 
 

@@ -1,8 +1,8 @@
-"""The operation `prune`, which deletes old runs of an application with their events, and its schedule: only where a
-deployment asks for it.
+"""The operation `prune`, which deletes old runs of an application with their events, and its schedule. Only for
+deployments that configure it.
 
-Dagster purges ticks but no runs. It has no public way to delete events that belong to no run, as the leader's do:
-docs/production.md says how much they are.
+Dagster purges ticks, but no runs. It has no public way to delete events that belong to no run, such as those of the
+leader: docs/production.md states how much space they take.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -42,7 +42,8 @@ def prune(instance: DagsterInstance, application: str, before: datetime, *, dry_
 
 
 def prune_operation(after_days: int) -> type[Operation]:
-    """Deletes finished runs of an application. Launched by hand, it only counts unless told otherwise.
+    """Make the operation that deletes finished runs of an application. Launched by hand, it is a dry run by
+    default.
 
     Raises ConfigurationError for less than a day.
     """
@@ -66,7 +67,7 @@ def prune_operation(after_days: int) -> type[Operation]:
 
 
 def build_kcl_prune_schedule(consumer: Consumer, job: JobDefinition, days: int) -> ScheduleDefinition:
-    """Every night at a quarter past three."""
+    """Build a schedule that prunes every night at 03:15."""
     return ScheduleDefinition(
         name=f"{identifier(consumer.application.name)}_prune_nightly",
         job=job,

@@ -1,9 +1,11 @@
 """The records of an application, as an asset with one partition for each window of time.
 
 The leader materializes a partition when it is complete; see `declaring`. A run that is launched for partitions, by
-hand or by a backfill, is a bounded run: it reads what is there now, and materializes its partitions, so that assets
-downstream in the same run go on. If one of them is not complete then, it fails, and materializes the others. If all
-of them had been complete before, it reads nothing.
+hand or by a backfill, is a bounded run: it reads what is in the streams now and materializes its partitions, so
+that assets downstream in the same run can continue.
+
+- If one of the partitions is not complete then, the run materializes the others and fails.
+- If all of them had been complete before, the run reads nothing.
 """
 
 from collections.abc import Iterator
@@ -31,7 +33,7 @@ from kcl_dagster.runtime import system
 def build_records_asset(
     consumer: Consumer, translator: KclTranslator, *, kcl_key: str = "kcl", spark_key: str = "spark"
 ) -> AssetsDefinition:
-    """The records asset of a consumer. Raises ConfigurationError where it has an automation condition."""
+    """Build the records asset of a consumer. Raises ConfigurationError if it has an automation condition."""
     application = consumer.application
     of_tables = [KclAsset(Role.TABLE, consumer, table=name) for name in consumer.sink.tables]
     specs = [translator.get_asset_spec(one) for one in (KclAsset(Role.RECORDS, consumer), *of_tables)]
@@ -43,7 +45,7 @@ def build_records_asset(
             f"materializes its partitions when they are complete. Give the condition to assets downstream of it"
         )
 
-    if of_tables:  # a run may be launched for some of them; the others are reported all the same
+    if of_tables:  # a run may be launched for some of the tables; the others are reported nevertheless
         specs = [spec.replace_attributes(skippable=True) for spec in specs]
 
     @multi_asset(
@@ -65,7 +67,7 @@ def build_records_asset(
         answer = asked.repeated()
         if answer is None:
             outcome = read_until(context, consumer, translator, kcl, spark, asked.through)
-            # Windows that this run is not launched for are materialized outside of it.
+            # Windows for which this run was not launched are materialized outside of it.
             write = instance.report_runless_asset_event
             with outcome.leading() as lead:
                 answer = asked.answer(
@@ -84,7 +86,7 @@ def build_records_asset(
                     context.add_asset_metadata(one.metadata, asset_key=one.asset_key, partition_key=key)
                 else:
                     instance.report_runless_asset_event(one)
-        for spec in reversed(specs):  # that of the records declares the window, so it comes last
+        for spec in reversed(specs):  # the materialization of the records declares the window, so it comes last
             if spec.key in context.selected_asset_keys:
                 yield MaterializeResult(asset_key=spec.key, tags={EPOCH_TAG: str(answer.epoch)})
 
@@ -92,6 +94,6 @@ def build_records_asset(
 
 
 def held_by(tick: TickReport | None) -> str:
-    """What the last tick of a run names as the reason why nothing later is complete."""
+    """The reason, according to the last tick of a run, why nothing later is complete."""
     found = None if tick is None or tick.completeness is None else tick.completeness.held_by
     return "" if found is None else str(found)

@@ -1,10 +1,11 @@
 """A bounded run in the process of a Spark driver elsewhere: EMR Serverless, EMR on EKS, Databricks, or any machine.
 
-A Dagster run launches the driver with a Pipes client, see `remote_launch`, and this process reports to it through
-Dagster Pipes. The run itself is the `BoundedRun` of the local job, with the leases of a worker of that Dagster run.
+A Dagster run launches the driver with a Pipes client, see `remote_launch`. The driver reports to the Dagster run
+through Dagster Pipes. It carries out the same `BoundedRun` as the local job, with the worker name of that Dagster
+run.
 
-The process ends with 0 as soon as its report is complete, also if it reports a failure: Pipes clients hand over no
-custom message of a process that failed, and the platform might start the process again.
+When its report is complete, the process exits with 0, even if the report is a failure: Pipes clients do not pass on
+custom messages of a process that failed, and the platform might start the process again.
 """
 
 import logging
@@ -61,15 +62,15 @@ from kcl_dagster.worker.stop import StopSignal
 
 log = logging.getLogger(__name__)
 
-DBFS: Final = Path("/dbfs")  # where Databricks mounts it
+DBFS: Final = Path("/dbfs")  # the mount point in Databricks
 SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"  # spark-submit sets it for the Python process of a driver
 
 
 @contextmanager
 def reporting() -> Iterator[PipesContext]:
-    """The Pipes context of this process. What the block raises is reported to the Dagster run, and not raised.
+    """The Pipes context of this process. An error of the block is reported to the Dagster run, and not raised.
 
-    Raises ConfigurationError in a process that no Pipes client has launched.
+    Raises ConfigurationError if no Pipes client has launched this process.
     """
     with _open_pipes() as pipes:
         try:
@@ -87,10 +88,10 @@ def run_in_driver(
     pipes: PipesContext,
     exit_process: Callable[[int], object] = os._exit,
 ) -> BoundedOutcome:
-    """The bounded run that the Dagster run asks for, with its outcome reported. Blocks the main thread until it is
-    over. `resources`: `kcl`, `spark`, and those that the consumer's code asks for.
+    """Carry out and report the bounded run that the Dagster run requests. Blocks the main thread until it has
+    ended. `resources`: `kcl`, `spark`, and those that the consumer's code asks for.
 
-    Raises ConfigurationError where the Dagster run asks for another application, and what `BoundedRun.run` raises.
+    Raises ConfigurationError if the Dagster run requests another application, and what `BoundedRun.run` raises.
     """
     application, kcl = consumer.application, resources["kcl"]
     asked = pipes.extras.get(APPLICATION)
@@ -113,7 +114,7 @@ def run_in_driver(
 
     outcomes: list[BoundedOutcome] = []
 
-    # A job, for the context and the resources that the consumer's code may ask for.
+    # A job, because the consumer's code may ask for a context and resources.
     @op(required_resource_keys={"kcl", "spark", *consumer.resources})
     def read(context: OpExecutionContext) -> None:
         spark = context.resources.spark
@@ -145,8 +146,8 @@ def run_in_driver(
 
 
 def _refuse_second_start(application: Application, kcl: KclResource, run_id: str) -> None:
-    """A platform may start a driver again. The first one may still live then, as the owner of leases by the same
-    name, and the Dagster run reads its messages and no others."""
+    """Raise KclError if the platform has started the driver again. The first process may still run and own
+    leases under the same name, and the Dagster run reads the messages of only one process."""
     runtime, dynamodb = system(), kcl.client("dynamodb", application)
     layout = detect_layout(dynamodb, application, runtime)
     worker = worker_id(BOUNDED_SLOT, run_id)
@@ -162,7 +163,7 @@ def _refuse_second_start(application: Application, kcl: KclResource, run_id: str
 
 
 def _session_here(spark: Any) -> Any:
-    """The resource `spark` in a driver: a session that the environment provides comes before a local one of ours,
+    """The resource `spark` in a driver: a session that the environment provides, instead of a local one of ours,
     which would leave the executors idle."""
     is_local = isinstance(spark, KclSparkResource) and spark.mode == "local"
     is_provided = SUBMITTED in os.environ or SparkSession.getActiveSession() is not None
@@ -185,15 +186,15 @@ def _open_pipes() -> PipesContext:
 
 
 def context_loader(params: Mapping[str, Any], dbfs: Path = DBFS) -> PipesContextLoader:
-    """What reads the context that a context injector has put where `params` say."""
+    """The context loader for the place that `params` name, where the Pipes client has put the context."""
     if "bucket" in params:
         return PipesS3ContextLoader(client=boto3.client("s3"))
     return PipesDbfsContextLoader() if _is_on(dbfs, params) else PipesDefaultContextLoader()
 
 
 def message_writer(params: Mapping[str, Any], dbfs: Path = DBFS) -> PipesMessageWriter[Any]:
-    """What writes messages to where a message reader reads them, as `params` say: objects in S3, files in a folder
-    of DBFS or of a volume of Databricks, one file, or standard output."""
+    """The message writer for the place that `params` name, where the Dagster run reads messages: objects in S3,
+    files in a folder of DBFS or of a volume of Databricks, one file, or standard output."""
     if "bucket" in params:
         return PipesS3MessageWriter(client=boto3.client("s3"))
     if _is_on(dbfs, params):

@@ -1,7 +1,7 @@
-"""The Dagster side of a bounded run in a Spark driver elsewhere: launch the driver, and take its report.
+"""The Dagster side of a bounded run in a Spark driver elsewhere: it launches the driver and reads its report.
 
-A function of the user starts the driver, with a Pipes client of the user's choice. What needs Dagster's own
-storage, such as which windows are declared, is done by the Dagster run when the driver has ended.
+A function of the user starts the driver, with a Pipes client of the user's choice. Tasks that need Dagster's own
+storage, such as declaring windows, are carried out by the Dagster run when the driver has ended.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,22 +20,24 @@ from kcl_dagster.orchestration.run_storage import run_view
 from kcl_dagster.runtime import system
 
 Launch = Callable[..., PipesClientCompletedInvocation]
-"""Starts a driver that runs `kcl-dagster catch-up MODULE:ATTRIBUTE --pipes`, and waits until it has ended. Its
-first two parameters are the context and the extras that it passes to the `run` of a Pipes client, whose result it
-returns. Further parameters are Dagster resources by their names."""
+"""Starts a driver that runs `kcl-dagster catch-up MODULE:ATTRIBUTE --pipes`, and waits for its end. The first
+two parameters are the context and the extras, which the function passes to the `run` of a Pipes client; it
+returns the result of that `run`. Further parameters are Dagster resources with these names.
+"""
 
 
 def resources_of(launch: Launch) -> frozenset[str]:
-    """The resources that a function asks for."""
+    """The names of the resources that the function asks for."""
     return frozenset(parameters_after_first(launch)[1:])
 
 
 def read_elsewhere(
     context: OpExecutionContext, consumer: Consumer, kcl: KclResource, launch: Launch, through: float | None
 ) -> tuple[BoundedOutcome, Mapping[str, Any]]:
-    """The outcome of a bounded run in the driver that `launch` starts, and the metadata of the Pipes client.
+    """Carry out a bounded run in the driver that `launch` starts. Returns its outcome and the metadata of the Pipes
+    client.
 
-    Raises Failure where the driver reports a problem, or ends without a report, and what the Pipes client raises.
+    Raises Failure if the driver reports a problem or ends without a report, and what the Pipes client raises.
     """
     application, run_id = consumer.application, context.run.run_id
     given = {name: getattr(context.resources, name) for name in resources_of(launch)}

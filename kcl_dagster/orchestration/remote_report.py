@@ -1,7 +1,7 @@
-"""What a bounded run in a Spark driver elsewhere reports to the Dagster run that launched the driver.
+"""The report of a bounded run in a Spark driver elsewhere to the Dagster run that launched the driver.
 
-It travels as custom messages of Dagster Pipes: one for each event of the worker, and at the end the outcome, or the
-problem that kept the run from having one. Custom messages of the consumer's own code are left alone.
+It consists of custom messages of Dagster Pipes: one for each event of the worker, and at the end the outcome, or
+the problem because of which the run has none. Custom messages of the consumer's own code are ignored.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +14,11 @@ from kcl_dagster.orchestration.bounded_outcome import BoundedOutcome
 from kcl_dagster.orchestration.run_event_log import Reported
 from kcl_dagster.worker.stop import StopReason
 
-# Extras that the Dagster run gives the driver.
+# The extras that the Dagster run passes to the driver.
 APPLICATION: Final = "kcl/application"
 THROUGH: Final = "kcl/through"
 
-# Custom messages of the driver. Each is an object with one of these keys.
+# The custom messages of the driver: each is an object with one of these keys.
 EVENT: Final = "kcl/event"
 OUTCOME: Final = "kcl/outcome"
 PROBLEM: Final = "kcl/problem"
@@ -29,8 +29,8 @@ Send = Callable[[Mapping[str, Any]], object]
 
 @dataclass(frozen=True, slots=True)
 class RemoteReport:
-    """`outcome`: None where the run has none, for the reason `problem`. Both are empty if the driver ended before
-    its report. `led`: whether the run led the application."""
+    """The content of a report. `outcome`: None if the run has none, because of `problem`. Neither is set if the
+    driver ended before its report. `led`: whether the run led the application."""
 
     events: Sequence[Reported] = ()
     outcome: BoundedOutcome | None = None
@@ -62,7 +62,7 @@ def send_problem(send: Send, problem: str) -> None:
 
 
 def read_report(messages: Sequence[Any]) -> RemoteReport:
-    """The report that the custom messages of a driver make."""
+    """The report in the custom messages of a driver."""
     events: list[Reported] = []
     outcome: BoundedOutcome | None = None
     led, problem = False, ""

@@ -1,4 +1,4 @@
-"""A stream as a time-partitioned asset: Dagster's backfills read windows of it again."""
+"""A stream as a time-partitioned asset, through which Dagster's backfills read windows of it again."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,13 +46,16 @@ from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.streams.listing import describe, list_shards
 
 REPLAY_TAG: Final = "kcl/replay"
-"""The application. Replays of one application take turns: they share what they may read of its shards."""
+"""The tag with the application's name. Replays of one application run one after another, because they share the
+allowed rate of reads of its shards.
+"""
 
-POLL_SECONDS: Final = 5.0  # a replay takes minutes; asking for its end costs Dagster's database a look
+# Between two checks for the end of a replay, which takes minutes; each check queries Dagster's database.
+POLL_SECONDS: Final = 5.0
 
 
 class ReplayConfig(Config):
-    """What the launchpad asks."""
+    """The settings in the launchpad."""
 
     edition: str = Field(
         default="",
@@ -78,18 +81,18 @@ def build_kcl_replay_asset(
     kcl_key: str = "kcl",
     spark_key: str = "spark",
 ) -> AssetsDefinition:
-    """An asset whose partitions are windows of a consumer's stream, read again through the consumer's code.
+    """Build an asset whose partitions are windows of a consumer's stream, read again through the consumer's code.
 
-    A partition holds what arrived at the stream within it, each record once, however often it is replayed or was
-    cut off. Leases are neither read nor written: the live consumer goes on. A backfill is one run, window after
-    window.
+    A partition contains the records that arrived at the stream within the window, each once, however often it is
+    replayed or was interrupted. Leases are neither read nor written, so the live consumer continues. A backfill is
+    one run, which reads window after window.
 
     Args:
         partitions_def: `dagster.HourlyPartitionsDefinition`, `DailyPartitionsDefinition` or any other.
-        sink: Where windows go; a mapping of the same names where the consumer stores into several tables. The
-            consumer's own sink is possible, and then holds what it stored live *and* what
-            was replayed: empty it of the windows first.
-        name: The asset's key, behind the consumer's `key_prefix`; the consumer's with `_replayed` when left out.
+        sink: Where windows are stored; a mapping with the same names if the consumer stores into several tables. If
+            it is the consumer's own sink, it will contain the records stored live *and* the replayed ones, so
+            remove the windows from it first.
+        name: The asset's key, after the consumer's `key_prefix`; by default the consumer's name with `_replayed`.
 
     Example:
         .. code-block:: python
@@ -146,7 +149,7 @@ def build_kcl_replay_asset(
                     states = _replay_window(context, ours, chosen, kcl, spark, window, config, runtime)
                     context.log_event(AssetMaterialization(key, partition=window.name, metadata=_metadata(states)))
         except KclError as error:
-            is_final = isinstance(error, (ConfigurationError, DataLoss))  # whatever else it is may pass
+            is_final = isinstance(error, (ConfigurationError, DataLoss))  # any other error may be temporary
             raise Failure(" ".join(str(error).split()), allow_retries=not is_final) from error
         yield from ()
 
@@ -159,7 +162,7 @@ def _window(partitions_def: TimeWindowPartitionsDefinition, partition: str) -> R
 
 
 def _refuse_early(consumer: Consumer, kcl: KclResource, windows: Sequence[ReplayWindow], runtime: Runtime) -> None:
-    """Before Spark is started and anything is read."""
+    """Raise an error for unreadable windows, before Spark is started and anything is read."""
     for settings in consumer.application.streams:
         facts = describe(kcl.client("kinesis", consumer.application), settings.name, runtime=runtime)
         for window in windows:
@@ -176,7 +179,7 @@ def _replay_window(
     config: ReplayConfig,
     runtime: Runtime,
 ) -> list[ShardReplay]:
-    # Spark's side is heavy; the code server evaluates this module without ever replaying.
+    # Importing Spark is slow, and the code server imports this module without using it.
     from kcl_dagster.spark.engine import EngineSettings, SparkEngine
     from kcl_dagster.spark.fetch import Connection
 
@@ -236,10 +239,11 @@ def _metadata(states: Sequence[ShardReplay]) -> dict[str, Any]:
 
 @contextmanager
 def _after_older_replays(context: AssetExecutionContext, application: str, runtime: Runtime) -> Iterator[None]:
-    """Wait until no older replay of the application runs, if the limit of the pool allows several. A run that waits
-    here occupies one of the places in the pool."""
+    """Wait until no older replay of the application is running, in case the limit of the pool allows several. A
+    waiting run occupies one of the places in the pool."""
     instance, run = context.instance, context.run
-    # Not as a run of the application's fleet: those are pruned, and with this one would go what it has replayed.
+    # Not with the tag of the application's worker runs: those are pruned, and with this run its materializations
+    # would be.
     instance.add_run_tags(run.run_id, {REPLAY_TAG: application})
     reported: str | None = None
     while (before := older(instance, application, run)) is not None:
@@ -251,7 +255,7 @@ def _after_older_replays(context: AssetExecutionContext, application: str, runti
 
 
 def older(instance: DagsterInstance, application: str, run: DagsterRun) -> str | None:
-    """The oldest active replay, unless that is this run."""
+    """The run id of the oldest active replay, or None if that is this run."""
     active = [DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
     records = instance.get_run_records(RunsFilter(tags={REPLAY_TAG: application}, statuses=active), ascending=True)
     first = next((record.dagster_run.run_id for record in records), run.run_id)

@@ -1,8 +1,8 @@
 """When the leader reports its observations to Dagster, and in which form.
 
-Dagster keeps every event for ever and evaluates the sensor 17,000 times a day, so events are combined. If something
-changed, it is reported at once, together with other changes within a minute, and once more when that has settled.
-While nothing changes, reports are rare.
+Dagster keeps every event for ever and evaluates the sensor 17,000 times a day, so events are combined. A change is
+reported at once, but at most once a minute, together with other changes; and once more when it has settled. If
+nothing changes, reports are rare.
 """
 
 import hashlib
@@ -26,28 +26,31 @@ Event = AssetMaterialization | AssetObservation | AssetCheckEvaluation
 LIVELY_SECONDS = 300.0  # after a start or a deployment, when an operator watches
 LIVELY_PACE_SECONDS = 30.0
 LAG_PACE_SECONDS = 60.0  # two numbers that plot over time: 5 MB a day
-TABLE_PACE_SECONDS = 3600.0  # for what matters only when it changes
+TABLE_PACE_SECONDS = 3600.0  # for tables, which matter only when they change
 NEWS_SECONDS = 1800.0  # a decision that still holds after this time is reported again
-LEAST_PACE_SECONDS = 60.0  # a worker's end moves all of its leases, tick after tick, and the tables cost 25 KB
-SETTLED_SECONDS = 30.0  # after a change: the workers have sent heartbeats since, so the numbers are valid again
+# The end of a worker moves all of its leases, over several ticks, and each report takes 25 KB.
+LEAST_PACE_SECONDS = 60.0
+SETTLED_SECONDS = 30.0  # after a change; workers have sent heartbeats since then, so the numbers are valid again
 CHECK_PACE_SECONDS = 4 * 3600.0  # for a check whose result is unchanged
 SHARDS_PACE_SECONDS = 60.0  # from a materialization of a stream until it is checked whether Dagster has stored it
 SHARDS_TOLD_AT_MOST = 2  # the second time in case the first was not stored
 SUPERSEDED_PACE_SECONDS = 60.0  # workers materialize the records every 30 s at first, and every 30 minutes later
-EASED_PACE_SECONDS = 1800.0  # for a check that fails less badly than before: not every tick around a step
-# Durations and shares change from tick to tick while what they are part of stays the same.
+# For a check that fails less badly than before, so that it is not reported at every tick around a step.
+EASED_PACE_SECONDS = 1800.0
+# Durations and percentages change from tick to tick, although the text is otherwise the same.
 SHARDS_TAG = "kcl/shards"
-"""On the materializations of a stream: its set of open shards."""
+"""The tag of a stream's materializations with its set of open shards."""
 
-# The version that Dagster assumes for an external asset without one. A version that changed with the shards would
-# mark all that was made of the stream as out of date.
+# The version that Dagster assumes for an external asset without one. If the version changed with the shards, all
+# assets downstream of the stream would count as out of date.
 _DATA_VERSION = {"dagster/data_version": "INITIAL"}
 _PASSING = re.compile(r"\d+(\.\d+)?( ?s\b|%)")
 
 
 @dataclass
 class Reporter:
-    """Remembers what it has told. One per application and process; called under the leader's lock."""
+    """Decides which events to report, and remembers what was reported. One object per application and process;
+    called under the leader's lock."""
 
     consumer: Consumer
     translator: KclTranslator
@@ -56,14 +59,14 @@ class Reporter:
     _changed: float = float("-inf")
     _told: dict[Role, float] = field(default_factory=dict)
     _checked: dict[str, tuple[float | None, float]] = field(default_factory=dict)
-    """The step that each check's problem had come to when it was told last, None where it passed; and when."""
+    """Check -> the step of its problem in the last evaluation (None if it passed), and when."""
 
     _looked: float = float("-inf")
     _stored_shards: dict[str, str] = field(default_factory=dict)
-    """By stream, the set of open shards that Dagster's storage has."""
+    """Stream -> the set of open shards in Dagster's storage."""
 
     _told_shards: dict[str, tuple[str, float, int]] = field(default_factory=dict)
-    """By stream, the set of open shards in the last materialization that was returned, when, and how often."""
+    """Stream -> the set of open shards in the last materialization that was returned, when, and how often."""
 
     _remarks: dict[str, str | None] = field(default_factory=dict)
     _wrong_since: dict[str, float] = field(default_factory=dict)
@@ -72,14 +75,14 @@ class Reporter:
     _latest: deque[statement.Row] = field(default_factory=lambda: deque(maxlen=statement.MAX_ROWS))
 
     def recall(self, evaluated: Iterable[str], decisions: Iterable[statement.Row] = ()) -> None:
-        """What was told before this process: checks that were evaluated, of which those that must be acknowledged
-        stay as they are, and the latest decisions, the newest first."""
+        """Set what was reported before this process: the checks that were evaluated, of which those that must be
+        acknowledged keep their result, and the latest decisions, the newest first."""
         self._answered.update(evaluated)
         self._latest.extend(decisions)
 
     def news(self, decisions: Iterable[Decision], now: float) -> list[Decision]:
-        """Those decisions that were not told lately. A launch is asked for until its run is seen, a problem noted
-        for as long as it lasts; only the first time is news."""
+        """Decisions that were not reported lately. A launch is requested until its run is seen, and a problem is
+        noted as long as it lasts, but each is reported only once."""
         self._decided = {text: at for text, at in self._decided.items() if now - at < NEWS_SECONDS}
         fresh = []
         for decision in decisions:
@@ -93,8 +96,8 @@ class Reporter:
         """Checks on the records whose last evaluation failed; empty if the last call was less than a minute ago.
 
         Dagster disregards an evaluation that is older than the latest materialization of its asset. The caller
-        compares the two in Dagster's storage, and calls `repeat` for the checks that Dagster disregards. One that
-        passed is not repeated.
+        compares the two in Dagster's storage, and calls `repeat` for the checks that Dagster disregards. A check
+        that passed is not repeated.
         """
         failed = [
             check.name
@@ -107,16 +110,17 @@ class Reporter:
         return failed
 
     def repeat(self, names: Iterable[str]) -> None:
-        """Evaluate these checks with the next events, although their answers are the same."""
+        """Evaluate these checks with the next events, even if their results are unchanged."""
         for name in names:
             self._checked.pop(name, None)
 
     def new_shards(self, seen: Observation, now: float) -> list[StreamSight]:
         """Streams whose set of open shards is not known to be in Dagster's storage; `now` is monotonic.
 
-        The caller compares each with the storage and calls `settle`, or passes it to `events`. A materialization
-        that Dagster did not store, because the tick was cut off, is returned once more after a minute. Not oftener:
-        leaders of two accounts may report different streams as one asset.
+        The caller compares each with the storage, and then either calls `settle` or passes it to `events`. If
+        Dagster did not store a materialization, because the tick was interrupted, the stream is returned once more
+        after a minute. It is not returned more often, because leaders of two accounts may report different streams
+        as one asset.
         """
         found = []
         for stream in seen.streams:
@@ -128,11 +132,12 @@ class Reporter:
         return found
 
     def settle(self, stream: StreamSight) -> None:
-        """Dagster's storage has a materialization of this set of open shards: none is returned for it again."""
+        """Note that Dagster's storage has a materialization of this set of open shards, so that none is returned
+        for it again."""
         self._stored_shards[stream.name] = shards_of(stream)
 
     def events(self, seen: Observation, now: float, changed: Iterable[StreamSight] = ()) -> list[Event]:
-        """What is worth telling now; `now` is monotonic. `changed`: streams whose set of open shards is new."""
+        """The events to report now; `now` is monotonic. `changed`: streams whose set of open shards is new."""
         if self._began is None:
             self._began = now
         if seen.shape != self._shape:
@@ -169,7 +174,7 @@ class Reporter:
         return now - told >= (min(LEAST_PACE_SECONDS, pace) if is_news else pace)
 
     def _streams(self, seen: Observation, now: float) -> Iterator[AssetObservation]:
-        """Between two changes of its shards, a stream is observed."""
+        """Observations of streams, between two changes of their shards."""
         for stream in seen.streams:
             self._told[Role.STREAM] = now
             yield AssetObservation(self._stream_key(stream), metadata=dict(statement.of_stream(stream, seen)))
@@ -204,7 +209,7 @@ def shards_of(stream: StreamSight) -> str:
 
 
 def _check_pace(told: float | None, step: float | None) -> float:
-    """Seconds from one answer of a check to the next, where they are these."""
+    """Seconds between two evaluations of a check with these steps of its problem."""
     if told == step:
         return CHECK_PACE_SECONDS
     return EASED_PACE_SECONDS if told is not None and step is not None and step < told else 0.0

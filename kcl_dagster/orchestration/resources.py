@@ -1,4 +1,4 @@
-"""`KclResource`: how to reach Kinesis, DynamoDB, CloudWatch and S3, as a Dagster resource."""
+"""`KclResource`: the connection to Kinesis, DynamoDB, CloudWatch and S3, as a Dagster resource."""
 
 import functools
 import re
@@ -15,7 +15,7 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.secret_options import SecretsResource, is_literal, refuse_literals
 
 SECRETS: Final = {"aws_secret_access_key": "AWS_SECRET_ACCESS_KEY", "aws_session_token": "AWS_SESSION_TOKEN"}
-"""Fields that must not be literals, and the variable that a refusal proposes."""
+"""Fields that must not be literals -> the environment variable that the error message proposes."""
 
 _ROLES: Final = ("role_arn", "kinesis_role_arn", "dynamodb_role_arn", "cloudwatch_role_arn")
 _ROLE: Final = re.compile(r"arn:aws[\w-]*:iam::\d{12}:role/.", re.ASCII)
@@ -23,11 +23,11 @@ _IS_SECRET: Final[dict[str, Any]] = {"dagster__is_secret": True}
 
 
 class KclResource(SecretsResource):
-    """Credentials, region and endpoints of the streams, the lease tables, the metrics and the lake.
+    """Credentials, region and endpoints for the streams, the lease tables, the metrics and the sinks on S3.
 
-    With nothing set, boto3's usual sources apply: environment, profile, the role of the machine or pod. Secrets are
-    taken from the environment only: a literal would be stored and shown by Dagster, and is refused. Clients are
-    cached for the life of the process, because a leader asks for them every few seconds.
+    By default, boto3's usual sources apply: environment, profile, the role of the machine or pod. Secrets must come
+    from the environment: a literal raises an error, because Dagster would store and show it. Clients are cached as
+    long as the process runs, because a leader requests them every few seconds.
 
     Example:
         .. code-block:: python
@@ -79,7 +79,7 @@ class KclResource(SecretsResource):
     )
 
     def __init__(self, **values: Any) -> None:
-        # Not a validator: pydantic's message would show the secret.
+        # Not in a validator, because pydantic's message would contain the secret.
         for name, variable in SECRETS.items():
             if is_literal(values.get(name)):
                 raise ConfigurationError(
@@ -93,9 +93,9 @@ class KclResource(SecretsResource):
         super().__init__(**values)
 
     def connection(self, service: str, application: Application | None = None) -> dict[str, str]:
-        """The fields of `kcl_dagster.aws.Access` for a service, without those that are not set. `application` names
-        the sessions of a role, and Kinesis is reached where the ARNs of its streams say. Plain strings: they travel
-        to the executors."""
+        """The fields of `kcl_dagster.aws.Access` for a service, without those that are not set. `application`:
+        its name becomes the session name of an assumed role, and the ARNs of its streams decide the region of
+        Kinesis. The values are plain strings, which can be sent to the executors."""
         is_lake = service == "s3"
         role = getattr(self, f"{service}_role_arn", None) or (None if is_lake else self.role_arn)
         settings = {
@@ -133,7 +133,7 @@ def _refuse_unknown(values: Mapping[str, Any], known: Iterable[str]) -> None:
 
 
 def _refuse_halves(values: Mapping[str, Any]) -> None:
-    """Settings that would have no effect, or fail with the first request."""
+    """Raise ConfigurationError for settings that would have no effect, or fail with the first request."""
     given = {name for name, value in values.items() if value is not None}
     if ("aws_access_key_id" in given) != ("aws_secret_access_key" in given):
         raise ConfigurationError(
@@ -160,7 +160,7 @@ def _refuse_halves(values: Mapping[str, Any]) -> None:
 
 
 def _plain(value: str) -> str:
-    """The value of an EnvVar, for a resource that is used without Dagster."""
+    """The value, also of an EnvVar, for a resource that is used without Dagster."""
     if not isinstance(value, EnvVar):
         return value
     found = value.get_value()
@@ -171,6 +171,6 @@ def _plain(value: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _client(service: str, connection: tuple[tuple[str, str], ...]) -> Any:
-    """Dagster makes a new resource for every tick; clients and their connections outlive it."""
+    """A cached client. Dagster makes a new resource for every tick; clients and their connections are kept."""
     settings: dict[str, Any] = dict(connection)
     return aws.client(service, **settings)

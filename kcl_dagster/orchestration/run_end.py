@@ -1,7 +1,7 @@
 """Ends a run whose worker cannot end by itself, because the consumer's code does not return.
 
-A Python thread cannot be ended from outside, so the process ends. The run is recorded before that, as
-canceled where it was terminated, and as failed otherwise, with the reason.
+A Python thread cannot be ended from outside, so the process is ended. Before that, the run is recorded: as canceled
+if it was terminated, otherwise as failed, with the reason.
 """
 
 import logging
@@ -22,7 +22,8 @@ from kcl_dagster.worker.surroundings import EndProcess
 
 log = logging.getLogger(__name__)
 
-REPORT_SECONDS: Final = 15.0  # Dagster's storage may hang; then its run monitoring finds that the process is gone
+# Dagster's storage may hang; then Dagster's run monitoring detects that the process has ended.
+REPORT_SECONDS: Final = 15.0
 EXIT_CODE: Final = 70
 
 
@@ -32,8 +33,9 @@ def ending(
     exit_process: Callable[[int], object] = os._exit,
     is_own: Callable[[], bool] | None = None,
 ) -> EndProcess:
-    """`is_own`: whether the process exists for this run. The process of a test or of a notebook is left alone: its
-    run is recorded as over all the same, and its worker has neither a row nor a lease."""
+    """Make the function that ends the process. `is_own`: returns whether the process exists for this run only.
+    If not, as in a test or a notebook, the process continues: its run is recorded as ended nevertheless, and its
+    worker has neither a row nor a lease."""
 
     def end(why: str) -> None:
         report_in_time(partial(_report, instance, run_id, why))
@@ -44,15 +46,15 @@ def ending(
 
 
 def report_in_time(report: Callable[[], object]) -> None:
-    """Call `report` on a thread, and wait `REPORT_SECONDS` at most."""
+    """Call `report` on a thread, and wait at most `REPORT_SECONDS`."""
     thread = Thread(target=report, name="kcl-run-end", daemon=True)
     thread.start()
     thread.join(REPORT_SECONDS)
 
 
 def is_process_of_run() -> bool:
-    """Whether Dagster started this process for one run: a child of a code server (the default launcher), or one
-    of its commands (`dagster api execute_run` in a container, `dagster job execute`, `dg launch`)."""
+    """Whether Dagster started this process for one run: as a child of a code server (the default launcher), or
+    by one of its commands (`dagster api execute_run` in a container, `dagster job execute`, `dg launch`)."""
     names = PurePath(sys.argv[0] if sys.argv else "").parts[-2:]
     is_command = any(name.removesuffix(".exe") in DEV_COMMANDS for name in names)
     return multiprocessing.parent_process() is not None or is_command

@@ -1,4 +1,4 @@
-"""Writes the events of a worker run into Dagster's event log: combined, never one event per batch."""
+"""Writes the events of a worker run to Dagster's event log: combined, never one event per batch."""
 
 import logging
 import threading
@@ -33,22 +33,22 @@ from kcl_dagster.worker.report import PROGRESS, BatchReport
 
 logger = logging.getLogger(__name__)
 
-# An event costs 8 KB on disk, and the page of a run with thousands of events loads slowly. Operators watch the
-# start of a worker; from then on the pause doubles, up to one event every half hour (0.4 MB a day).
+# An event takes 8 KB on disk, and the page of a run with thousands of events loads slowly. Operators watch the
+# start of a worker; after that the pause doubles, up to one event every half hour (0.4 MB a day).
 FIRST_PACE_SECONDS = 30.0
 CALM_PACE_SECONDS = 1800.0
-ALARM_PACE_SECONDS = 300.0  # of one kind: a stream full of poison must not fill the event log
-COLUMNS_TOLD = 20  # each time; a wider table's only once per run, because Dagster keeps every copy
+ALARM_PACE_SECONDS = 300.0  # for one kind: a stream full of poison records must not fill the event log
+COLUMNS_TOLD = 20  # in every report; more columns only once per run, because Dagster keeps every copy
 
 Reported = AssetObservation | AssetCheckEvaluation
 Write = Callable[[Reported], object]
 Alarm = Callable[[EventKind, str], AssetCheckEvaluation | None]
-"""The failed check that an event is worth, if it is worth one."""
+"""Returns the failed check to report for an event, or None."""
 
 
 @dataclass
 class Tally:
-    """Batches since a moment."""
+    """Totals of the batches since a given time."""
 
     batches: int = 0
     records: int = 0
@@ -69,8 +69,8 @@ class Tally:
 class RunEventLog:
     """Collects batch reports and worker events of one run. Called from several threads of the worker.
 
-    `write` and `log` write to Dagster's storage, which may be slow, hang or raise. Inside of `in_background` they
-    are called by one thread of their own, and no method here waits for them or raises what they raise.
+    `write` and `log` write to Dagster's storage, which may be slow, hang or raise. Within `in_background` a
+    separate thread calls them, and no method of this class waits for them or raises their errors.
     """
 
     asset: AssetKey
@@ -80,13 +80,13 @@ class RunEventLog:
     alarm: Alarm
     monotonic: Callable[[], float] = time.monotonic
     place: Mapping[str, Any] = field(default_factory=dict)
-    """Metadata of every observation: where the rows are."""
+    """Metadata of every observation: the location of the rows."""
 
     tables: Mapping[str, tuple[AssetKey, Mapping[str, Any]]] = field(default_factory=dict)
-    """The assets of a consumer's tables, by name, where it has several, and metadata of where their rows are."""
+    """If the consumer has several tables: name -> its asset and the metadata with the location of its rows."""
 
     open_window: Callable[[], str | None] = lambda: None
-    """The partition that records belong to which arrive now. Observations are made of it."""
+    """Returns the partition of records that arrive now. Observations are made for this partition."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _total: Tally = field(default_factory=Tally)
@@ -98,10 +98,10 @@ class RunEventLog:
     _table_columns: dict[str, TableSchema] = field(default_factory=dict)
     _tables_told: bool = False
     _alarms: dict[EventKind, tuple[float, int]] = field(default_factory=dict)
-    """When each kind was told last, and how many it has happened to since."""
+    """Kind -> when it was last reported, and the number of events since."""
 
     _errors: dict[LeaseKey, str] = field(default_factory=dict)
-    """The last error of each shard that failed and has stored nothing since."""
+    """The last error of each shard that has failed and has stored nothing since."""
 
     _episodes: Episodes = field(default_factory=Episodes)
     _offer: Offer = at_once
@@ -111,8 +111,8 @@ class RunEventLog:
 
     @contextmanager
     def in_background(self, last_seconds: float = LAST_SECONDS) -> Iterator[None]:
-        """Deliver everything on a thread of its own. The end of the block waits `last_seconds` at most for what is
-        still queued."""
+        """Write everything on a separate thread. At the end of the block, wait at most `last_seconds` for what
+        is still queued."""
         queue = DeliveryQueue(on_dropped=self._say_dropped)
         thread = DeliveryThread(queue, "kcl-events", last_seconds)
         try:
@@ -125,11 +125,11 @@ class RunEventLog:
                 logger.warning("Dagster's storage did not accept %s events of %s", missing, self.slot)
 
     def info(self, message: str, *arguments: object) -> None:
-        """A line for the run's log."""
+        """Write a line to the run's log."""
         self._offer("log line", partial(self.log.info, message, *arguments))
 
     def warning(self, message: str, *arguments: object) -> None:
-        """A line for the run's log."""
+        """Write a warning to the run's log."""
         self._offer("log line", partial(self.log.warning, message, *arguments))
 
     def _say_dropped(self, dropped: Mapping[str, int]) -> None:
@@ -137,7 +137,7 @@ class RunEventLog:
         self.log.warning(text, counted(dropped))
 
     def note_columns(self, output: Any) -> None:
-        """What a transform has returned: its schema is that of the asset. Asks Spark once per run."""
+        """Record the schema of a transform's result as that of the asset. Reads it from Spark once per run."""
         if isinstance(output, Mapping):
             if not self._table_columns:
                 found = {name: _columns_of(output.get(name)) for name in self.tables}
@@ -146,7 +146,8 @@ class RunEventLog:
             self._columns = _columns_of(output)
 
     def batch(self, report: BatchReport) -> None:
-        """After each round. Writes when something was stored for the first time, then ever more seldom."""
+        """Called after each round of the worker. Writes an observation when something was first stored, and
+        after that at growing intervals."""
         self._write_due_lines()
         with self._lock:
             first = self._total.records == 0 and report.records > 0
@@ -169,7 +170,7 @@ class RunEventLog:
             self._offer("batch", partial(self.write, one))
 
     def observation(self) -> AssetObservation:
-        """What was stored since the last one."""
+        """An observation of what was stored since the last one."""
         with self._lock:
             return self._observation()
 
@@ -177,7 +178,7 @@ class RunEventLog:
         return AssetObservation(self.asset, partition=self.open_window(), metadata=self._metadata())
 
     def _observations_of_tables(self) -> list[AssetObservation]:
-        """Once per run: where the rows are, and their columns."""
+        """Observations of the tables, once per run: the location of the rows, and their columns."""
         return [
             AssetObservation(key, partition=self.open_window(), metadata={**place, COLUMN_SCHEMA: columns})
             for name, (key, place) in self.tables.items()
@@ -208,7 +209,7 @@ class RunEventLog:
         self._offer(kind.value, partial(write, "%s: %s", kind.value, line))
 
     def _alarm_of(self, event: WorkerEvent, what: str) -> AssetCheckEvaluation | None:
-        """The failed check that is to be written about an event, if one is due."""
+        """The failed check to write for an event, if one is due."""
         evaluation = self.alarm(event.kind, what)
         if evaluation is None:
             return None
@@ -232,18 +233,19 @@ class RunEventLog:
 
     @property
     def errors(self) -> Mapping[LeaseKey, str]:
-        """Of each shard that failed and has stored nothing since: its last error."""
+        """The last error of each shard that has failed and has stored nothing since."""
         with self._lock:
             return dict(self._errors)
 
     @property
     def records(self) -> int:
-        """How many this run has stored."""
+        """The number of records that this run has stored."""
         with self._lock:
             return self._total.records
 
     def metadata(self) -> Mapping[str, Any]:
-        """The same keys at every event, so that they plot as one line each."""
+        """The metadata of an observation. Its keys are the same at every event, so that each can be plotted as
+        one line."""
         with self._lock:
             return self._metadata()
 
@@ -275,13 +277,13 @@ def _columns_of(output: Any) -> TableSchema | None:
 def event_log_of(
     context: OpExecutionContext | AssetExecutionContext, consumer: Consumer, translator: KclTranslator, slot: str
 ) -> RunEventLog:
-    """The event log of the Dagster run in which a worker of the consumer works. `slot`: what its observations
-    name."""
+    """The event log of the Dagster run in which a worker of the consumer works. `slot`: the name of the worker
+    in its observations."""
     return open_event_log(consumer, translator, slot, writer_of(context), context.log)
 
 
 def open_event_log(consumer: Consumer, translator: KclTranslator, slot: str, write: Write, log: Any) -> RunEventLog:
-    """The event log of a worker of the consumer. `slot`: what its observations name."""
+    """The event log of a worker of the consumer. `slot`: the name of the worker in its observations."""
     return RunEventLog(
         translator.get_asset_key(KclAsset(Role.RECORDS, consumer)),
         slot,
@@ -298,11 +300,11 @@ def open_event_log(consumer: Consumer, translator: KclTranslator, slot: str, wri
 
 
 def writer_of(context: OpExecutionContext | AssetExecutionContext) -> Write:
-    """Writes events of a worker as events of this Dagster run."""
+    """A function that writes events of a worker as events of this Dagster run."""
 
     def write(event: Reported) -> None:
         if isinstance(event, AssetCheckEvaluation):
-            context.instance.report_runless_asset_event(event)  # see checks
+            context.instance.report_runless_asset_event(event)  # see `asset_checks`
         else:
             context.log_event(event)
 

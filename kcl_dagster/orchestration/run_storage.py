@@ -1,4 +1,4 @@
-"""Worker runs as Dagster's run storage knows them. What it says is a hint: liveness is in the tables."""
+"""Worker runs in Dagster's run storage. It is only a hint: whether a worker is alive is decided by the tables."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,16 +12,18 @@ from kcl_dagster.model.worker_row import worker_id
 
 APPLICATION_TAG = "kcl/application"
 WORKER_TAG = "kcl/worker"
-"""`application/slot`. dagster.yaml's tag_concurrency_limits counts by it, so it is unique in the instance."""
+"""The tag `application/slot`. tag_concurrency_limits in dagster.yaml counts runs by it, so it is unique in the
+instance.
+"""
 
 CODE_TAG = "kcl/code"
-"""The version of the consumer's code that the run was launched with."""
+"""The version of the consumer's code with which the run was launched."""
 
 LAUNCHED_BY_TAG = "kcl/launched-by"
 """The trace and span of the tick that launched the run, as a `traceparent`. Only where ticks are traced."""
 
 WINDOWS_TAG = "kcl/windows"
-"""The application of which a run materializes windows. The run adds it when it begins."""
+"""The application whose windows a run materializes. The run adds the tag when it begins."""
 
 SLOT_TAG = "dagster/partition"
 
@@ -33,7 +35,7 @@ _STATUS: Final[dict[DagsterRunStatus, RunStatus]] = {
     DagsterRunStatus.CANCELING: "canceling",
 }
 ACTIVE: Final = list(_STATUS)
-# The nearer to the records, the more it counts as *the* run of its slot.
+# If a slot has several runs, the one with the highest rank counts as the run of the slot.
 _RANK: Final[list[RunStatus]] = ["queued", "starting", "canceling", "running"]
 
 _RANGE_TAGS: Final = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
@@ -48,8 +50,8 @@ def worker_tag(application: Application, slot: str) -> str:
 def slot_runs(instance: DagsterInstance, application: Application) -> Mapping[str, SlotRun]:
     """The run of each slot that has one. If several were launched, the most advanced, then the oldest.
 
-    Requests all active runs and selects them by tag here: with thousands of finished runs this is a fifth of the
-    work of a request by tag.
+    Requests all active runs and selects them by tag here: with thousands of finished runs this takes a fifth of the
+    time of a request by tag.
     """
     best: dict[str, SlotRun] = {}
     records = instance.get_run_records(RunsFilter(statuses=ACTIVE))
@@ -73,7 +75,8 @@ def slot_runs(instance: DagsterInstance, application: Application) -> Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class RangeInProgress:
-    """A run that materializes the partitions from `first` to `last`. `has_begun`: its process was started."""
+    """A run that materializes the partitions from `first` to `last`. `has_begun`: whether its process was
+    started."""
 
     run_id: str
     first: str
@@ -84,9 +87,8 @@ class RangeInProgress:
 def ranges_in_progress(
     instance: DagsterInstance, application: Application, records: AssetKey
 ) -> Sequence[RangeInProgress]:
-    """Each active run that materializes partitions of the records asset, whose key is `records`, also if the run
-    waits in the queue. A run of a job that is not launched with a selection of assets is known only when it has
-    begun."""
+    """Active and queued runs that materialize partitions of the records asset, whose key is `records`. If a run
+    was launched by a job and not with a selection of assets, it is found only when it has begun."""
     found = []
     for run in instance.get_runs(RunsFilter(statuses=ACTIVE)):
         is_selected = run.asset_selection is not None and records in run.asset_selection
@@ -99,27 +101,29 @@ def ranges_in_progress(
 
 
 def run_view(instance: DagsterInstance, application: Application, code: LoadedCode | None = None) -> RunView:
-    """What the leader may know of the runs of its application. `code`: what it launches; workers with older code
-    are replaced."""
+    """The runs of the application, as its leader sees them. `code`: the code that it launches; workers with
+    older code are replaced."""
     return RunView(slot_runs(instance, application), lambda run_ids: finished(instance, run_ids), code=code)
 
 
 def finished(instance: DagsterInstance, run_ids: Collection[str]) -> Collection[str]:
-    """Those of the runs that are over. A run we do not know may be another deployment's, and is not."""
+    """The runs among these that have ended. An unknown run may belong to another deployment, and is not
+    included."""
     asked = sorted(set(run_ids))
     runs = instance.get_runs(RunsFilter(run_ids=asked)) if asked else ()
     return {run.run_id for run in runs if run.status in OVER}
 
 
 def report_failed(instance: DagsterInstance, run_id: str) -> None:
-    """End a run in Dagster's books whose process is gone, so that its slot is free. A worker that lives after all
-    sees that its run is over, and leaves."""
+    """Record a run whose process has ended as failed, so that its slot becomes free. If its worker is alive
+    after all, it detects that its run has ended, and ends."""
     run = instance.get_run_by_id(run_id)
     if run is not None and run.status in (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED):
         instance.report_run_failed(run, "The worker of this run has not written its row for minutes: it is gone.")
 
 
 def rival(instance: DagsterInstance, application: Application, slot: str, run: DagsterRun) -> str | None:
-    """Another run that is already at work in this slot. The queue's limit normally prevents it, where it is set."""
+    """Another run that is already working in this slot, if any. A concurrency limit of the queue normally
+    prevents that, if one is set."""
     other = slot_runs(instance, application).get(slot)
     return other.run_id if other is not None and other.run_id != run.run_id and other.status == "running" else None

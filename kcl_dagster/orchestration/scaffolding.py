@@ -1,4 +1,6 @@
-"""`dg scaffold defs kcl_dagster.KclApplicationComponent clicks`: a `defs.yaml` that works as it is."""
+"""The command `dg scaffold defs kcl_dagster.KclApplicationComponent clicks`, which writes a `defs.yaml` that
+works unchanged.
+"""
 
 from typing import Any
 
@@ -8,7 +10,7 @@ from pydantic import BaseModel, Field
 
 
 class KclScaffoldParams(BaseModel):
-    """What the command line may say; what it does not say comes from the name of the folder."""
+    """The options of the command. By default, they follow from the name of the folder."""
 
     application: str | None = Field(default=None, description="The application's name, which is its lease table's.")
     stream: str | None = Field(default=None, description="Name of the stream.")
@@ -17,7 +19,7 @@ class KclScaffoldParams(BaseModel):
 
 
 class KclApplicationScaffolder(Scaffolder[KclScaffoldParams]):
-    """Writes what is needed, and nothing that has a good default."""
+    """Writes the required settings, and none that has a good default."""
 
     @classmethod
     def get_scaffold_params(cls) -> type[KclScaffoldParams]:
@@ -28,7 +30,7 @@ class KclApplicationScaffolder(Scaffolder[KclScaffoldParams]):
 
 
 def attributes(folder: str, params: KclScaffoldParams) -> dict[str, Any]:
-    """Of the component in a folder of this name. Where AWS is, boto3 finds out unless a region is given."""
+    """The attributes of a component in a folder with this name. Without a region, boto3's configuration applies."""
     stream = params.stream or folder
     return {
         "application": params.application or f"{stream}-to-lake",

@@ -1,7 +1,7 @@
 """Which options of a sink or a resource are secrets, and how their values are resolved.
 
-Dagster imports the definitions in its webserver, its daemon and every run, and shows what they contain. So a secret
-is named in the code by an `EnvVar`, and its value is read by the worker that opens the sink.
+Dagster imports the definitions in its webserver, its daemon and every run, and shows their content. So the code
+names a secret by an `EnvVar`, and the worker that opens the sink reads its value.
 """
 
 import os
@@ -33,10 +33,12 @@ SECRET_NAMES: Final = (
     "encryption_key",
     "service_account_key",
 )
-"""An option is a secret if its name contains one of these, also as a part of a word: `clientsecret`, `tokens`."""
+"""An option is a secret if its name contains one of these, even as a part of a word: `clientsecret`, `tokens`."""
 
 SECRET_WORDS: Final = ("sas",)
-"""Too short to look for inside of words."""
+"""An option is a secret if its name has one of these as a whole word. They are too short to search for within
+words.
+"""
 
 NO_SECRET_ENDINGS: Final = (
     "id",
@@ -52,20 +54,20 @@ NO_SECRET_ENDINGS: Final = (
     "expires_in",
     "expiry",
     "google_application_credentials",  # the path of a file
-    "s3a_access_key",  # the identifier of the key, which Hadoop names so
+    "s3a_access_key",  # the identifier of the key has this name in Hadoop
 )
-"""An option with such an ending says where a secret is, or something about it: `aws_web_identity_token_file`."""
+"""An option with such an ending is not a secret, but describes one: `aws_web_identity_token_file`."""
 
 
 _PROPERTY: Final = re.compile(r"-D([\w.-]+)=")
-"""Of Java's options."""
+"""A property in Java's options."""
 
 _resolving: ContextVar[bool] = ContextVar("kcl_secrets_are_resolved", default=False)
 
 
 class SecretsResource(ConfigurableResource[Any]):
-    """A resource some of whose fields may not be literals. Dagster makes it twice: as the code says, with EnvVars,
-    and once more from plain text when it has looked up their variables."""
+    """A resource some of whose fields must not be literals. Dagster makes it twice: from the code, with EnvVars,
+    and again from plain text after it has resolved their variables."""
 
     def _with_updated_values(self, values: Mapping[str, Any] | None) -> Any:
         token = _resolving.set(True)
@@ -76,15 +78,15 @@ class SecretsResource(ConfigurableResource[Any]):
 
 
 def is_literal(value: Any) -> bool:
-    """Whether a value was written into the code or a run's configuration. While Dagster resolves a resource, the
-    value of an environment variable is not."""
+    """Whether a value was written into the code or a run's configuration. While Dagster resolves a resource,
+    values of environment variables do not count as literals."""
     if not value or isinstance(value, EnvVar):
         return False
     return not (_resolving.get() and value in os.environ.values())
 
 
 def is_secret(name: str) -> bool:
-    """Whether an option of this name holds a secret, in any spelling: `AWS_SECRET_ACCESS_KEY`,
+    """Whether an option with this name is a secret, in any spelling: `AWS_SECRET_ACCESS_KEY`,
     `s3.secret-access-key`, `clientSecret`."""
     words = "_".join(re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()))
     if any(words == ending or words.endswith(f"_{ending}") for ending in NO_SECRET_ENDINGS):
@@ -95,10 +97,10 @@ def is_secret(name: str) -> bool:
 def refuse_literals(
     options: Mapping[str, str], owner: str, otherwise: str | Callable[[str], str], prefix: str = ""
 ) -> None:
-    """Raises ConfigurationError for the first secret that is not an EnvVar. The message does not contain its value.
+    """Raise ConfigurationError for the first secret that is not an EnvVar. The message does not contain its value.
 
-    `otherwise` says what happens if an option is left out, or makes that of the option's name. `prefix`: begins the
-    name of the environment variable that the message proposes.
+    `otherwise`: the part of the message about leaving an option out, or a function that makes it from the option's
+    name. `prefix`: the beginning of the environment variable that the message proposes.
     """
     for name, value in options.items():
         if not is_literal(value):
@@ -114,7 +116,7 @@ def refuse_literals(
 
 
 def refuse_secret_in(path: str, owner: str) -> None:
-    """Raises ConfigurationError for a path of a lake with a password in it. Keys of a lake are the connection's."""
+    """Raise ConfigurationError if a path contains a password. The keys for S3 belong to the connection."""
     if _in_address(path) is not None:
         raise ConfigurationError(
             f"the path of {owner} is an address that contains a secret, which is visible to all who can read the "
@@ -125,7 +127,7 @@ def refuse_secret_in(path: str, owner: str) -> None:
 def resolved(options: Mapping[str, str], owner: str) -> dict[str, str]:
     """The options as plain strings. Called in the process that opens the sink.
 
-    Raises ConfigurationError for an environment variable that is not set there.
+    Raises ConfigurationError if an environment variable is not set there.
     """
     found = {}
     for name, value in options.items():
@@ -138,8 +140,8 @@ def resolved(options: Mapping[str, str], owner: str) -> dict[str, str]:
 
 
 def _in_address(value: str) -> str | None:
-    """`postgresql://user:password@host`, `https://host/?sig=...&token=...`, `sc://host/;token=...` and
-    `-Dstore.password=...` are secrets under any name."""
+    """What kind of secret an address contains, or None. Examples: `postgresql://user:password@host`,
+    `https://host/?sig=...&token=...`, `sc://host/;token=...`, `-Dstore.password=...`."""
     if any(is_secret(name) for name in _PROPERTY.findall(value)):
         return "an option of Java that contains a secret"
     if "://" not in value:

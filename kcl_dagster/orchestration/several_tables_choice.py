@@ -1,4 +1,4 @@
-"""Several tables of one consumer, as a user names them: `sink={"orders": kcl.delta(...), "rejects": ...}`."""
+"""Several tables of one consumer, as a user configures them: `sink={"orders": kcl.delta(...), "rejects": ...}`."""
 
 import re
 from collections.abc import Mapping
@@ -12,14 +12,17 @@ if TYPE_CHECKING:
     from kcl_dagster.spark.sinks.contract import SparkSink
 
 KIND: Final = "table"
-_NAME: Final = re.compile(r"[A-Za-z0-9_]+")  # as Dagster allows it for parts of an asset's key
+_NAME: Final = re.compile(r"[A-Za-z0-9_]+")  # the rule of Dagster for parts of an asset's key
 
 
 def several_tables(tables: Mapping[str, SinkChoice]) -> SinkChoice:
     """The sink of a consumer whose function returns a DataFrame for each of these names.
 
-    Raises ConfigurationError for a name that no asset can have, for a sink that does not decide its batches in
-    chains, and for two sinks at one place.
+    Raises ConfigurationError for
+
+    - a name that no asset can have,
+    - a sink that does not commit its batches in chains (logs of committed batches beside the data),
+    - two sinks at the same place.
     """
     if not tables:
         raise ConfigurationError("sink: a mapping of tables needs one at least, such as {'orders': kcl.delta(...)}")
@@ -86,7 +89,7 @@ def _refuse_shared(tables: Mapping[str, SinkChoice]) -> None:
 
 
 def _root(place: str) -> str:
-    """The same for all ways to write a place."""
+    """The root of a place, which is the same for all spellings of the place."""
     from kcl_dagster.spark.storage import LocalStore, open_store
 
     store = open_store(place)

@@ -1,4 +1,4 @@
-"""Sinks as a user names them: `kcl.parquet("s3://lake/clicks")`. Opened by the worker run, not before."""
+"""Sinks as a user configures them: `kcl.parquet("s3://lake/clicks")`. The worker run opens them."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -29,27 +29,30 @@ _DELTA, _ICEBERG = "kcl.delta(storage_options=...)", "kcl.iceberg(catalog=...)"
 
 _TABLES: Final = frozenset({"parquet", "deltalake", "iceberg"})
 _COMPACTED: Final = frozenset({"parquet", "deltalake"})
-S3_BATCH_SECONDS: Final = 6.5  # each request is paid for there, and a batch makes three or more
+S3_BATCH_SECONDS: Final = 6.5  # on S3 each request is paid for, and a batch makes three or more
 
 Transform = Callable[..., Any]
-"""From the records of a batch, a Spark DataFrame, to what the sink stores. May ask for Dagster's context and for
-resources, see `kcl_consumer`. Runs once per batch, in the driver. It may be any function: a batch is stored as a
-whole or not at all."""
+"""The user's function, from the records of a batch, a Spark DataFrame, to the rows that the sink stores. It may
+ask for Dagster's context and for resources, see `kcl_consumer`. It runs once per batch, in the driver. It need
+not be deterministic, because a batch is stored as a whole or not at all.
+"""
 
 Connection = Mapping[str, str]
 OpenSink = Callable[[Transform, Connection], Sink[Any]]
-"""Makes the sink, given the user's transform and the S3 connection. Called once per worker run, in its process."""
+"""Makes the sink from the user's transform and the S3 connection. Called once per worker run, in its process."""
 
 OpenStagingSink = Callable[[Transform, Connection], "SparkSink"]
-"""As `OpenSink`, for batches that are decided in chains of entries."""
+"""Makes a sink like `OpenSink`, but one whose batches are committed in chains: logs of numbered entries beside
+the data, each of which publishes one batch.
+"""
 
 OpenStore = Callable[[Connection], "Store"]
-"""Opens a store of files, given the S3 connection."""
+"""Opens a store of files with the S3 connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkChoice:
-    """A sink that is not open yet: what `parquet`, `delta`, `iceberg` and `foreach_batch` give.
+    """A sink that is not open yet: the result of `parquet`, `delta`, `iceberg` and `foreach_batch`.
 
     Example:
         .. code-block:: python
@@ -58,74 +61,77 @@ class SinkChoice:
     """
 
     kind: str
-    """What Dagster shows as the kind of the records."""
+    """The kind of the records asset in Dagster."""
 
     place: str
-    """What Dagster shows as the place of the records."""
+    """The location of the records in Dagster."""
 
     open: OpenSink | None = field(default=None, repr=False, compare=False)
-    """Called once by each worker, in its process. Batches are delivered at least once. None: `open_staging` is set,
-    or `processors`."""
+    """Opens the sink. Called once by each worker, in its process. Batches are delivered at least once. None if
+    `open_staging` or `processors` is set."""
 
     processors: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
-    """Makes record processors, in which case there is nothing to open."""
+    """Makes record processors. Then there is no sink to open."""
 
     processes: int | None = None
-    """Processes of the executors that record processors are spread over; left out, as fits the session."""
+    """The number of executor processes among which record processors are distributed. By default, it depends on
+    the session."""
 
     storage_options: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
-    """Of a Delta table: what its compaction opens it with. EnvVars are not resolved yet."""
+    """The options with which the compaction of a Delta table opens it. EnvVars are not resolved yet."""
 
     open_staging: OpenStagingSink | None = field(default=None, repr=False, compare=False)
-    """Where set, batches are decided in chains of entries, each stored once."""
+    """Opens a sink whose batches are committed in chains (logs of committed batches), each exactly once."""
 
     open_chains: "OpenStore | None" = field(default=None, repr=False, compare=False)
-    """Opens the store of the chains, where `open_staging` is set."""
+    """Opens the store of the chains, if `open_staging` is set."""
 
     commit_seconds: float | None = None
-    """Of a table that gets one commit for many batches: between two of them."""
+    """Seconds between two commits, for a table that gets one commit for many batches."""
 
     with_commit_seconds: "Callable[[float], SinkChoice] | None" = field(default=None, repr=False, compare=False)
-    """Gives the same sink with another time between commits. None where the user chose one, or there is none."""
+    """Makes the same sink with another time between commits. None if the user chose one, or there are no
+    commits."""
 
     batch_seconds: float | None = None
-    """How long its batches are read where neither the application nor the consumer says it. None:
+    """How long a batch is read, if neither the application nor the consumer sets that. None:
     `BatchSettings.max_seconds`."""
 
     takes_arrow: bool = False
-    """Whether what `open_staging` makes runs functions of Arrow tables."""
+    """Whether the sink of `open_staging` can run functions of Arrow tables."""
 
     identity: str = field(default="", repr=False, compare=False)
-    """Tells tables of one name in several catalogs apart. Empty: `place` does."""
+    """Distinguishes tables of the same name in several catalogs. Empty: `place` does."""
 
     tables: "Mapping[str, SinkChoice]" = field(default_factory=dict, repr=False, compare=False)
-    """Of a consumer that stores into several tables: the sink of each, by name. Empty: there is one."""
+    """The sink of each table by name, for a consumer that stores into several. Empty if it stores into one."""
 
     @property
     def each(self) -> "Mapping[str, SinkChoice]":
-        """The sink of each table; the name of the only one is empty."""
+        """The sink of each table; the name of a single one is empty."""
         return self.tables or {"": self}
 
     @property
     def is_table(self) -> bool:
-        """Whether this package writes the rows, and so sees their columns."""
+        """Whether this package writes the rows, and so knows their columns."""
         return all(one.kind in _TABLES for one in self.each.values())
 
     @property
     def compacted(self) -> "Mapping[str, SinkChoice]":
-        """Those of `each` whose files the operation `compact` merges. Those of an Iceberg table are merged by an
-        engine that reads it."""
+        """The sinks of `each` whose files the operation `compact` merges. Files of an Iceberg table have to be
+        merged by an engine."""
         return {
             name: one for name, one in self.each.items() if one.kind in _COMPACTED and one.open_staging is not None
         }
 
     def delta_options(self) -> dict[str, str] | None:
-        """`storage_options` with the values of their EnvVars, in the process that opens the table."""
+        """`storage_options` with the values of their EnvVars. Called in the process that opens the table."""
         return None if self.storage_options is None else resolved(self.storage_options, _DELTA)
 
 
 def place_of(sink: SinkChoice) -> dict[str, str]:
-    """Where a sink's rows are, under Dagster's own names; empty for what is no place, such as a function."""
+    """The location of a sink's rows, under Dagster's metadata names. Empty for a sink without a location, such
+    as a function."""
     if sink.kind == "iceberg":
         return {TABLE_NAME: sink.place}
     if sink.kind not in ("parquet", "deltalake"):
@@ -181,27 +187,27 @@ def delta(
     delete_when: str | None = None,
     order_by: str | None = None,
 ) -> SinkChoice:
-    """A Delta table, each record once. Needs the `delta` extra.
+    """A Delta table that contains each record once. Needs the `delta` extra.
 
     Args:
         path: A directory that driver and executors share, or `s3://bucket/prefix`.
-        partition_by: Columns of the output that the table is partitioned by, when it is made; or the month, day or
-            hour of one, in UTC, such as `day(arrival_timestamp)`, which the sink adds as a column.
-        storage_options: delta-rs' own; left out, the connection of the `KclResource`. A value may be a
-            `dagster.EnvVar`, which the worker resolves. Secrets must be: a literal raises ConfigurationError.
-        commit_seconds: How long a batch waits for the next commit of the table at most, while all
-            goes well; 30 s, or as follows from the consumer's `visible_within`. Readers and compactions pay for
-            each commit.
-        evolve: What becomes of columns that the table does not have. `refuse`: the shard stops
-            until you have changed the table or the function. `add`: the table gets them before the batch is stored,
-            and they allow nulls. `ignore`: they are not stored. A type that the table's column cannot hold is
-            refused in any case.
-        merge_on: The columns of the key, if the output is change rows: each updates the rows of the table that have
-            its key, or is inserted. The last change of a key wins, by the order of its shard. Left out, rows are
-            appended.
-        delete_when: SQL over a change row. Where it is true, the rows with the key are deleted. Needs `merge_on`.
-        order_by: A column of the output and the table that says which change is later, such as a version: a change
-            with a lower value than the table's row has no effect. Needs `merge_on`.
+        partition_by: Columns of the output by which a new table is partitioned; or the month, day or hour of a
+            column in UTC, such as `day(arrival_timestamp)`, which the sink adds as a column.
+        storage_options: Options of delta-rs; by default, the connection of the `KclResource`. A value may be a
+            `dagster.EnvVar`, which the worker resolves. A secret must be one: a literal raises ConfigurationError.
+        commit_seconds: The longest time for which a batch waits for the next commit of the table, if no commit
+            fails. Default: 30 s, or a value derived from the consumer's `visible_within`. Each commit costs readers
+            and compactions time.
+        evolve: What to do with columns that the table does not have. `refuse`: the shard stops until you change the
+            table or the function. `add`: they are added to the table as nullable columns before the batch is
+            stored. `ignore`: they are not stored. A type that the table's column cannot hold is always refused.
+        merge_on: The key columns, if the output consists of change rows: each updates the rows of the table with
+            the same key, or is inserted. The last change of a key wins, in the order of its shard. By default, rows
+            are appended.
+        delete_when: An SQL condition on change rows. If it is true, the rows with the same key are deleted. Needs
+            `merge_on`.
+        order_by: A column of the output and the table that decides which change is later, such as a version: a
+            change with a lower value than the table's row has no effect. Needs `merge_on`.
 
     Example:
         .. code-block:: python
@@ -272,12 +278,12 @@ def iceberg(
     delete_when: str | None = None,
     order_by: str | None = None,
 ) -> SinkChoice:
-    """An Iceberg table, each record once. Needs the `iceberg` extra.
+    """An Iceberg table that contains each record once. Needs the `iceberg` extra.
 
     Args:
         identifier: `database.table`.
-        catalog: pyiceberg's properties, such as `{"type": "glue"}`, which takes region and keys from the
-            `KclResource`, or `{"type": "rest", "uri": "https://..."}`. What they leave out comes from pyiceberg's
+        catalog: Properties of pyiceberg, such as `{"type": "glue"}`, which uses region and keys of the
+            `KclResource`, or `{"type": "rest", "uri": "https://..."}`. Other properties come from pyiceberg's
             configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`). A value may be a `dagster.EnvVar`, which
             the worker resolves. Secrets must be: a literal raises ConfigurationError.
         catalog_name: The catalog's name there. A SQL catalog keeps the tables of each name apart.
@@ -371,8 +377,12 @@ def iceberg(
 
 
 def open_staging(choice: SinkChoice, transform: Transform, s3: Connection, runtime: Runtime) -> "SparkSink | None":
-    """None where batches are decided in leases. Raises ConfigurationError where the store cannot keep chains:
-    before a lease names one, which could not be ended there."""
+    """Open a sink whose batches are committed in chains. None if the sink has none, and its batches are announced
+    in the leases instead.
+
+    Raises ConfigurationError if the store cannot keep chains. This is checked before a lease names a chain, which
+    could not be closed in such a store.
+    """
     if choice.open_staging is None:
         return None
     sink = choice.open_staging(transform, s3)
@@ -380,7 +390,7 @@ def open_staging(choice: SinkChoice, transform: Transform, s3: Connection, runti
         check_store(sink.entries.files, runtime.new_id())
     except ConfigurationError:
         raise
-    except (KclError, OSError) as error:  # it may pass, and the first batch meets it if it does not
+    except (KclError, OSError) as error:  # it may be temporary; otherwise the first batch fails
         log.warning("whether %s can keep chains is not known yet: %s", choice.place, brief(error))
     return sink
 
@@ -388,7 +398,7 @@ def open_staging(choice: SinkChoice, transform: Transform, s3: Connection, runti
 def open_for_parts(
     choice: SinkChoice, transform: Transform, s3: Connection, *, owner: str, name: str, runtime: Runtime
 ) -> PartsSink[Any]:
-    """For parts of which no lease says that they are stored: see `worker.parts_chain`."""
+    """Open the sink for parts that no lease records as stored: see `worker.parts_chain`."""
     if choice.open_staging is not None:
         return PartsChain(choice.open_staging(transform, s3), owner, name, runtime)
     if choice.open is None:
@@ -413,7 +423,8 @@ def _refuse_commits(what: str, seconds: float | None, evolve: Evolve) -> None:
 
 
 def processors(factory: Callable[..., Any], processes: int | None = None) -> SinkChoice:
-    """Record processors as the KCL knows them, one per shard: what `kcl_consumer` makes of a decorated class."""
+    """The choice for record processors of the KCL, one per shard, which `kcl_consumer` makes of a decorated
+    class."""
     return SinkChoice(
         "python", getattr(factory, "__qualname__", repr(factory)), processors=factory, processes=processes
     )
@@ -427,10 +438,11 @@ def _refuse_path(path: str, owner: str) -> None:
 
 
 def foreach_batch(store: Callable[[Any, Batch], None]) -> SinkChoice:
-    """A function of yours, called with the transformed records, a DataFrame, and the batch's identity.
+    """A function of yours as the sink. It is called with the transformed records (a DataFrame) and the batch's
+    identity.
 
-    At least once: after a crash the same parts come again, with the same records. It is exactly once if the
-    function keys what it writes by `batch.parts`.
+    Batches are delivered at least once: after a crash the same parts are delivered again, with the same records. If
+    the function keys what it writes by `batch.parts`, each record is stored exactly once.
 
     Example:
         .. code-block:: python

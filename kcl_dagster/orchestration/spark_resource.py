@@ -10,7 +10,7 @@ from kcl_dagster.orchestration.secret_options import SecretsResource, refuse_lit
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
 
 OWNER: Final = "KclSparkResource"
-# They name a secret of Kubernetes, or say how long a token lives.
+# Options that name a secret of Kubernetes, or the lifetime of a token, and contain no secret.
 _REFERENCES: Final = re.compile(
     r"spark\.kubernetes\.(driver|executor)\.secret(s|KeyRef)\.|spark\.kubernetes\.kerberos\.tokenSecret\."
     r"|spark\.security\.credentials\."
@@ -18,10 +18,10 @@ _REFERENCES: Final = re.compile(
 
 
 class KclSparkResource(SecretsResource):
-    """A Spark session that starts when it is first asked for and stops with the run.
+    """A Spark session that starts when it is first used, and stops with the run.
 
-    Anything with a `spark_session` will do in its place, such as dagster-pyspark's `LazyPySparkResource`; this one
-    also finds a Java runtime, and has settings that fit a fetch loop.
+    Any resource with a `spark_session` can replace it, such as dagster-pyspark's `LazyPySparkResource`. This one
+    also finds a Java runtime, and has settings that suit a fetch loop.
 
     Secrets, such as the token of Spark Connect or `spark.hadoop.fs.s3a.secret.key`, must be a `dagster.EnvVar`: the
     whole `url`, the whole `java_options`, or a value of `conf`. A literal raises ConfigurationError.
@@ -46,7 +46,7 @@ class KclSparkResource(SecretsResource):
     _session: Any = PrivateAttr(default=None)
 
     def __init__(self, **values: Any) -> None:
-        # Not a validator: pydantic's message would show the secret.
+        # Not in a validator, because pydantic's message would contain the secret.
         given = {name: values.get(name) or "" for name in ("url", "java_options")}
         conf = {name: value for name, value in (values.get("conf") or {}).items() if not _REFERENCES.match(name)}
         refuse_literals(given | conf, OWNER, "leave it out and let the cluster's own configuration provide it")

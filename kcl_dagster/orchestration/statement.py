@@ -1,5 +1,6 @@
-"""What each of an application's assets states about an observation: few numbers, and one table of at most a dozen
-rows with the worst first. Pure."""
+"""The metadata that each asset of an application reports about an observation: a few numbers, and one table of
+at most a dozen rows with the worst first. Pure.
+"""
 
 import re
 from collections import Counter
@@ -31,7 +32,7 @@ from kcl_dagster.orchestration.metadata import (
 )
 
 BEHIND_WORTH_TELLING = 1.0  # seconds; a shard that is read every second is never nearer to its tip
-MAX_ROWS = 12  # more than that Dagster hides behind a button
+MAX_ROWS = 12  # Dagster hides longer tables behind a button
 Row = Mapping[str, str | float | int | bool | None]
 
 MOVES = frozenset({"unserved", "balance", "drain"})
@@ -41,7 +42,8 @@ _HOUR, _MINUTE = 3600.0, 60.0
 
 
 def of_leases(seen: Observation) -> KclLeasesMetadataSet:
-    """Unserved leases first, then those in handoff, then those that stood still longest."""
+    """The leases: unserved ones first, then those in handoff, then those whose counter was unchanged for
+    longest."""
     unserved, stopped, still_open = set(seen.unserved), set(seen.stopped), seen.open_leases
     behind = {lag.lease: lag.seconds for lag in seen.lags}
 
@@ -82,7 +84,7 @@ def of_leases(seen: Observation) -> KclLeasesMetadataSet:
 
 
 def of_workers(seen: Observation) -> KclWorkersMetadataSet:
-    """Those furthest behind first. A Java worker has no run, and says less."""
+    """The workers, the furthest behind first. A Java worker has no run, and fewer values."""
     shares, worst = seen.shares, sorted(seen.workers, key=lambda row: (-(row.lag_ms or 0), row.id))[:MAX_ROWS]
     speeds = {str(row.id): _speed(seen, str(row.id)) for row in seen.workers}
     cpus = [cpu for row in seen.workers if (cpu := _cpu(row)) is not None]
@@ -113,8 +115,8 @@ def of_workers(seen: Observation) -> KclWorkersMetadataSet:
 
 
 def of_lag(seen: Observation) -> KclLagMetadataSet:
-    """Told every minute, so it is small: of a fleet in good health, a row of 1.3 KB, of which sqlite gets three
-    into a page. Its tables are markdown, which takes a quarter of the space."""
+    """The lag. It is reported every minute, so it is small: 1.3 KB for a healthy fleet, three of which fit into
+    a page of sqlite. Its tables are Markdown, which takes a quarter of the space."""
     used = seen.retention_used
     worth = [lag for lag in seen.lags if lag.seconds is None or lag.seconds >= BEHIND_WORTH_TELLING]
     return KclLagMetadataSet(
@@ -147,7 +149,8 @@ def decision_row(decision: Decision, at: float) -> Row:
 
 
 def of_decisions(latest: Sequence[Row]) -> KclDecisionsMetadataSet:
-    """`latest`: rows of the newest decisions, the newest first. The numbers count the rows that are shown."""
+    """The decisions. `latest`: rows of the newest decisions, the newest first. The numbers count the rows that
+    are shown."""
     columns = dict.fromkeys(("when (UTC)", "what", "why"), "string")
     shown = latest[:MAX_ROWS]
     kinds = Counter(str(row["what"]).partition(": ")[0] for row in shown)
@@ -160,19 +163,19 @@ def of_decisions(latest: Sequence[Row]) -> KclDecisionsMetadataSet:
 
 
 def slot_of(worker: str) -> str:
-    """A worker's slot; of a worker that has none, such as a Java one, its name."""
+    """A worker's slot, or its name if it has no slot, as a Java worker."""
     return worker.partition(":")[0]
 
 
 def duration(seconds: float) -> str:
-    """`45s`, `12min`, `3.2h`: without a space, which would be broken at."""
+    """A duration as `45s`, `12min` or `3.2h`: without a space, where a browser would break the line."""
     if seconds < _MINUTE:
         return f"{seconds:.0f}s"
     return f"{seconds / _MINUTE:.0f}min" if seconds < _HOUR else f"{seconds / _HOUR:.1f}h"
 
 
 def inline(lines: Iterable[str]) -> MarkdownMetadataValue:
-    """As many of the lines as Dagster shows without a button."""
+    """The first lines, as many as Dagster shows without a button."""
     text = ""
     for line in lines:
         if len(text) + len(line) > picture.INLINE_CHARACTERS:
@@ -237,7 +240,7 @@ def _leader(seen: Observation) -> str:
 
 
 def _cpu(row: WorkerRow) -> float | None:
-    """The latest valid sample. The KCL writes -1 if it could not measure."""
+    """The CPU load in a worker's latest valid sample. The KCL writes -1 if it could not measure."""
     samples = [sample for sample in (row.averages or {}).get(CPU, ()) if sample >= 0]
     return samples[-1] if samples else None
 

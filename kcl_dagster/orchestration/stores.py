@@ -1,4 +1,6 @@
-"""What the workers of an application write files to, for the doctor, the policies and estimates of cost."""
+"""The stores to which the workers of an application write files, for the doctor, the policies and cost
+estimates.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,9 +16,10 @@ from kcl_dagster.spark.storage import S3Options, Store, open_store
 def written_stores(
     application: Application, sink: SinkChoice | None, connection: Callable[[], Mapping[str, str]]
 ) -> tuple[dict[str, Callable[[], Store]], str]:
-    """How to open each of them, by name, and why the sink is not among them. `connection` is that to S3.
+    """Name -> a function that opens the store, and the reason if the sink is not among them. `connection` returns
+    the connection to S3.
 
-    Nothing is opened, and no connection is made, before a function of the result is called.
+    Nothing is opened, and no connection is made, before one of these functions is called.
     """
 
     def opener(place: str) -> Callable[[], Store]:
@@ -38,7 +41,8 @@ def written_stores(
 
 
 def storing_of(sink: SinkChoice) -> Storing:
-    """What an estimate has to know of a sink. An Iceberg table is named by its catalog, and taken to be on S3."""
+    """The properties of a sink that an estimate needs. An Iceberg table is known only by its name in the
+    catalog, and assumed to be on S3."""
     found = [_stored_in(one) for one in sink.each.values()]
     storing = Storing(
         "folder" if "folder" in found else "table" if "table" in found else "other",  # a folder costs most

@@ -1,4 +1,4 @@
-"""Which version of its table has the records of a complete window, for engines that read a version of a table."""
+"""The version of a table that contains the records of a complete window, for engines that read a given version."""
 
 import logging
 import threading
@@ -18,9 +18,9 @@ VERSIONED: Final = frozenset({"deltalake", "iceberg"})  # kinds of sinks
 
 
 def newest_versions(consumer: Consumer, kcl: KclResource) -> Mapping[str, Mapping[str, Any]]:
-    """The newest version of each table of the consumer, as fields of `KclWindowMetadataSet`, by its name (see
-    `SinkChoice.each`). Left out are those without versions, and those that cannot be read: a leader needs no rights
-    to them. Waits `ANSWER_SECONDS` at most."""
+    """The newest version of each table of the consumer, by its name (see `SinkChoice.each`), as fields of
+    `KclWindowMetadataSet`. Tables without versions are left out, and so are tables that cannot be read, because
+    a leader needs no rights to them. Waits at most `ANSWER_SECONDS`."""
     found: dict[str, Mapping[str, Any]] = {}
 
     def ask(name: str, open_staging: OpenStagingSink) -> None:
@@ -29,7 +29,7 @@ def newest_versions(consumer: Consumer, kcl: KclResource) -> Mapping[str, Mappin
             version = sink.version()
             if version:
                 found[name] = version
-        except Exception as error:  # of a catalog's or a table's library, or of the store
+        except Exception as error:  # an error of a catalog's or a table's library, or of the store
             place = f"{consumer.application.name} {name}".rstrip()
             log.info("%s: the version of the table is not known: %s", place, brief(error))
 

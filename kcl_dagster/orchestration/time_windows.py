@@ -1,7 +1,9 @@
-"""Windows of time as Dagster's partitions: which window a moment is in, where it ends, and its partition's key.
+"""Windows of time as Dagster's partitions: in which window a time is, when the window ends, and the key of its
+partition.
 
-Dagster's partitions begin and end with their definition, without its exclusions. The windows here have no such
-bounds, because records arrive at any time: a moment is in exactly one window, and a window may have no partition.
+Dagster's partitions begin and end with their definition, and leave out its exclusions. The windows here have no
+such bounds, because records arrive at any time: each time is in exactly one window, and a window may have no
+partition.
 """
 
 from collections.abc import Iterator
@@ -20,8 +22,9 @@ from dagster import HourlyPartitionsDefinition, TimeWindowPartitionsDefinition
 from kcl_dagster.errors import ConfigurationError
 
 DEFAULT_PARTITIONS: Final = HourlyPartitionsDefinition(start_date="2026-11-01-00:00")
-"""Hours of UTC, from the month in which the asset of the records was first partitioned by time. No application
-has counted windows before that. The start is fixed because Dagster compares definitions by it."""
+"""Hours in UTC, from the month in which the records asset was first partitioned by time; no application has
+counted windows before. The start is fixed because Dagster compares definitions by it.
+"""
 
 MINUTE: Final = 60
 HOUR: Final = 3600
@@ -29,7 +32,7 @@ DAY: Final = 86_400
 
 EVERY_MINUTE: Final = "* * * * *"
 
-_REMEMBERED: Final = 10_000  # bounds of windows; a year of hours
+_REMEMBERED: Final = 10_000  # windows whose bounds are cached; more than a year of hours
 
 
 @dataclass(frozen=True)
@@ -46,22 +49,23 @@ class PartitionWindows:
 
     partitions: TimeWindowPartitionsDefinition
     _bounds: dict[int, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
-    """By minute, the window it is in."""
+    """Minute -> the window that contains it."""
 
     _moments: dict[str, int | None] = field(default_factory=dict, compare=False, repr=False)
-    """By key, the moment that it names; see `newest`."""
+    """Key -> the time that it names; see `newest`."""
 
     @property
     def division(self) -> str:
-        """See `model.windows.Windows`. Not the definition's start and end: they move no window."""
+        """A name of how time is divided, see `model.windows.Windows`. The definition's start and end are not
+        part of it, because they move no window."""
         return f"{self.partitions.cron_schedule} {self.partitions.timezone}"
 
     def start_of(self, moment: float) -> int:
-        """The start of the window that this moment is in; both in epoch seconds."""
+        """The start of the window that contains a time; both in epoch seconds."""
         return self._window(moment)[0]
 
     def end_of(self, start: int) -> int:
-        """The end of the window that starts then, which is the start of the next one."""
+        """The end of the window that starts at `start`, which is the start of the next window."""
         return self._window(start)[1]
 
     def next_start(self, moment: int) -> int:
@@ -70,7 +74,7 @@ class PartitionWindows:
         return start if start == moment else self.end_of(start)
 
     def key_of(self, start: int) -> str | None:
-        """The key of the window's partition; None where the definition has no partition for it."""
+        """The key of the window's partition; None if the definition has no partition for it."""
         partitions, start = self.partitions, self.start_of(start)
         if start < partitions.start_timestamp:
             return None
@@ -79,7 +83,7 @@ class PartitionWindows:
         local = datetime.fromtimestamp(start, self._zone)
         if partitions.is_window_start_excluded(local):
             return None
-        if local.fold:  # the clocks are set back: Dagster tells this hour from the one before
+        if local.fold:  # the clocks are set back: Dagster distinguishes this hour from the one before
             return partitions.get_partition_key_for_timestamp(start)
         return local.strftime(partitions.fmt)
 
@@ -87,28 +91,28 @@ class PartitionWindows:
         return self.key_of(start) is not None
 
     def key_at(self, moment: float) -> str | None:
-        """The key of the partition that this moment is in, if there is one."""
+        """The key of the partition that contains a time, if there is one."""
         return self.key_of(self.start_of(moment))
 
     def start_of_key(self, key: str) -> int | None:
-        """The start of the window that a partition's key names; None for any other text, such as the partition of
+        """The start of the window that a partition's key names; None for any other text, such as a partition of
         a former definition."""
         moment = self._moment_of(key)
         return None if moment is None else self._start_at(moment, key)
 
     def newest(self, keys: AbstractSet[str], count: int) -> list[int]:
-        """The starts of the newest windows that have these keys, oldest first, `count` at most.
+        """The starts of the newest windows that have these keys, oldest first, at most `count`.
 
-        For all keys that Dagster's storage has, again and again. A key is parsed once, in microseconds, and the
-        window is looked for only of the newest keys, because that may take a millisecond. Not for two threads at
-        once.
+        It is fast enough for all keys in Dagster's storage at every tick: a key is parsed only once, in
+        microseconds, and the window is computed only for the newest keys, because that may take a millisecond. Not
+        thread-safe.
         """
         starts = (self._start_at(moment, key) for moment, key in nlargest(count, self._parsed(keys)))
         return sorted(start for start in starts if start is not None)
 
     def oldest_first(self, keys: AbstractSet[str]) -> Iterator[int]:
-        """The starts of all windows that have these keys. Each window is looked for when it is its turn; the rest
-        is as for `newest`."""
+        """The starts of all windows that have these keys. Each window is computed when it is needed; otherwise
+        like `newest`."""
         for moment, key in sorted(self._parsed(keys)):
             start = self._start_at(moment, key)
             if start is not None:
@@ -132,10 +136,10 @@ class PartitionWindows:
 
     @cached_property
     def longest(self) -> float:
-        """Seconds of the longest of the next few windows: what a freshness policy must wait for at least."""
+        """The length of the longest of the first windows, in seconds. A freshness policy must be longer."""
         start = self.start_of(self.partitions.start_timestamp)
         lengths = []
-        for _ in range(32):  # a month of days, of which one may have 25 hours
+        for _ in range(32):  # a month of days, one of which may have 25 hours
             end = self.end_of(start)
             lengths.append(end - start)
             start = end
@@ -151,8 +155,9 @@ class PartitionWindows:
         return known
 
     def _computed(self, at: int) -> tuple[int, int]:
-        """Cron has the granularity of minutes, so all moments of a minute are in one window."""
-        if self.partitions.cron_schedule == EVERY_MINUTE:  # for which Dagster takes six milliseconds
+        """The window that contains a time. Cron has the granularity of minutes, so it is the same for the whole
+        minute."""
+        if self.partitions.cron_schedule == EVERY_MINUTE:  # Dagster would take six milliseconds for this schedule
             return at, at + MINUTE
         before = self._endless.get_prev_partition_window(datetime.fromtimestamp(at, UTC), respect_bounds=False)
         if before is None:
@@ -166,7 +171,7 @@ class PartitionWindows:
         return round(start.timestamp()), round(after.end.timestamp())
 
     def _start_at(self, moment: int, key: str) -> int | None:
-        """The start of the window that has this key, which names this moment."""
+        """The start of the window that has this key, which names the time `moment`."""
         start = self.start_of(moment)
         start = start if start == moment else self.end_of(start)  # a key of a day whose windows begin at seven
         if self.key_of(start) != key and self.partitions.exclusions:
@@ -174,7 +179,7 @@ class PartitionWindows:
         return start if self.key_of(start) == key else None
 
     def _moment_of(self, key: str) -> int | None:
-        """Epoch seconds that a key names by the definition's format, whether or not a window begins there."""
+        """The epoch seconds that a key names by the definition's format, whether or not a window begins then."""
         fmt = self.partitions.fmt
         for one in (fmt, fmt if "%z" in fmt else f"{fmt}%z"):  # see `key_of` for the second one
             with suppress(ValueError):
@@ -220,7 +225,7 @@ def refuse(partitions: object, application: str) -> TimeWindowPartitionsDefiniti
 
 
 def _odd_change(partitions: TimeWindowPartitionsDefinition) -> int:
-    """By how many seconds the clocks of the time zone change, if that is not by whole hours; otherwise 0."""
+    """By how many seconds the clocks of the time zone change, if not by whole hours; otherwise 0."""
     zone = ZoneInfo(partitions.timezone)
     first = datetime.fromtimestamp(partitions.start_timestamp, UTC)
     offsets = [(first + timedelta(days=day)).astimezone(zone).utcoffset() or timedelta() for day in range(400)]

@@ -1,4 +1,4 @@
-"""How streams, records and leases appear in Dagster: keys, groups, kinds, descriptions, lineage."""
+"""The representation of streams, records and leases in Dagster: keys, groups, kinds, descriptions, lineage."""
 
 import re
 import warnings
@@ -29,7 +29,7 @@ from kcl_dagster.spark.schema import RECORDS, sql_fields
 
 
 class Role(StrEnum):
-    """What an asset stands for."""
+    """The kinds of assets of an application."""
 
     STREAM = "stream"
     RECORDS = "records"
@@ -42,7 +42,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KclAsset:
-    """What a translator is asked to describe.
+    """The asset that a translator describes.
 
     Example:
         .. code-block:: python
@@ -51,16 +51,16 @@ class KclAsset:
     """
 
     role: Role
-    """What the asset stands for: stream, records, table, leases, workers, lag or decisions."""
+    """The kind of the asset: stream, records, table, leases, workers, lag or decisions."""
 
     consumer: Consumer
-    """Whose asset it is."""
+    """The consumer to which the asset belongs."""
 
     stream: str | None = None
-    """Which of its streams; only with the role STREAM."""
+    """The name of the stream; only with the role STREAM."""
 
     table: str | None = None
-    """Which of the tables that it stores into, where it has several; only with the role TABLE."""
+    """The name of the table, if the consumer stores into several; only with the role TABLE."""
 
     @property
     def application(self) -> Application:
@@ -68,13 +68,13 @@ class KclAsset:
 
 
 def slots_of(application: Application) -> DynamicPartitionsDefinition:
-    """Of the worker job: one partition per slot. Its name is the application's: Dagster shares partitions of one
-    name, whatever code location they are from."""
+    """The partitions of the worker job: one per slot. Their name contains the application's, because Dagster
+    shares partitions of one name among all code locations."""
     return DynamicPartitionsDefinition(name=f"{application.name}/slots")
 
 
 def identifier(name: str) -> str:
-    """A name as Dagster allows it for groups, jobs and sensors."""
+    """A name with the characters that Dagster allows for groups, jobs and sensors."""
     return re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
@@ -105,9 +105,11 @@ _KINDS = {
 }
 
 STREAMS_GROUP = "kinesis"
-"""Applications share streams, also those of other code locations, so no application's group has them."""
+"""The group of the streams. They belong to no application's group, because applications share them, even across
+code locations.
+"""
 
-# The leader tells the lag every minute as long as it lives; Dagster's daemon notices when it does not.
+# The leader reports the lag every minute while it is alive. If it stops, Dagster's daemon detects the stale asset.
 LAG_IS_LATE, LAG_IS_STALE = timedelta(minutes=3), timedelta(minutes=10)
 
 
@@ -123,7 +125,8 @@ class KclTranslator:
     """
 
     def get_asset_key(self, asset: KclAsset) -> AssetKey:
-        """Streams are shared between applications; everything else belongs to one."""
+        """The key of an asset. Streams are shared between applications; all other assets belong to one
+        application."""
         if asset.role is Role.STREAM:
             return AssetKey(["kinesis", asset.stream or asset.application.streams[0].name])
         if asset.role is Role.RECORDS:
@@ -154,7 +157,8 @@ class KclTranslator:
         )
 
     def _stream(self, asset: KclAsset) -> AssetSpec:
-        """The same whichever application asks: Dagster takes equal definitions of one asset for one."""
+        """The spec of a stream. It is the same for every application, because Dagster accepts several
+        definitions of one asset only if they are equal."""
         return AssetSpec(
             key=self.get_asset_key(asset),
             description=DESCRIPTIONS[Role.STREAM].format(subject=asset.stream),
@@ -195,7 +199,7 @@ class KclTranslator:
 
 
 RECORDS_SCHEMA = TableSchema([TableColumn(name, kind) for name, kind in sql_fields(RECORDS)])
-"""What a consumer's function is given."""
+"""The columns of the DataFrame that a consumer's function gets."""
 
 
 def _metadata(application: Application) -> dict[str, Any]:
@@ -214,7 +218,7 @@ def _records_metadata(consumer: Consumer) -> dict[str, Any]:
 
 
 def _code(consumer: Consumer) -> dict[str, Any]:
-    """Where the function is written. `dagster.link_code_references_to_git` makes URLs of it."""
+    """The location of the function's source. `dagster.link_code_references_to_git` makes URLs from it."""
     file, _, line = consumer.code.rpartition(":")
     if not line.isdigit():
         return {}

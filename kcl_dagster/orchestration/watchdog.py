@@ -1,4 +1,4 @@
-"""Reasons for which a worker stops although it was not asked to.
+"""Reasons for which a worker stops although no stop was requested.
 
 Stopping Dagster does not stop the runs that it launched: only Ctrl-C in a terminal reaches them. If the code
 server, the run record or the `dagster dev` of a worker is gone, the worker would renew its leases for ever. The
@@ -16,7 +16,7 @@ from kcl_dagster.worker.surroundings import Watch
 
 
 def watches(instance: DagsterInstance, run_id: str) -> tuple[Watch, ...]:
-    """All watches. Call it in the worker's process at its start, while everything it watches exists."""
+    """All watches. To be called in the worker's process at its start, while everything that they watch exists."""
     return (parent_is_gone(), dev_is_gone(), run_is_over(instance, run_id))
 
 
@@ -37,10 +37,11 @@ def dev_is_gone() -> Watch:
 
 
 def run_is_over(instance: DagsterInstance, run_id: str, start: Start = on_a_thread) -> Watch:
-    """Dagster no longer counts the run as going on: canceled by force, failed by the monitor, or deleted.
+    """Watches whether Dagster no longer counts the run as active: it was canceled by force, failed by the monitor,
+    or deleted.
 
-    The run is looked up in the background, as Dagster's storage may hang: what the watch returns is the answer to
-    the look-up before, and while there is no answer the run is taken to go on.
+    The run is looked up in the background, because Dagster's storage may hang. The watch returns the result of the
+    previous look-up; until there is one, the run counts as active.
     """
 
     def look_up() -> str | None:

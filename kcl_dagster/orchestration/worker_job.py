@@ -1,4 +1,6 @@
-"""The job of a worker: one run per slot, for as long as the worker lives. Slots are its partitions."""
+"""The job of a worker: one run per slot, as long as the worker works. Slots (places for workers) are its
+partitions.
+"""
 
 from dagster import JobDefinition, OpExecutionContext, in_process_executor, job, op
 
@@ -22,8 +24,10 @@ from kcl_dagster.worker.stop import StopSignal
 def build_worker_job(
     consumer: Consumer, translator: KclTranslator, *, kcl_key: str = "kcl", spark_key: str = "spark"
 ) -> JobDefinition:
-    """The job the leader launches, with one partition per slot. In process: with a step process of its own, a run
-    that is killed would leave a worker behind that goes on renewing its leases. Not retried: the leader relaunches.
+    """Build the job that the leader launches, with one partition per slot.
+
+    It runs in process: with a separate step process, a run that is killed would leave a worker behind that
+    continues to renew its leases. It is not retried, because the leader launches another run.
 
     Its runs materialize nothing. They observe the records asset, whose partitions are windows of time and are
     materialized when they are complete; see `declaring`.
@@ -33,7 +37,7 @@ def build_worker_job(
 
     @op(name=f"{name}_read", required_resource_keys={kcl_key, spark_key, *consumer.resources})
     def read(context: OpExecutionContext) -> None:
-        # Spark's side is heavy; the code server evaluates this module without ever working.
+        # Importing Spark is slow, and the code server imports this module without using it.
         from kcl_dagster.orchestration.worker_run import WorkerRun
 
         slot, run, instance = context.partition_key, context.run, context.instance
@@ -41,7 +45,7 @@ def build_worker_job(
         if taken_by is not None:
             context.log.warning("slot %s is served by run %s: nothing to do here", slot, taken_by)
             return
-        # A run launched by hand, from the job's page, lacks what the leader knows its runs by.
+        # A run launched by hand, from the job's page, lacks the tags by which the leader finds its runs.
         known = {APPLICATION_TAG: application.name, WORKER_TAG: worker_tag(application, slot)}
         if CODE_TAG not in run.tags:
             known[CODE_TAG] = consumer.code_version
@@ -52,7 +56,8 @@ def build_worker_job(
         kcl, spark = getattr(context.resources, kcl_key), getattr(context.resources, spark_key)
         stop = StopSignal()
         with interrupts_ask(stop):
-            # PySpark replaces the handler only where it is started on the main thread, and the worker does not.
+            # PySpark replaces the signal handler only if it is started on the main thread, which is not the case
+            # here.
             ours = consumer.bound(context, context.resources)
             made = WorkerRun(
                 ours,

@@ -1,4 +1,4 @@
-"""One worker, put together from its application, its run and its Spark session."""
+"""One worker, made from its application, its run and its Spark session."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,13 +41,15 @@ from kcl_dagster.worker.utilization.platform import measured
 if TYPE_CHECKING:
     from kcl_dagster.telemetry.batch_traces import BatchTraces
 
-# How long a run whose worker has ended waits for a Spark that still starts: a minute or more on a busy machine.
+# How long a run whose worker has ended waits for a Spark that is still starting: that takes a minute or more on a
+# busy machine.
 STARTING_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRun:
-    """What a run gives its worker. `open_session` is called once, on a thread, and may take its time."""
+    """The parts of a worker that depend on its run. `open_session` is called once, on a separate thread, and may
+    be slow."""
 
     consumer: Consumer
     kcl: KclResource
@@ -58,10 +60,10 @@ class WorkerRun:
     watches: tuple[Watch, ...] = ()
     end_process: EndProcess = cannot_end
     bound: Bound | None = None
-    """Where set, the worker stops when what had arrived by a moment is stored."""
+    """If set, the worker stops when everything that had arrived by a given time is stored."""
 
     job: str | None = None
-    """The job of the run; its traces name it."""
+    """The job of the run, for the worker's traces."""
 
     launched_by: str | None = None
     """The `traceparent` of the tick that launched the run; the trace of the worker's start has a link to it."""
@@ -69,8 +71,8 @@ class WorkerRun:
     def work(self, stop: StopSignal) -> StopReason:
         """Consume until there is a reason to stop. Blocks for hours.
 
-        Raises what kept Spark from starting; BatchError when Spark is gone. The leases are released then, and the
-        run should be seen to have failed.
+        Raises the error that kept Spark from starting, or BatchError when the Spark session is lost. By then the
+        leases are released; the run should be shown as failed.
         """
         application = self.consumer.application
         identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
@@ -105,25 +107,29 @@ class WorkerRun:
             self._close(late)
 
     def _close(self, late: Late[SparkEngine | SparkProcessorHosts]) -> None:
-        """Also if Spark is still starting: otherwise a JVM would remain. If that hangs, the process is ended,
-        because the run would keep its slot for ever, although its leases are released."""
+        """Close the engine, even if Spark is still starting: otherwise a JVM would remain. If Spark's start
+        hangs, the process is ended, because the run would occupy its slot for ever, although its leases are
+        released."""
         if not late.is_settled(STARTING_SECONDS):
             self.end_process(f"its leases are released, and Spark has not started {STARTING_SECONDS:.0f} s later")
             return
-        with suppress(Exception):  # it was raised by `work`, or the worker stopped before it mattered
+        with suppress(Exception):  # the error was raised by `work`, or the worker stopped before it mattered
             late.get().close()
 
     def _sink(self, spans: Spans = NO_SPANS) -> Sink[Any] | None:
-        """None for record processors, and where batches are decided in chains."""
+        """The sink of batches that are announced in the leases. None for record processors and for sinks with
+        chains."""
         choice = self.consumer.sink
         return None if choice.open is None else choice.open(self._transform(spans), self._connection("s3"))
 
     def _staging_sink(self, spans: Spans = NO_SPANS) -> SparkSink | None:
-        """None where batches are decided in the leases, and for record processors."""
+        """The sink of batches that are committed in chains (logs of committed batches). None for other sinks and
+        for record processors."""
         return open_staging(self.consumer.sink, self._transform(spans), self._connection("s3"), system())
 
     def _transform(self, spans: Spans = NO_SPANS) -> Transform:
-        """Functions of Arrow tables run in the executors, where no columns can be noted and nothing is traced."""
+        """The transform, observed and traced. Functions of Arrow tables run in the executors, where neither is
+        possible."""
         transform = self.consumer.stored_transform
         if self.consumer.arrow:
             return transform
@@ -182,7 +188,8 @@ class WorkerRun:
         connection = Connection(**self._connection("kinesis"))
         is_local = local_slots(session) is not None
         if not is_local:
-            check_executors(session)  # again for our resource; sessions of other resources were not checked yet
+            # Again for our resource; sessions of other resources have not been checked yet.
+            check_executors(session)
             check_stream(session, connection, self.consumer.application.streams[0].name)
         for store in () if chains is None else chains.stores_into:
             check_sharing(session, store, system().new_id())
@@ -193,7 +200,7 @@ class WorkerRun:
         else:
             staging = no_staging if chains is None else chains.staging
             opened = SparkEngine(session, connection, settings, staging=staging)
-            if is_local:  # elsewhere, the checks were the first jobs
+            if is_local:  # in other sessions, the checks were the first jobs
                 opened.warm_up()
         self.event_log.info(
             "ready to read: Spark took %.1f s to start, and %.1f s for its first jobs",

@@ -1,1 +1,1 @@
-"""Spark: the session, the fetch in the executors, the batch that cannot change, and the sinks."""
+"""Spark: the session, the fetch in the executors, batches that cannot change, and the sinks."""

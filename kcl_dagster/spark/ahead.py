@@ -1,4 +1,4 @@
-"""One fetch that runs while the batch before it is being written."""
+"""One fetch that runs while the previous batch is written."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -15,16 +15,16 @@ from kcl_dagster.spark.session import is_classic
 from kcl_dagster.worker.batch import Budget, Range
 
 STOP_ATTEMPTS: Final = 20
-STOP_SECONDS: Final = 0.25  # a task notices within a few hundredths of a second
+STOP_SECONDS: Final = 0.25  # a task reacts within a few hundredths of a second
 
 Read = Callable[[Sequence[Range], Budget], FetchedRanges]
 
 
 class ReadAhead:
-    """Runs at most one read at a time, on a thread of its own. Its methods belong to the worker's main thread."""
+    """Runs at most one read at a time, on a separate thread. Its methods are called on the worker's main thread."""
 
     def __init__(self, spark: SparkSession, read: Read, name: str) -> None:
-        """`name` must be unique in the session: jobs that are no longer wanted are cancelled by it."""
+        """Create the thread. `name` must be unique in the session, because unwanted jobs are cancelled by it."""
         self._spark = spark
         self._read = read
         self._name = name
@@ -32,19 +32,19 @@ class ReadAhead:
         self._planned: tuple[Range, ...] = ()
         self._future: Future[FetchedRanges] | None = None
         self.began = 0.0
-        """When the read began that was started last, by the caller's clock."""
+        """When the latest read began, by the caller's clock."""
 
     def start(self, ranges: Sequence[Range], budget: Budget, now: float) -> None:
-        """Begin to read, unless a read is still waiting to be taken."""
+        """Begin to read, unless the result of a read has not been taken yet."""
         if self._future is None and ranges:
             self.began = now
             self._planned = tuple(ranges)
             self._future = self._pool.submit(self._tagged, self._planned, budget)
 
     def take(self, ranges: Sequence[Range]) -> FetchedRanges | None:
-        """What was read ahead, if any of these ranges is in it; waits for it. Else it is stopped and thrown away.
+        """Wait for the read and return its result, if it has any of these ranges. Otherwise stop and discard it.
 
-        A read that failed counts as none: the ranges are then read again, and fail in the open if they must.
+        A failed read returns None: the ranges are then read again, and if that fails, too, the error is raised.
         """
         future, self._future = self._future, None
         if future is None:
@@ -69,7 +69,7 @@ class ReadAhead:
         return self._read(ranges, budget)
 
     def _interrupt(self) -> None:
-        # SparkSession.interruptTag knows nothing of the jobs of a Classic session's collect().
+        # SparkSession.interruptTag does not reach the jobs of a Classic session's collect().
         with suppress(PySparkException, Py4JError, RuntimeError, OSError):
             if is_classic(self._spark):
                 self._spark.sparkContext.cancelJobsWithTag(self._name)
@@ -77,12 +77,12 @@ class ReadAhead:
                 self._spark.interruptTag(self._name)
 
     def _drop(self, future: Future[FetchedRanges]) -> None:
-        """Stop a read, and wait until it has: two readers of a shard would share its limits."""
+        """Stop a read, and wait until it has ended: two readers of a shard would share its limits."""
         future.add_done_callback(_release)
         if future.cancel():
             return
         for _ in range(STOP_ATTEMPTS):
-            # A job that is not quite started is not stopped by this, so it is said again.
+            # This does not stop a job that is just being started, so it is repeated.
             self._interrupt()
             if wait([future], STOP_SECONDS).done:
                 return

@@ -1,8 +1,8 @@
-"""The columns of Arrow tables, in types that the readers of a folder can read together. Pure.
+"""The columns of Arrow tables, in types with which readers can read all files of a folder. Pure.
 
-The types of a DataFrame follow from its plan. Those of a table may follow from its values: a column may be of
-integers in one table, of floats in the next one, and of nulls in a third. So each column has one type, that of the
-first table which has it, and later tables have to fit it.
+The types of a DataFrame follow from its plan. Those of an Arrow table may follow from its values: a column may be
+of integers in one table, of floats in the next, and of nulls in a third. So each column gets one type, that of the
+first table that has it, and the columns of later tables must fit it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,9 +19,9 @@ from kcl_dagster.spark.schema import PROGRESS
 from kcl_dagster.spark.sinks.target import fits
 
 Types = Mapping[str, pa.DataType]
-"""The type of each column that is known, by its name."""
+"""Column name -> its type, as far as it is known."""
 
-WIDEST_DECIMAL: Final = 38  # digits, of Spark and of most readers
+WIDEST_DECIMAL: Final = 38  # digits; the maximum of Spark and of most readers
 _ARE_LISTS: Final = (
     kinds.is_list,
     kinds.is_large_list,
@@ -40,7 +40,7 @@ _AS_THEY_ARE: Final = (
 
 
 def plain(kind: pa.DataType) -> pa.DataType | None:
-    """The type in which values of `kind` are stored. None: readers have no such type."""
+    """The type in which values of `kind` are stored. None if readers have no such type."""
     if any(is_kind(kind) for is_kind in _AS_THEY_ARE):
         return kind
     if isinstance(kind, pa.BaseExtensionType):
@@ -79,7 +79,7 @@ def _plain_nested(kind: pa.DataType) -> pa.DataType | None:
 
 
 def has_null(kind: pa.DataType) -> bool:
-    """Whether it is not known what a column of this type holds, or a part of it."""
+    """Whether a type, or a part of it, is null, so that the type of its values is not known."""
     if kinds.is_map(kind):
         return has_null(kind.key_type) or has_null(kind.item_type)
     if kinds.is_struct(kind):
@@ -89,8 +89,8 @@ def has_null(kind: pa.DataType) -> bool:
 
 @dataclass(slots=True)
 class OutputColumns:
-    """Gives the tables of one task the same columns. A column that a later table lacks is null there. One without
-    values and without a known type is left out until it has values.
+    """Gives all tables of one task the same columns. A column that a later table lacks is filled with nulls. A
+    column without values and without a known type is left out until it has values.
 
     `known`: types that are stored already. `partitions`: columns that become names of folders, whose types are in
     no file. `evolve`: what becomes of a column that no file has, once there are files.
@@ -102,7 +102,8 @@ class OutputColumns:
     _found: dict[str, pa.DataType] = field(default_factory=dict)
 
     def conformed(self, output: pa.Table) -> pa.Table:
-        """Raises TransformError for columns that cannot be stored, or do not fit; RecordRefused for a value."""
+        """The table with these columns. Raises TransformError for columns that cannot be stored or do not fit,
+        and RecordRefused for such a value."""
         self._check_names(output.column_names)
         columns = {
             name: column
@@ -134,7 +135,7 @@ class OutputColumns:
             seen.add(folded)
 
     def _conformed(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray | None:
-        """None: it has no values, and its type is not known."""
+        """The column in its type. None if it has no values, and its type is not known."""
         kind = plain(column.type)
         if kind is None:
             raise TransformError(
@@ -179,7 +180,7 @@ def _cast(name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedAr
 
 
 def united(schemas: Iterable[pa.Schema], known: Types) -> dict[str, pa.DataType]:
-    """One type for each column that outputs of several tasks have: the known one, else the widest. Raises
+    """One type for each column of the outputs of several tasks: the known type, otherwise the widest one. Raises
     TransformError if there is none."""
     found: dict[str, pa.DataType] = {}
     for schema in schemas:

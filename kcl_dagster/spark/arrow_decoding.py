@@ -1,7 +1,7 @@
-"""From payloads to columns of Arrow tables, for functions of Arrow tables: JSON, and whatever a decoder knows.
+"""Decoding payloads into columns, for functions of Arrow tables: JSON, and any format with a decoder.
 
-Each helper returns a row for each record, in their order. A payload that does not fit is null there, or fails the
-batch with `malformed="fail"`, which hands it to the application's failure policy.
+Each function returns a row for each record, in the same order. A malformed payload gives null; or with
+`malformed="fail"` it fails the batch, and the application's failure policy applies.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from kcl_dagster.spark.payload_compression import Compression, checked, opened
 from kcl_dagster.spark.payload_decoding import Decode, Malformed, as_arrow, decoding_of
 
 KEPT_DECODERS: Final = 16
-# What msgspec and the opening of payloads raise for malformed ones. UnicodeError is a ValueError.
+# The errors of msgspec and of decompression for malformed payloads. UnicodeError is a ValueError.
 _MALFORMED: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
@@ -31,14 +31,14 @@ def decode_json(
     malformed: Malformed = "null",
     compression: Compression | None = None,
 ) -> pa.Table:
-    """Parse `data` as JSON (UTF-8): the columns of `schema`. A field that is missing is null, others are left out.
+    """Parse `data` as JSON (UTF-8) into the columns of `schema`. A missing field is null; other fields are ignored.
     A payload with a value of another type is malformed, and null in every column.
 
-    Types: integers, floats, decimals, texts, booleans, bytes (as base64), dates and timestamps (as ISO 8601 writes
-    them), lists and structs.
+    Types: integers, floats, decimals, texts, booleans, bytes (as base64), dates and timestamps (as in ISO 8601),
+    lists and structs.
 
-    With `compression`, payloads are opened before: `"gzip"`, `"zstd"`, or `"auto"` to see it in their first bytes.
-    A payload that cannot be opened, or holds more than 64 MiB, is malformed.
+    With `compression`, payloads are decompressed first: `"gzip"`, `"zstd"`, or `"auto"` to detect it by the first
+    bytes. A payload that cannot be decompressed, or contains more than 64 MiB, is malformed.
     """
     parse, empty = _json_decoder(schema)
     decode = parse if checked(compression) is None else lambda payload: parse(opened(payload, compression))
@@ -65,12 +65,12 @@ def decode_table(
     malformed: Malformed = "null",
     compression: Compression | None = None,
 ) -> pa.Table:
-    """Decode `data` with `avro(...)`, `registered_avro(...)`, `protobuf(...)`, or a function of yours that makes a
-    decoder: the columns of `schema`, as `decode_json` gives them. A field that is missing is null, others are left
-    out. A payload with a value that does not fit its column is malformed, and null in every column.
+    """Decode `data` into the columns of `schema`, with `avro(...)`, `registered_avro(...)`, `protobuf(...)`, or
+    your own function that makes a decoder. A missing field is null; other fields are ignored. A payload with a
+    value that does not fit its column is malformed, and null in every column.
 
-    `compression`: see `decode_json`. A decoder is made once in each process, for as long as `make_decoder` is the
-    same object: make it outside of the function, not with each table.
+    `compression`: see `decode_json`. A decoder is made once in each process, as long as `make_decoder` is the same
+    object: create it outside of the function, not for each table.
     """
     found = decode_column(
         records, make_decoder, pa.struct(list(schema)), malformed=malformed, compression=compression
@@ -86,8 +86,8 @@ def decode_column(
     malformed: Malformed = "null",
     compression: Compression | None = None,
 ) -> pa.Array:
-    """Decode `data` into one column, as `decode_table` does into several. `kind` is the type of a value, such as a
-    struct."""
+    """Decode `data` into one column, as `decode_table` does into several. `kind`: the type of the values, such
+    as a struct."""
     is_strict = malformed == "fail"
     decoding = _kept(make_decoder, is_strict, compression)
     return as_arrow(
@@ -103,13 +103,13 @@ def _kept(
 
 
 def _names(schema: pa.Schema) -> list[str]:
-    """Of the attributes: columns may have any names."""
+    """Names of attributes for the columns of a schema, because names of columns need not be valid ones."""
     return [f"field_{place}" for place in range(len(schema))]
 
 
 @lru_cache(KEPT_DECODERS)
 def _json_decoder(schema: pa.Schema) -> tuple[Callable[[bytes], Any], Any]:
-    """A decoder of objects that have the attributes of `_names`, and the object without values."""
+    """A decoder into objects with the attributes of `_names`, and the object without values."""
     kind = msgspec.defstruct(
         "JsonRecord",
         [(name, _python_type(one.type) | None, None) for name, one in zip(_names(schema), schema, strict=True)],

@@ -1,5 +1,4 @@
-"""A consumer's function of Arrow tables. It runs where the records are, in the executors, and no row enters the
-JVM."""
+"""A consumer's function of Arrow tables. It runs in the executors, and no row enters the JVM."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,31 +15,32 @@ from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.schema import RECORDS
 from kcl_dagster.worker.error_text import redacted
 
-# What the function is given at once. Smaller tables cost more calls, larger ones more memory.
+# The size of the tables that the function gets. Smaller tables cost more calls, larger ones more memory.
 TABLE_ROWS: Final = 32_768
 TABLE_BYTES: Final = 8 * 1024 * 1024
-ROWS_AT_ONCE: Final = 8_000  # of an output, as of a fetch
+ROWS_AT_ONCE: Final = 8_000  # of an output's batches, as of a fetch
 
 TableFunction = Callable[[pa.Table], Any]
-"""From records to what is stored of them: a `pyarrow.Table`, or anything with the Arrow C interface."""
+"""From records to the rows that are stored: returns a `pyarrow.Table`, or an object with the Arrow C interface."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowTransform:
-    """Marks a function of tables for sinks that run it in the executors. For other uses, such as replays, it is a
-    transform of DataFrames: it then runs twice, because Spark has to know the columns first."""
+    """Marks a function of tables for sinks that run it in the executors. For other uses, such as replays, it is
+    a transform of DataFrames. The function then runs twice, because Spark has to know the columns first."""
 
     function: TableFunction
 
     def table(self, records: pa.Table) -> pa.Table:
-        """What the function makes of some records. Errors of the function are never mistaken for ours."""
+        """Call the function with some records. Its errors are raised such that they are never taken for errors
+        of this package."""
         try:
             output = self.function(records)
         except Unavailable:
             raise
         except KclError as error:
             raise TransformError(f"the function raised {type(error).__name__}: {redacted(str(error))}") from error
-        except SystemExit as error:  # would end the Python worker, and look like a lost process
+        except SystemExit as error:  # it would end the Python worker, and look like a lost process
             raise CodeExited("the function raised SystemExit") from error
         return table_of(output)
 
@@ -53,7 +53,7 @@ class ArrowTransform:
 
 
 def table_of(output: object) -> pa.Table:
-    """What a function returned. Raises TransformError for what is no table."""
+    """The result of a function as a table. Raises TransformError if it is no table."""
     if isinstance(output, pa.Table):
         return output
     if isinstance(output, pa.RecordBatch):
@@ -72,7 +72,7 @@ def table_of(output: object) -> pa.Table:
 
 
 def tables(records: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Records in tables of about `TABLE_ROWS` rows or `TABLE_BYTES`, in their order."""
+    """Records in tables of about `TABLE_ROWS` rows or `TABLE_BYTES`, in order."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in records:
@@ -87,7 +87,7 @@ def tables(records: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True, slots=True)
 class ApplyFunction:
-    """A step of a task: from records to rows in the columns that are stored. See `OutputColumns`."""
+    """A step of a task: turns records into rows with the columns that are stored. See `OutputColumns`."""
 
     transform: ArrowTransform
     known: Types
@@ -104,7 +104,7 @@ class ApplyFunction:
 
 @dataclass(frozen=True, slots=True)
 class _ColumnsOf:
-    """Function for `mapInArrow`: the columns of the output."""
+    """A function for `mapInArrow` that returns the columns of the output."""
 
     transform: ArrowTransform
     marks: Marks = field(default_factory=Marks)
@@ -118,7 +118,7 @@ class _ColumnsOf:
 
 @dataclass(frozen=True, slots=True)
 class _InFrame:
-    """Function for `mapInArrow`: the output, with all of its columns in each batch."""
+    """A function for `mapInArrow` that returns the output, with all of its columns in each batch."""
 
     transform: ArrowTransform
     types: Types
@@ -135,5 +135,5 @@ class _InFrame:
 
 
 def _as_read(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Records as a fetch yields them: Spark gives times the zone of the session."""
+    """Records in the schema of a fetch: Spark changes the zone of times to that of the session."""
     return batch.cast(RECORDS) if batch.schema != RECORDS else batch

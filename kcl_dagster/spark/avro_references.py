@@ -1,4 +1,4 @@
-"""Avro schemas that refer to types of other schemas, made into one schema that contains them all. Pure."""
+"""Makes one self-contained Avro schema from a schema that refers to types of other schemas. Pure."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -8,10 +8,10 @@ _PRIMITIVE: Final = frozenset({"null", "boolean", "int", "long", "float", "doubl
 
 
 def self_contained(schema: Any, referenced: Iterable[Any]) -> Any:
-    """`schema` with the definitions that it takes from the `referenced` ones, each where it is used first.
+    """`schema` with the definitions from `referenced` schemas, each at its first use.
 
-    All of them are parsed JSON. Raises KeyError or TypeError for what is no Avro schema. A name without a
-    definition is left as it is.
+    All of them are parsed JSON. Raises KeyError or TypeError if one is no Avro schema. A name without a definition
+    remains unchanged.
     """
     definitions: dict[str, Any] = {}
     for one in referenced:
@@ -20,7 +20,7 @@ def self_contained(schema: Any, referenced: Iterable[Any]) -> Any:
 
 
 def _collect(schema: Any, namespace: str, found: dict[str, Any]) -> None:
-    """The named types in a schema by their full names, each with its namespace said."""
+    """Add the named types in a schema to `found` by their full names, each with an explicit namespace."""
     if isinstance(schema, list):
         for one in schema:
             _collect(one, namespace, found)
@@ -39,7 +39,7 @@ def _collect(schema: Any, namespace: str, found: dict[str, Any]) -> None:
 
 
 def _names(schema: dict[str, Any], namespace: str) -> tuple[str, str]:
-    """The namespace of a named type, and its name in there."""
+    """The namespace of a named type, and its name within it."""
     said, _, name = schema["name"].rpartition(".")
     return said or schema.get("namespace", namespace) or "", name
 
@@ -68,7 +68,7 @@ class _Inlining:
         if name in _PRIMITIVE:
             return name
         near = f"{namespace}.{name}" if namespace and "." not in name else name
-        for full in (near, name):  # as Avro for Java looks names up
+        for full in (near, name):  # in the order in which Avro for Java looks names up
             if full in self._defined:
                 return full
             if full in self._definitions:

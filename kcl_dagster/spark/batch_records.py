@@ -1,4 +1,4 @@
-"""The records of a batch as sinks get them: as the fetch holds them, and as columns for user code."""
+"""The records of a batch for sinks: in the form in which the fetch holds them, and as columns for user code."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,8 +12,9 @@ from kcl_dagster.spark.staged_ranges import StagedRecords
 
 @dataclass(slots=True)
 class Records:
-    """`held`: what the fetch holds, for sinks that store records as they were read; None where they come from
-    several places. `frame` is made when it is asked for first, which takes Spark longer than to move some files."""
+    """The records of a batch. `held`: the form of the fetch, for sinks that store records as they were read;
+    None if the records come from several places. `frame` is made when it is first used, because that takes Spark
+    longer than moving some files."""
 
     held: Sealed | StagedRecords | None
     _make: Callable[[], DataFrame]
@@ -25,7 +26,7 @@ class Records:
 
     @property
     def frame(self) -> DataFrame:
-        """The records as columns, always the same object."""
+        """The records as columns. Always the same object."""
         if self._frame is None:
             self._frame = self._make()
         return self._frame

@@ -1,15 +1,16 @@
-"""An archive of the classes that Spark loads: with it, a JVM needs half of the CPU to start.
+"""An archive of the classes that Spark loads, with which a JVM needs half of the CPU time to start.
 
-Java calls it class data sharing. A JVM writes the classes that it has loaded and verified into a file, and later
-ones map the file, instead of unpacking and verifying twenty thousand classes from Spark's jars again. `kcl-dagster
-prepare` makes the archive; a local session uses it if it is there.
+Java calls this class data sharing. A JVM writes the classes that it has loaded and verified into a file, and later
+JVMs map the file instead of unpacking and verifying twenty thousand classes from Spark's jars again. `kcl-dagster
+prepare` makes the archive; a local session uses it if it exists.
 
-The JVM itself decides whether an archive fits: it has to be of this very Java and of these jars (path, size, time).
-It ignores another one, and starts as without. The name of the file follows the same facts, so after an upgrade of
-Java or of Spark there is none until it is made again.
+The JVM itself checks that an archive is of the same Java and of the same jars (path, size, time). Otherwise it
+ignores the archive and starts normally. The file's name depends on the same facts, so after an upgrade of Java or
+of Spark there is no archive until it is made again.
 
-An archive may be damaged, as by a machine that lost power or a cache that was copied in part. One that is too short
-would crash the JVM, so its size is kept beside it. Of any other the JVM compares checksums, and ignores it.
+An archive may be damaged, for example by a loss of power or an incomplete copy of a cache. A truncated archive
+would crash the JVM, so its size is stored beside it. In other cases the JVM detects a wrong checksum and ignores
+the archive.
 """
 
 import hashlib
@@ -24,16 +25,16 @@ from pyspark.find_spark_home import _find_spark_home
 from kcl_dagster.spark.java import Java, default_cache
 
 OWN_OPTIONS: Final = ("-Xshare", "SharedArchiveFile", "ArchiveClassesAtExit")
-"""Parts of Java's options with which the user decides about archives."""
+"""Parts of Java options by which the user controls archives."""
 
 CHECKED: Final = "-Xshare:auto -XX:+IgnoreUnrecognizedVMOptions -XX:+VerifySharedSpaces"
-QUIET: Final = '"-Xlog:cds*=off"'  # an archive that does not fit is worth no line in a worker's output
+QUIET: Final = '"-Xlog:cds*=off"'  # an archive that does not fit needs no line in a worker's output
 
 
 @dataclass(frozen=True, slots=True)
 class ClassArchive:
-    """Where the archive of one Java and one Spark is, whether or not it was made. `base`: of Java's own classes,
-    made only where this Java came without."""
+    """The location of the archive for one Java and one Spark, whether or not it exists. `base`: the archive of
+    Java's own classes, which is made only if this Java was delivered without."""
 
     path: Path
     base: Path
@@ -43,7 +44,7 @@ class ClassArchive:
         return is_whole(self.path)
 
     def used_by(self, java_options: str) -> str:
-        """The options with the archive, if there is one and they do not choose one themselves."""
+        """The Java options with the archive, if it exists and the options do not already control archives."""
         if not self.exists or any(own in java_options for own in OWN_OPTIONS):
             return java_options
         archives = os.pathsep.join([*([str(self.base)] if is_whole(self.base) else []), str(self.path)])
@@ -51,7 +52,7 @@ class ClassArchive:
 
 
 def class_archive(java: Java, environment: Mapping[str, str], cache: Path | None = None) -> ClassArchive:
-    """Of this Java and of the Spark that is installed."""
+    """The archive for this Java and the installed Spark."""
     program = java.program(environment)
     jars = sorted(Path(_find_spark_home(), "jars").glob("*.jar"))
     facts = [java.release, *(_facts(path) for path in (program.resolve(), *jars))]
@@ -61,7 +62,7 @@ def class_archive(java: Java, environment: Mapping[str, str], cache: Path | None
 
 
 def put_whole(draft: Path, path: Path) -> None:
-    """Move an archive to its place, with its size beside it, so that both survive the machine's loss of power."""
+    """Move an archive to its place, with its size beside it, such that both survive a loss of power."""
     size = draft.with_name("size")
     size.write_text(str(draft.stat().st_size))
     for one, place in ((size, _size_of(path)), (draft, path)):
@@ -71,7 +72,7 @@ def put_whole(draft: Path, path: Path) -> None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether an archive is there, and as large as it was when it was made."""
+    """Whether an archive exists and has its original size."""
     try:
         return path.stat().st_size == int(_size_of(path).read_text())
     except (OSError, ValueError):

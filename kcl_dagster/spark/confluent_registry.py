@@ -1,4 +1,4 @@
-"""A schema registry with Confluent's API, as `registered_avro` asks it."""
+"""A client of schema registries with Confluent's API, for `registered_avro`."""
 
 import base64
 import http.client
@@ -29,13 +29,13 @@ from kcl_dagster.time_limit import TimeIsOver, within
 from kcl_dagster.worker.error_text import redacted
 
 Secret = str | Callable[[], str]
-"""A text, a `dagster.EnvVar`, or a function that returns the text and is called for each request."""
+"""A text, a `dagster.EnvVar`, or a function that is called for each request and returns the text."""
 
-REPEAT_SECONDS: Final = 15.0  # a node that restarts; a longer outage is for the batch to wait
+REPEAT_SECONDS: Final = 15.0  # for a node that restarts; in a longer outage the batch fails and is retried
 LARGEST_ANSWER: Final = 16 * 1024 * 1024  # bytes; a registry accepts schemas of a megabyte
-MOST_REFERENCES: Final = 1_000  # of one schema, with the references of its references
+MOST_REFERENCES: Final = 1_000  # of one schema, including indirect references
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
-_NOT_FOUND: Final = "404"  # begins the code of Confluent's errors about what does not exist, such as 40403
+_NOT_FOUND: Final = "404"  # the beginning of Confluent's error codes for things that do not exist, such as 40403
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +43,27 @@ class ConfluentRegistry:
     """A schema registry with Confluent's API, such as Confluent's own, Karapace, Redpanda's or Apicurio's:
     `registered_avro(ConfluentRegistry("https://registry:8081"))`.
 
-    If there are several URLs, the next one is asked when one does not answer. `user` and `password` are sent as
-    basic authentication, `token` as a bearer token, `headers` with each request. Say `dagster.EnvVar("NAME")` for a
-    secret: its variable is read by the worker when it sends the decoder to the executors, or by the process that
-    asks. A function is called there for each request, and may renew a token. Secrets are in no log and no plan.
-    Certificates are checked against those of the machine and of `SSL_CERT_FILE`.
+    - Several URLs: if one does not respond, the next one is tried.
+    - Credentials: `user` and `password` are sent as basic authentication, `token` as a bearer token, `headers` with
+      each request.
+    - Secrets: use `dagster.EnvVar("NAME")`. The worker reads the variable when it sends the decoder to the
+      executors. A function is called in the executor for each request, and may renew a token. Secrets appear in no
+      log and no plan.
+    - Certificates are checked against those of the machine and of `SSL_CERT_FILE`.
 
-    A schema is fetched once for an id and process of an executor, with the schemas that it refers to. An id that
-    the registry does not have raises UnknownSchema. While the registry is away or refuses the credentials, the
+    A schema is fetched once per id and executor process, with the schemas to which it refers. An id that the
+    registry does not have raises UnknownSchema. If the registry cannot be reached or rejects the credentials, the
     error is `kcl.Unavailable`.
     """
 
     url: str | Sequence[str]
-    """One, or several of the same registry."""
+    """The URL, or several URLs of the same registry."""
 
     user: Secret | None = None
     password: Secret | None = field(default=None, repr=False, compare=False)
     token: Secret | None = field(default=None, repr=False, compare=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
-    """Such as `{"target-sr-cluster": "lsrc-1"}`, which Confluent Cloud needs beside a token."""
+    """For example `{"target-sr-cluster": "lsrc-1"}`, which Confluent Cloud needs together with a token."""
 
     framing: ClassVar[Framing] = "confluent"
 
@@ -78,11 +80,11 @@ class ConfluentRegistry:
             raise ConfigurationError("ConfluentRegistry takes a user and a password, or a token, and not both")
 
     def __call__(self, id_: int) -> Any:
-        """The parsed JSON of the schema with this id, with the types that it refers to."""
+        """The parsed JSON of the schema with this id, including the types to which it refers."""
         return fetched_once(self, id_, lambda: self._fetched(id_))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """With the values of environment variables that are set here: executors may not have them."""
+        """Pickle with the values of environment variables, because executors may not have these variables."""
         here = (_read_here(secret) for secret in (self.user, self.password, self.token))
         return type(self), (self.url, *here, dict(self.headers))
 
@@ -99,7 +101,7 @@ class ConfluentRegistry:
             raise UnknownSchema(f"{what} of the registry at {self._place} is no Avro schema: {error!r}") from error
 
     def _referenced(self, answer: Mapping[str, Any], seen: dict[tuple[str, int], None]) -> Iterator[Any]:
-        """The schemas that an answer refers to, and those to which they refer. `seen`: was fetched already."""
+        """The schemas to which a response refers, directly or not. `seen`: those that were fetched already."""
         for one in answer.get("references") or ():
             subject, version = str(one["subject"]), int(one["version"])
             if (subject, version) in seen:
@@ -107,7 +109,7 @@ class ConfluentRegistry:
             if len(seen) == MOST_REFERENCES:
                 raise UnknownSchema(f"a schema refers to more than {MOST_REFERENCES} others")
             seen[subject, version] = None
-            # A version that was deleted softly is still referred to.
+            # A version that was deleted softly may still be referenced.
             path = f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true"
             found = self._asked(path, f"version {version} of the subject {subject}")
             yield from self._referenced(found, seen)
@@ -122,7 +124,7 @@ class ConfluentRegistry:
             raise Unavailable(f"{what} cannot be read from the schema registry: {error}") from error
 
     def _first_answer(self, path: str, what: str) -> dict[str, Any]:
-        """Asks one URL after the other until one answers. Raises the last one's error."""
+        """The response of the first URL that responds. If none does, raises the error of the last one."""
         *others, last = self._urls
         for url in others:
             try:
@@ -156,7 +158,7 @@ class ConfluentRegistry:
             pair = f"{_plain(self.user, 'user')}:{_plain(self.password, 'password')}"
             found["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         for name, value in found.items():
-            # The message of http.client would show the value.
+            # The message of http.client would contain the value.
             if not (value.isascii() and value.isprintable()):
                 raise ConfigurationError(
                     f"the header {name} for the schema registry has characters that it may not"
@@ -188,10 +190,10 @@ def _checked_url(url: str) -> str:
 
 
 def _plain(secret: Secret, name: str) -> str:
-    """The text of a secret, here and now."""
+    """The text of a secret, read in this process."""
     if not isinstance(secret, str):
         return secret()
-    # An EnvVar, without importing Dagster: its text is the name of the variable.
+    # An EnvVar, checked without importing Dagster: as a text it is the name of the variable.
     get_value = getattr(secret, "get_value", None)
     if get_value is None:
         return secret
@@ -209,14 +211,14 @@ def _read_here(secret: Secret | None) -> Secret | None:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect would send the credentials to a place that the application does not name."""
+    """Rejects redirects: they would send the credentials to a place that the application does not name."""
 
     def redirect_request(self, *_arguments: Any, **_options: Any) -> None:
         return None
 
 
 def _exchange(request: urllib.request.Request) -> tuple[int, bytes]:
-    """Status and body of the answer."""
+    """The status and the body of a response."""
     opener = urllib.request.build_opener(_NoRedirects)
     try:
         with opener.open(request, timeout=READ_SECONDS) as response:
@@ -245,7 +247,7 @@ def _refuse(status: int, body: bytes, url: str, what: str) -> NoReturn:
 
 
 def _fault(body: bytes) -> tuple[str, str]:
-    """Code and message of a registry's error, if it is one."""
+    """The code and the message of a registry's error; empty for any other body."""
     try:
         found = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError):

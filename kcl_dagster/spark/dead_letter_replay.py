@@ -1,11 +1,13 @@
-"""Processing dead letters again: through the same user code, into the same place, each letter once.
+"""Replaying dead letters (records that failed and were stored elsewhere): through the same user code into the same
+sink, each letter once.
 
-A replay takes what letters there are, writes down under a number which ones, stores them under that number, and
-removes them. One that is cut off anywhere is finished by the next one, under the same number, so that sinks that
-store a part once store a letter once. Letters that fail again stay where they are, and do not keep others.
+A replay lists the letters, records their names under a number in its journal, stores the letters under that number,
+and removes them. If it is interrupted anywhere, the next replay finishes it under the same number, so sinks that
+store a part once store a letter once. Letters that fail again are kept, and do not block others.
 
-Numbers begin at the time in milliseconds, like those of batches: sinks remember the numbers of a journal that was
-removed together with its folder, and name files of lower numbers as version 0.1 did, without the application.
+Numbers begin at the time in milliseconds, like those of batches, for two reasons: sinks remember the numbers of a
+former journal that was removed together with its folder; and they take lower numbers for those of version 0.1,
+which named files without the application.
 """
 
 from base64 import b64decode
@@ -39,35 +41,38 @@ from kcl_dagster.worker.processor import ProcessorFactory, Record
 from kcl_dagster.worker.ranges import first_number_at
 
 WORKER: Final = WorkerId("dead-letters")
-JOURNAL: Final = "_replays"  # readers of letters pass over names that begin with an underscore
-LETTERS_AT_ONCE: Final = 1_000  # they pass through the driver; a letter holds at most 10 MiB, and most hold 1 KB
+JOURNAL: Final = "_replays"  # readers of letters ignore names that begin with an underscore
+LETTERS_AT_ONCE: Final = 1_000  # they pass through the driver; a letter has at most 10 MiB, usually 1 KB
 
 
 class Recipient(Protocol):
-    """Where letters go."""
+    """Processes and stores dead letters."""
 
     def begin(self) -> bool:
-        """Called before letters are listed. True: what another replay stores from now on makes this one fail, and
-        a number that was stored is not stored again, whichever of its letters come. A replay that was paused, and
-        beside which another one was started, then stores no letter again."""
+        """Called before letters are listed. Returns True if both of these hold, so that a replay that was paused
+        stores no letter again if another one was started meanwhile:
+
+        - If another replay stores anything from now on, this one fails.
+        - A number that was stored is not stored again, whatever letters are passed with it.
+        """
 
     def has_stored(self, letters: Sequence[DeadLetter], number: int) -> bool:
-        """Whether they are stored under this number. Called where `begin` returned True."""
+        """Whether the letters are stored under this number. Called only if `begin` returned True."""
 
     def take(self, letters: Sequence[DeadLetter], number: int) -> None:
-        """Process and store them. The same letters come again under a number after a crash. The class of what is
-        raised says whether a letter may be to blame."""
+        """Process and store letters. After a crash, the same letters are passed again under the same number. The
+        class of the error that is raised shows whether a letter may have caused it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay did. `failing`: names of the letters that still fail, and with what error.
-    `malformed`: names of files that are no letters, and why not; they stay where they are."""
+    """The result of a replay. `failing`: names of letters that still fail, with their errors. `malformed`: names
+    of files that are no letters, with the reason; they are kept."""
 
     stored: int
     failing: dict[str, str]
     left: int = 0
-    """Letters that were not tried: the replay takes so many and no more."""
+    """Letters that were not tried, because a replay takes a limited number."""
 
     malformed: dict[str, str] = field(default_factory=dict)
 
@@ -80,16 +85,17 @@ def replay(
     most: int = LETTERS_AT_ONCE,
     clock: Clock | None = None,
 ) -> Replayed:
-    """Process up to `most` letters of an application. Not beside another replay of the same application.
+    """Process up to `most` letters of an application. Must not run beside another replay of the same application.
 
-    `store` is at the failure policy's `dead_letter_path`. Raises what AWS or the sink raises; the next replay goes
-    on from there.
+    `store` is at the failure policy's `dead_letter_path`. Raises what AWS or the sink raises; the next replay
+    continues.
     """
     return _Replay(store, application, recipient, clock or SystemClock()).run(most)
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """What the journal says of a number: under way with these letters, stored and not yet removed, or used up."""
+    """The state of a number in the journal: in progress with these letters, stored and not yet removed, or used
+    up."""
 
     letters: tuple[str, ...] = ()
     is_stored: bool = False
@@ -116,7 +122,8 @@ class _Replay:
                 self._remove(number, entry.letters)
             elif entry.letters:
                 under_way.append((number, entry.letters))
-        # Of two replays that noted the same letters, one has stored them: its number is first, and removes them.
+        # If two replays recorded the same letters, one of them has stored them: its number comes first, and removes
+        # them.
         for number, names in sorted(under_way, key=lambda noted: not self._is_stored(*noted)):
             letters = self._under_way(names)
             if letters:
@@ -142,9 +149,10 @@ class _Replay:
         return bool(letters) and self.recipient.has_stored(list(letters.values()), number)
 
     def _under_way(self, names: tuple[str, ...]) -> dict[str, DeadLetter]:
-        """They were letters when their number was noted, and may be stored: without one of them, the number would
-        stand for something else. If the recipient knows its numbers, those that are gone were stored: another
-        replay has removed them, and the note was written again by one that was paused."""
+        """The letters that were recorded under a number and may be stored. None may be missing or changed,
+        because the number would stand for something else. Only if the recipient knows its numbers, missing
+        letters are skipped: another replay has stored and removed them, and a paused replay has recorded them
+        again."""
         letters = {}
         for name in names:
             content = found_content(self.store, name) if self.knows_numbers else self.store.get(name)
@@ -159,7 +167,8 @@ class _Replay:
         return letters
 
     def _process(self, number: int, letters: Mapping[str, DeadLetter], failing: dict[str, str]) -> int:
-        """All together, and if that fails by a letter or by user code, each alone. How many were stored."""
+        """Process letters together. If that fails because of a letter or user code, process each one alone.
+        Returns how many were stored."""
         error = self._attempt(number, letters)
         if error is None:
             return len(letters)
@@ -204,7 +213,7 @@ class _Replay:
 
 @dataclass(frozen=True, slots=True)
 class ToSink:
-    """Letters as batches of the application's own sink, which runs its transform."""
+    """Passes letters as batches to the application's own sink, which runs its transform."""
 
     spark: SparkSession
     sink: PartsSink[Records]
@@ -238,14 +247,14 @@ class ToSink:
         try:
             self.sink.write(Records.of(self.spark.createDataFrame(rows, RECORD_DDL)), batch)
         except Exception:
-            # An attempt may have stored the batch, and failed then. Under another number it would be stored again.
+            # The attempt may have stored the batch before it failed; under another number it would be stored again.
             if not all(map(self.sink.holds, batch.parts)):
                 raise
 
 
 @dataclass(frozen=True, slots=True)
 class ToProcessors:
-    """Letters to a record processor for each shard, made for the purpose. Its checkpoints go nowhere."""
+    """Passes letters to a record processor for each shard, created only for this. Its checkpoints are discarded."""
 
     new_processor: ProcessorFactory
 
@@ -283,12 +292,13 @@ class _Nowhere:
 
 
 def _may_be_caused_by_a_record(error: Exception) -> bool:
-    """Whether other letters may be stored where these were not. A letter may end the process that works on it."""
+    """Whether other letters may be stored although these were not. A letter may end the process that works on
+    it."""
     return class_of(error) in {ErrorClass.RECORD, ErrorClass.CODE} or isinstance(error, ProcessLost)
 
 
 def _letter(text: bytes) -> DeadLetter:
-    """Raises ValueError on anything that no worker wrote: recipients could not even say what it is."""
+    """Parse a letter. Raises ValueError for content that no worker wrote."""
     letter = DeadLetter.from_json(text)
     try:
         _place(letter)
@@ -300,7 +310,8 @@ def _letter(text: bytes) -> DeadLetter:
 
 
 def _parts(letters: Sequence[DeadLetter], number: int) -> list[tuple[Part, list[DeadLetter]]]:
-    """One part for each shard, in its order. Named after the replay, so no part of the stream is like it."""
+    """One part for each shard, with its letters in order. Its lease is named after the replay, so that it
+    differs from all parts of the stream."""
     shards: dict[tuple[str, str], list[DeadLetter]] = defaultdict(list)
     for letter in letters:
         shards[letter.stream, letter.shard_id].append(letter)

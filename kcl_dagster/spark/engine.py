@@ -1,6 +1,6 @@
-"""The driver's side of a fetch: run the tasks, keep what they read, read ahead.
+"""The driver's side of a fetch: it runs the tasks, keeps what they read, and reads ahead.
 
-Implements `worker.batch.Engine` with Spark DataFrames. All progress is in the leases.
+Implements `worker.batch.Engine` with Spark DataFrames. It has no state of progress: that is in the leases.
 """
 
 import logging
@@ -37,27 +37,28 @@ __all__ = ["EngineSettings", "SparkEngine", "local_slots"]
 
 log = logging.getLogger(__name__)
 
-# A task reads all its shards at once, so tasks add cores, not shards. Each writes files of its own, so one task
-# reads what is less than TASK_BYTES.
+# A task reads all its shards at once, so more tasks use more cores, but read no more shards at a time. Each task
+# writes its own files, so a batch below TASK_BYTES is read by one task.
 FETCH_TASKS: Final = 2
 RANGES_OF_TASK: Final = 100
-# For which a fetch may go on after its time, to stage what it has read. Then it is cancelled, and the records are
-# staged by a job of their own: if that is slow as well, the worker says so, and can limit it.
+# How long a fetch may continue after its time to stage what it has read (write the files of the batch). Then it is
+# cancelled, and a job of its own stages the records: if that is slow, too, the worker reports it, and can limit it.
 STAGING_SECONDS: Final = 60.0
 
 
 StagingOfFetches = Callable[[], FetchStaging | None]
-"""For the next fetch, each time another one. None as long as it is not known what a batch stores, and where. Called
-on the threads that fetch."""
+"""Returns the staging of the next fetch: a new object each time, or None as long as it is not known what a batch
+stores, and where. Called on the threads that fetch.
+"""
 
 
 def no_staging() -> FetchStaging | None:
-    """For sinks that store what the driver gives them."""
+    """The staging for sinks that get their records from the driver."""
     return None
 
 
 class SparkEngine:
-    """Reads ranges in the executors. Used on the worker's main thread; `close` stops its one thread."""
+    """Reads ranges in the executors. Used on the worker's main thread; `close` stops the one thread that it has."""
 
     def __init__(
         self,
@@ -68,7 +69,8 @@ class SparkEngine:
         staging: StagingOfFetches = no_staging,
         runtime: Runtime | None = None,
     ) -> None:
-        """`staging`: by which the next fetch stages what it reads, see `kcl_dagster.spark.staged_ranges`."""
+        """Open the engine. `staging`: returns how the next fetch stages what it reads, see
+        `kcl_dagster.spark.staged_ranges`."""
         self._spark = spark
         settings, runtime = settings or EngineSettings(), runtime or system()
         self._connection, self._next_staging, self._runtime = connection, staging, runtime
@@ -82,9 +84,9 @@ class SparkEngine:
         self._bytes_of_range: float | None = None
 
     def warm_up(self) -> None:
-        """Run a job that reads nothing, with the tasks of a fetch. To be called once, before the first fetch."""
+        """Run a job that reads nothing, with the tasks of a fetch. Called once, before the first fetch."""
         warm_up(self._spark, self._connection, self._most_tasks)
-        if self._is_fanout:  # its fetches have Python processes of their own
+        if self._is_fanout:  # fetches by fan-out have separate Python processes
             with reader_processes(self._spark, is_fanout=True):
                 warm_up(self._spark, self._connection, self._most_tasks)
 
@@ -98,7 +100,8 @@ class SparkEngine:
             raise
 
     def _tag(self) -> None:
-        """Tags belong to a thread; the engine is opened on another than the one that fetches and writes."""
+        """Tag the jobs of this thread, if it is a new one: the engine is opened on another thread than the one
+        that uses it."""
         if self._tagged != threading.get_ident():
             self._tagged = threading.get_ident()
             tag_jobs(self._spark)
@@ -108,7 +111,7 @@ class SparkEngine:
         missing = list(ranges)
         ahead = self._ahead.take(ranges)
         if ahead is not None:
-            # A lease whose last batch failed is asked for again and stands in there with the range after it.
+            # If the last batch of a lease failed, its range is requested again, but `ahead` has the range after it.
             parts.append((ahead, {range_.lease for range_ in ranges if range_ in ahead.ranges}))
             missing = [range_ for range_ in ranges if range_ not in ahead.ranges]
             held = ahead.outcome.progress.values()
@@ -123,11 +126,12 @@ class SparkEngine:
         self._ahead.start(ranges, budget, self._runtime.clock.monotonic())
 
     def close(self) -> None:
-        """Throw away what was read ahead. The session stays."""
+        """Discard what was read ahead. The session remains open."""
         self._ahead.close()
 
     def _read(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
-        """If the consumer's code has ended the fetch, read once more, without it. The batch then shows it."""
+        """Fetch with staging. If the consumer's code made that fail, read once more without; the batch will then
+        fail by it."""
         staging = self._staging(ranges)
         if staging is not None:
             try:
@@ -140,12 +144,13 @@ class SparkEngine:
         return self._kept(ranges, budget)
 
     def _read_once(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
-        """For reading ahead: what fails is read again when it is asked for."""
+        """Fetch for reading ahead: ranges that fail are read again when they are requested."""
         staging = self._staging(ranges)
         return self._kept(ranges, budget) if staging is None else self._staged(ranges, budget, staging)
 
     def _staging(self, ranges: Sequence[Range]) -> FetchStaging | None:
-        """Pinned ranges have to be read as they were, and pieces of a batch that fails are looked into."""
+        """The staging of a fetch. None for pinned ranges, which have to be read exactly as before, and for parts
+        of a batch that fails, which is searched for the failing record."""
         return None if any(range_.is_pinned for range_ in ranges) else self._next_staging()
 
     def _staged(self, ranges: Sequence[Range], budget: Budget, staging: FetchStaging) -> FetchedRanges:
@@ -174,14 +179,16 @@ class SparkEngine:
         self._bytes_of_range = sum(found.bytes for found in read.outcome.progress.values()) / len(ranges)
 
     def _tasks(self, ranges: Sequence[Range], budget: Budget) -> tuple[DataFrame, FetchPlan]:
-        """The tasks of a fetch: their numbers, each in a partition of its own, and what they read."""
-        # Each task may keep a page at least: of a smaller part of the budget it could not tell what it will read.
+        """The tasks of a fetch: a DataFrame with the number of each task in its own partition, and the plan."""
+        # Each task may keep at least a page: with a smaller part of the budget it could not know how much it will
+        # read.
         tasks = max(1, min(len(ranges), self._worthwhile_tasks(len(ranges)), budget.bytes // MAX_PAGE_BYTES))
         plan = self._plans.plan([ranges[task::tasks] for task in range(tasks)], budget)
         return self._spark.range(0, tasks, 1, tasks), plan
 
     def _worthwhile_tasks(self, ranges: int) -> int:
-        """As many as there may be for so many ranges, or fewer if the last fetch had little to read."""
+        """The number of tasks for this number of ranges: fewer than the maximum if the last fetch had little to
+        read."""
         if self._are_tasks_fixed or self._bytes_of_range is None:
             return self._most_tasks
         share = max(self._bytes_of_range * ranges / TASK_BYTES, ranges / RANGES_OF_TASK)
@@ -189,7 +196,7 @@ class SparkEngine:
 
 
 def local_slots(spark: SparkSession) -> int | None:
-    """Task slots of a local session; None of any other."""
+    """The number of task slots of a local session; None for any other."""
     local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?", spark.conf.get("spark.master", None) or "")
     if local is None:
         return None

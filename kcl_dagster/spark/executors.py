@@ -1,4 +1,4 @@
-"""Whether the executors of a session can do our work: asked once at start, not found out by the first batch."""
+"""Checks at the start whether the executors of a session can do our work, before the first batch would fail."""
 
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -24,9 +24,9 @@ SHIP_IT: Final = (
 
 
 def check_executors(spark: SparkSession) -> None:
-    """Raises ConfigurationError when Spark is too old, or executors lack our package or have another version.
+    """Raise ConfigurationError if Spark is too old, or if executors lack this package or have another version.
 
-    Runs one small job. Needless in a local session, where the executors are this very environment.
+    Runs one small job. Not needed for a local session, whose executors use this environment.
     """
     release = tuple(int(part) for part in spark.version.split(".")[:2])
     if release < OLDEST_SPARK:
@@ -46,10 +46,10 @@ def check_executors(spark: SparkSession) -> None:
 
 
 def check_stream(spark: SparkSession, connection: Connection, stream: str) -> None:
-    """Raises ConfigurationError when executors cannot reach Kinesis, or have no credentials.
+    """Raise ConfigurationError if executors cannot reach Kinesis, or have no credentials.
 
-    Runs one small job. Some platforms let no user code out of their executors at all, which is found out here.
-    Rights are not looked at: a refusal is a response.
+    Runs one small job. It also detects platforms that give user code in executors no network access. Missing rights
+    are not detected: any response of Kinesis is sufficient.
     """
     ask = _Ask(connection, stream)
     try:
@@ -64,7 +64,7 @@ def check_stream(spark: SparkSession, connection: Connection, stream: str) -> No
 
 
 class _Ask:
-    """What `mapInArrow` runs: one harmless question, and what is wrong."""
+    """A function for `mapInArrow` that sends one harmless request, and returns the problem."""
 
     def __init__(self, connection: Connection, stream: str) -> None:
         self._connection = connection
@@ -77,7 +77,7 @@ class _Ask:
         except (EndpointUnreachable, CredentialsRefused) as error:
             problem = f"{type(error).__name__}: {error}"
         except KclError:
-            pass  # it answered, whatever it said
+            pass  # any response of the service is sufficient
         for batch in batches:
             yield pa.RecordBatch.from_pylist([{"kcl_dagster": problem}] * batch.num_rows, schema=_SCHEMA)
 

@@ -1,6 +1,7 @@
-"""Maps what Spark and table formats raise to the tree of `kcl_dagster.errors`; `worker.error_class` does the rest.
+"""Maps errors of Spark and of table formats to the tree of `kcl_dagster.errors`, which `worker.error_class`
+classifies.
 
-What is left as it is was raised by the consumer's code.
+An error that is not mapped was raised by the consumer's code.
 """
 
 import errno
@@ -35,23 +36,23 @@ _TOKEN: Final = secrets.token_hex(8)
 CONTENT_CHANGED: Final = "KCL_BATCH_CONTENT_CHANGED"
 SINK_FAILED: Final = "KCL_SINK_FAILED"
 RECORD_REFUSED: Final = "KCL_RECORD_REFUSED"
-"""For a value that no file can hold."""
+"""The mark of an error about a value that no file can hold."""
 
 TRANSFORM_FAILED: Final = "KCL_TRANSFORM_FAILED"
-"""For an output that cannot be of this batch."""
+"""The mark of an error about an output that cannot belong to this batch."""
 
 WRONG_CONFIGURATION: Final = "KCL_WRONG_CONFIGURATION"
-"""For an output that the settings of the sink do not fit."""
+"""The mark of an error about an output that does not fit the settings of the sink."""
 
 UNAVAILABLE: Final = "KCL_UNAVAILABLE"
-"""For what the consumer's code needs and does not reach."""
+"""The mark of an error about something that the consumer's code needs and cannot reach."""
 
 
 @contextmanager
 def encodable_errors() -> Iterator[None]:
-    """Around code in an executor that may raise the consumer's errors. Spark's Python worker announces an error and
-    then encodes its text; where that fails, Spark waits for the text without end. An error whose text or traceback
-    cannot be encoded is replaced by one of the same name, text and place."""
+    """A context for code in an executor that may raise the consumer's errors. Spark's Python worker announces an
+    error before it encodes its text; if that fails, Spark waits for the text for ever. So an error whose text or
+    traceback cannot be encoded is replaced by one with the same name, text and traceback."""
     try:
         yield
     except Exception as error:
@@ -59,7 +60,7 @@ def encodable_errors() -> Iterator[None]:
         if encodable(told) == told:
             raise
         kind = type(error)
-        # Errors of ours are told apart by their type, and all take a text.
+        # Errors of this package are distinguished by their type, and all of them take a text.
         substitute = kind if isinstance(error, BatchError) else type(kind.__name__, (Exception,), {})
         substitute.__module__ = kind.__module__
         raise substitute(text_of(error)).with_traceback(error.__traceback__) from None
@@ -70,8 +71,8 @@ class Marks:
     """Marks in the texts of errors that our code raises in executors: Spark passes on the text, but not the type.
 
     The driver creates the token and sends it with the task. Spark quotes values of records in its errors. A
-    producer of records does not know the token, so no record can determine the class of an error. `sink`: for which
-    the work is done; one job of Spark may work for several.
+    producer of records does not know the token, so no record can determine the class of an error. `sink`: the sink
+    for which the work is done, because one Spark job may work for several.
     """
 
     token: str = _TOKEN
@@ -104,19 +105,19 @@ class Marks:
 _MINE: Final = Marks()
 _DRAWN: Final = re.compile(r"\x1b\[[0-9;]*m|↳")  # colours, and the arrow to a cause
 
-LONGEST_LINE: Final = 500  # characters, of what an operator reads in an event
+LONGEST_LINE: Final = 500  # characters; operators read it in an event
 
 # Errors of the driver's machine itself: no disk, memory or file handle is left.
 _EXHAUSTED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 
 
 def is_content_changed(error: BaseException) -> bool:
-    """Whether the batch that was pinned can no longer be evaluated, so that it has to be read again."""
+    """Whether the pinned batch can no longer be evaluated, so that it has to be read again."""
     return _MINE.of(CONTENT_CHANGED) in str(error) or _is_lost_block(error)
 
 
 def _is_lost_block(error: BaseException) -> bool:
-    """As Spark itself says, and no record or code."""
+    """Whether Spark itself reports a lost block, and not a record or user code."""
     if isinstance(error, PythonException) or not isinstance(error, PySparkException | Py4JJavaError):
         return False
     chain = chain_of(error)
@@ -125,7 +126,7 @@ def _is_lost_block(error: BaseException) -> bool:
 
 @contextmanager
 def fetch_failures() -> Iterator[None]:
-    """For jobs that run nothing but our fetch."""
+    """A context for jobs that run nothing but our fetch."""
     try:
         yield
     except (PySparkException, Py4JError, OSError) as error:  # OSError: nothing listens where the JVM was
@@ -136,8 +137,9 @@ def fetch_failures() -> Iterator[None]:
 
 @contextmanager
 def write_failures(sink: str) -> Iterator[None]:
-    """For jobs that run a user's transform and a sink's writer. What is neither a changed batch, nor marked by our
-    writers, nor the end of Spark or of one of its processes is left as it is: it came from user code."""
+    """A context for jobs that run a user's transform and a sink's writer. Errors are mapped if they are a
+    changed batch, marked by our writers, or the end of Spark or of one of its processes. All others came from
+    user code and remain unchanged."""
     try:
         yield
     except (PySparkException, Py4JError, OSError) as error:
@@ -168,8 +170,9 @@ def write_failures(sink: str) -> Iterator[None]:
 
 
 def _lost_process(error: BaseException) -> str | None:
-    """The line that says so. Only errors of the JVM can: what user code raises on the driver is no such error, and
-    what it raises in an executor has a type or a condition of its own, whatever it says."""
+    """The line in which Spark reports a lost process, or None. Only errors of the JVM can contain it: user code
+    on the driver raises no such error, and its errors in executors have other types or conditions, whatever
+    their text is."""
     if isinstance(error, PythonException) or not isinstance(error, PySparkException | Py4JJavaError):
         return None
     chain = chain_of(error)
@@ -181,7 +184,8 @@ def _lost_process(error: BaseException) -> str | None:
 
 
 def _storage_failure(error: BaseException) -> str | None:
-    """What Spark could not read or write for itself, such as a folder of `spark.local.dir` that was removed."""
+    """The line about a file that Spark could not read or write for itself, such as a folder of `spark.local.dir`
+    that was removed. None for other errors."""
     if isinstance(error, OSError) and _is_raised_in(error, "pyspark"):
         return first_line(error)
     found = (one for one in reasons(chain_of(error)) if one.is_of_sparks_storage)
@@ -193,14 +197,14 @@ def _line(text: str) -> str:
 
 
 def _is_from_py4j(error: BaseException) -> bool:
-    """Whether talking to the JVM failed, as opposed to what was said: no record can be blamed for that."""
+    """Whether communication with the JVM failed, which no record can cause."""
     if isinstance(error, PySparkException | Py4JJavaError):
         return False
     return isinstance(error, Py4JError) or _is_raised_in(error, "py4j")
 
 
 def _is_raised_in(error: BaseException, package: str) -> bool:
-    """Whether code of `package` raised the error, or code of the standard library that it called."""
+    """Whether code of `package` raised the error, or code of the standard library called by it."""
     names = [
         str(frame.f_globals.get("__name__")).partition(".")[0]
         for frame, _ in traceback.walk_tb(error.__traceback__)
@@ -209,8 +213,9 @@ def _is_raised_in(error: BaseException, package: str) -> bool:
 
 
 def of_table(table: str, error: Exception) -> BatchError:
-    """What a table's own library raised. No code of the consumer runs in there, so it is the sink's, or a record's
-    where a value could not be converted. In one line: delta-rs draws a tree of causes for a terminal."""
+    """Map an error of a table's own library. No code of the consumer runs there, so the sink has failed, or a
+    record if a value could not be converted. The text is one line: delta-rs draws a tree of causes for a
+    terminal."""
     said = " ".join(_DRAWN.sub(" ", str(error)).split())
     text = f"{table}: {type(error).__name__}: {redacted(said)}"
     return RecordRefused(text) if isinstance(error, UnicodeError | ArithmeticError) else SinkError(text)
@@ -222,7 +227,7 @@ def first_line(error: BaseException) -> str:
 
 
 def line_of_java(error: BaseException) -> str:
-    """What the JVM says of the error, in a line, without the words of Py4J around it."""
+    """The JVM's text of the error in one line, without the words of Py4J around it."""
     chain = chain_of(error)
     return _line(f"{chain[0].kind}: {chain[0].message}") if chain else first_line(error)
 

@@ -1,7 +1,7 @@
-"""The executor's side of a fetch: read the shards of one task and hand them to Spark as Arrow.
+"""The executor's side of a fetch: read the shards of one task and pass them to Spark as Arrow.
 
-Imported by name in the executors' Python workers, which live for many batches: what is kept at module level (the
-Kinesis clients) is made once per worker. The driver's side is `kcl_dagster.spark.engine`.
+Imported by name in the executors' Python workers, which serve many batches: objects at module level (the Kinesis
+clients) are made once per Python worker. The driver's side is `kcl_dagster.spark.engine`.
 """
 
 import logging
@@ -36,26 +36,26 @@ from kcl_dagster.worker.batch import Budget, Range, is_near_tip
 
 log = logging.getLogger(__name__)
 
-# Larger Arrow batches are slower and cost memory; smaller ones pay Spark's price per batch too often.
+# Larger Arrow batches are slower and use more memory; with smaller ones, Spark's overhead per batch is too large.
 BATCH_ROWS: Final = 8_000
 BATCH_BYTES: Final = 4 * 1024 * 1024
-# Finished batches that wait for Spark; readers pause when it does not keep up.
+# Finished batches that wait for Spark. If Spark is slower than the readers, they pause.
 QUEUED_BATCHES: Final = 4
-READ_SECONDS: Final = 15.0  # between two reads of a page; what keeps a slow line busy is not lost
-PAGE_SECONDS: Final = 60.0  # a page of 10 MiB over a slow line
-# After the time of the batch is over, a shard that takes longer than this for one answer is not waited for: it may
-# arrive byte by byte.
+READ_SECONDS: Final = 15.0  # timeout between two pieces of a page; a slow connection that delivers data is kept
+PAGE_SECONDS: Final = 60.0  # timeout of a page: 10 MiB over a slow connection
+# When the time of the batch is over, the fetch no longer waits for a shard whose response takes longer than this:
+# it might arrive byte by byte.
 LATE_SECONDS: Final = 15.0
-LOOK_SECONDS: Final = 0.5  # between two looks for such shards
+LOOK_SECONDS: Final = 0.5  # between two checks for such shards
 CONNECTIONS: Final = 128  # one per reader thread
 
 
 @dataclass(frozen=True, slots=True)
 class Connection(Access):
-    """How executors reach Kinesis. Without keys they use what their machine, pod or role provides; with a role they
-    assume it by themselves, so that its credentials are renewed where they are used.
+    """How executors reach Kinesis. Without keys they use what their machine, pod or role provides. With a role,
+    each executor assumes it, so that the credentials are renewed where they are used.
 
-    Keys travel inside Spark's serialised tasks. They appear in no plan, log line or configuration of Spark.
+    Keys are sent inside Spark's serialised tasks. They appear in no plan, log line or configuration of Spark.
     """
 
     def kinesis(self) -> Client:
@@ -68,18 +68,18 @@ class Connection(Access):
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """`consumer_arn` is set for enhanced fan-out."""
+    """The part of a shard that a task reads. `consumer_arn` is set for enhanced fan-out."""
 
     range: Range
     bookmark: Bookmark | None = None
     consumer_arn: str | None = None
     failure: tuple[str, str] | None = None
-    """Why it cannot be read this time, as `Trailer.failure` says it."""
+    """If set, the reason why the shard cannot be read this time, as in `Trailer.failure`."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """What every task needs to know. `tasks[i]` are the shards of task i, `budget` is the batch's."""
+    """The settings for all tasks. `tasks[i]` are the shards of task i, `budget` is that of the batch."""
 
     connection: Connection
     tasks: tuple[tuple[ShardPlan, ...], ...]
@@ -92,7 +92,7 @@ class FetchPlan:
         return any(shard.consumer_arn is not None for shards in self.tasks for shard in shards)
 
     def deadline(self, clock: Clock) -> ReadDeadline:
-        """Of a task that begins to read now."""
+        """The deadline of a task that begins to read now."""
         return ReadDeadline(clock.monotonic() + self.budget.seconds, clock, self.budget.linger)
 
     def allowance(self, task: int) -> Allowance:
@@ -110,7 +110,7 @@ class Child(msgspec.Struct):
 
 
 class Trailer(msgspec.Struct, omit_defaults=True):
-    """What a task says of one range when it is done. Either `failure` or everything else."""
+    """The result of one range, sent by its task at the end: either `failure` or all other fields."""
 
     through: tuple[str, int] | None = None
     first: str | None = None
@@ -131,12 +131,13 @@ class Trailer(msgspec.Struct, omit_defaults=True):
 
 
 def said_of(error: KclError) -> tuple[str, str]:
-    """An error as trailers have it."""
+    """An error in the form of `Trailer.failure`."""
     return type(error).__name__, str(error)
 
 
 class FetchTask:
-    """What `mapInArrow` runs. One input row names the task; the output is header, records, trailer, sealed."""
+    """The function for `mapInArrow`. One input row names the task. The output is a header, records and a
+    trailer, sealed."""
 
     def __init__(self, plan: FetchPlan) -> None:
         self._plan = plan
@@ -164,12 +165,12 @@ def client_of(connection: Connection) -> Client:
 def fetch(
     plan: FetchPlan, task: int, client: Client, runtime: Runtime, deadline: ReadDeadline | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Read the shards of one task, each on a thread of its own. `deadline`: the caller may bring it forward; by
-    default the plan's.
+    """Read the shards of one task, each on its own thread. `deadline`: that of the plan by default; the caller may
+    bring it forward.
 
-    The first batch names this attempt for every shard, and comes before any record. The last batch records how far
-    each shard was read. So a task that opens records can detect whether they are of another attempt than the one
-    whose last batch was counted.
+    The first batch contains the id of this attempt for every shard, and comes before any record. The last batch
+    contains how far each shard was read. So a task that opens records can detect whether they belong to another
+    attempt than the one whose last batch was counted.
     """
     shards = plan.tasks[task]
     attempt = runtime.new_id()
@@ -204,7 +205,7 @@ def fetch(
                 continue
             if not isinstance(item, _Done):
                 yield item
-            elif item.range.lease not in trailers:  # given up in the moment in which it was done
+            elif item.range.lease not in trailers:  # given up at the same moment at which it finished
                 trailers[item.range.lease] = (item.range, item.trailer)
     finally:
         for started in attempts.values():
@@ -213,7 +214,7 @@ def fetch(
 
 
 class _Attempt:
-    """How a reader gets on. Written on its thread, looked at on the task's."""
+    """The progress of a reader. Written by its thread, and read by that of the task."""
 
     def __init__(self, range_: Range, runtime: Runtime, deadline: float) -> None:
         self.range = range_
@@ -223,7 +224,7 @@ class _Attempt:
         self._went_on_at = runtime.clock.monotonic()
 
     def is_stopped(self) -> bool:
-        """Asked by the reader before each request."""
+        """Whether the reader has to stop. The reader calls it before each request."""
         self.went_on()
         return self.stop.is_set()
 
@@ -257,8 +258,8 @@ def _read(
     output: "queue.Queue[pa.RecordBatch | _Done]",
     attempt: _Attempt,
 ) -> None:
-    """Body of a reader thread. Whatever happens, the last thing it puts out is a `_Done`: a shard that cannot be
-    read, be it by a mistake of ours, keeps no other from being read."""
+    """The body of a reader thread. Its last output is a `_Done` in any case, even after a bug of ours, so that a
+    shard that cannot be read does not keep others from being read."""
     range_, stop = shard.range, attempt.stop
 
     def put(item: pa.RecordBatch | _Done) -> None:
@@ -348,8 +349,8 @@ def _trailer(reader: ShardReader | FanoutReader | WindowReader, unpacker: Unpack
 
 
 def record_batches(range_: Range, columns: Columns) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of at most BATCH_ROWS rows, and of BATCH_BYTES and one row. A key that many records of an
-    aggregate share is one string until here, and in Arrow one for each."""
+    """Arrow batches of at most BATCH_ROWS rows, and at most BATCH_BYTES plus one row. A key that many records of
+    an aggregate share is one string in Python, but one for each record in Arrow."""
     start = size = 0
     sizes = map(len, columns.data), utf8_sizes(columns.partition_key), _sizes(columns.explicit_hash_key)
     for stop, row in enumerate(map(sum, zip(*sizes, strict=True)), 1):
@@ -367,7 +368,7 @@ def _sizes(texts: Sequence[str | None]) -> Iterable[int]:
 
 def _record_batch(range_: Range, columns: Columns) -> pa.RecordBatch:
     rows = len(columns)
-    # In milliseconds, which is what Kinesis means; the float has noise behind them.
+    # Kinesis times have a precision of milliseconds; further digits of the float are noise.
     arrival_ms = pc.cast(pc.round(pc.multiply(pa.array(columns.arrival, pa.float64()), 1000.0)), pa.int64())
     arrivals = arrival_ms.cast(pa.timestamp("ms", tz="UTC")).cast(_type("arrival_timestamp"))
     values: dict[str, Any] = {

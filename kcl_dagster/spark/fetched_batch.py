@@ -1,4 +1,4 @@
-"""One or several fetch jobs as the worker sees them."""
+"""The result of one or several fetch jobs, as the worker uses it."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -30,15 +30,16 @@ class FetchedRanges(Protocol):
 
 
 class FetchedBatch:
-    """See `worker.batch.Fetched`."""
+    """The fetched records of a batch, see `worker.batch.Fetched`."""
 
     def __init__(
         self,
         parts: Sequence[tuple[FetchedRanges, Collection[LeaseKey]]],
         ahead: tuple[FetchedRanges, float] | None = None,
     ) -> None:
-        """Of each job the leases that are taken from it, and no lease twice: a job may hold more, even another
-        range of a lease that is taken from another job. `ahead`: the job that read ahead, and since when."""
+        """Combine jobs, each with the leases that are taken from it, and each lease from only one job. A job may
+        have more, even another range of a lease that is taken from another job. `ahead`: the job that read
+        ahead, and when it began."""
         self._parts = tuple(part for part, _ in parts)
         self._part_of = {lease: part for part, leases in parts for lease in leases}
         if len(self._part_of) != sum(len(leases) for _, leases in parts):
@@ -80,7 +81,7 @@ class FetchedBatch:
 
 
 def _records(forms: Sequence[Sealed | StagedRecords]) -> Records:
-    """Of one form they stay together, so that a sink may take a shorter way."""
+    """The records of several jobs. Those of the same form are united, so that a sink can use its faster way."""
     sealed = [form for form in forms if isinstance(form, Sealed)]
     staged = [form for form in forms if isinstance(form, StagedRecords)]
     together: list[Sealed | StagedRecords] = [reduce(Sealed.union, sealed)] if sealed else []

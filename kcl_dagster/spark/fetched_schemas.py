@@ -1,6 +1,6 @@
-"""Writers' schemas that were fetched from registries, kept for the life of the process.
+"""Writers' schemas that were fetched from registries, kept as long as the process runs.
 
-The schema of an id never changes, so it is fetched once. Spark's Python workers serve many tasks, and share it.
+The schema of an id never changes, so it is fetched once. Spark's Python workers serve many tasks, which share it.
 """
 
 import os
@@ -9,15 +9,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
-KEPT_SCHEMAS: Final = 1_000  # of all registries; the records of a stream name a few dozen
+KEPT_SCHEMAS: Final = 1_000  # of all registries; the records of a stream refer to a few dozen
 
 _kept: OrderedDict[tuple[Hashable, Hashable], Any] = OrderedDict()
 _lock = threading.Lock()
 
 
 def fetched_once(registry: Hashable, id_: Hashable, fetch: Callable[[], Any]) -> Any:
-    """What `fetch` returned for this id of this registry. Threads that ask at the same time wait for one fetch. An
-    error of `fetch` is raised and not kept."""
+    """The result of `fetch` for this id of this registry. Concurrent threads wait for one fetch. An error of
+    `fetch` is raised and not kept."""
     with _lock:
         key = (registry, id_)
         if key not in _kept:
@@ -29,7 +29,7 @@ def fetched_once(registry: Hashable, id_: Hashable, fetch: Callable[[], Any]) ->
 
 
 def _new_lock() -> None:
-    """A thread that a forked process does not have may hold the former one."""
+    """Replace the lock in a forked process, because a thread of the parent process may hold it."""
     global _lock
     _lock = threading.Lock()
 

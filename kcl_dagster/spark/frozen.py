@@ -1,9 +1,9 @@
 """Records that were fetched once and cannot change any more, whatever Spark does with them.
 
-`localCheckpoint` keeps the fetched rows in the executors and cuts their origin, so nothing is read twice. Should
-Spark end up with rows of another attempt all the same (a lost block, a twin of a task), the evaluation fails: the
-rows are sealed, name their attempt, and are opened only where that is the attempt that was counted on the driver.
-See `kcl_dagster.spark.sealing`.
+`localCheckpoint` keeps the fetched rows in the executors and removes their lineage, so nothing is read twice. Spark
+might nevertheless use rows of another attempt, after a lost block or by a duplicate of a task. Then the evaluation
+fails: the rows are sealed with the id of their attempt, and are opened only if it is the attempt that was counted
+on the driver. See `kcl_dagster.spark.sealing`.
 """
 
 from collections.abc import Collection, Sequence
@@ -27,7 +27,7 @@ class FrozenRanges:
     """The outcome of one fetch job."""
 
     def __init__(self, ranges: Sequence[Range], frame: DataFrame) -> None:
-        """Runs the job: `frame` is fetched, frozen and asked how far it came."""
+        """Run the job: fetch `frame`, freeze it, and collect how far each range was read."""
         self.ranges = tuple(ranges)
         with fetch_failures():
             self._frame = frame.localCheckpoint(eager=False)
@@ -41,7 +41,7 @@ class FrozenRanges:
     def form(self, leases: Collection[LeaseKey]) -> Sealed:
         frame = self._frame
         if set(leases) != set(self._attempts):
-            # Whole rows go, their attempt with them: those that stay still say which attempt they are of.
+            # Whole rows are removed, with their attempt: the others still have theirs.
             frame = frame.where(F.col(LEASE_KEY).isin(sorted(leases)))
         return Sealed(frame, {lease: self._attempts[lease] for lease in leases})
 
@@ -52,7 +52,7 @@ class FrozenRanges:
         return poison_records_of(self.form([lease]).records())
 
     def release(self) -> None:
-        """Free the blocks now where that is possible; Spark's cleaner does it later elsewhere."""
+        """Free the blocks now if possible; otherwise Spark's cleaner does it later."""
         frame: Any = self._frame
         # Private, and absent in Spark Connect: DataFrame.unpersist does not reach checkpointed blocks.
         with suppress(Exception):
@@ -60,7 +60,7 @@ class FrozenRanges:
 
 
 def midpoint_of(records: DataFrame) -> Checkpoint | None:
-    """The last record of the first half of the records of one lease."""
+    """The last record of the first half of one lease's records."""
     with fetch_failures():
         rows = records.select("sequence_number", "sub_sequence_number").collect()
     if len(rows) < 2:

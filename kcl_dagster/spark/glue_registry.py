@@ -1,4 +1,4 @@
-"""AWS Glue's schema registry, as `registered_avro` asks it."""
+"""A client of AWS Glue's schema registry, for `registered_avro`."""
 
 import functools
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from kcl_dagster.runtime import system
 from kcl_dagster.spark.fetched_schemas import fetched_once
 from kcl_dagster.spark.payload_decoding import Framing, UnknownSchema
 
-REPEAT_SECONDS: Final = 15.0  # Glue throttles for seconds; a longer outage is for the batch to wait
+REPEAT_SECONDS: Final = 15.0  # Glue throttles for seconds; in a longer outage the batch fails and is retried
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,11 @@ class GlueRegistry(Access):
     """AWS Glue's schema registry: `registered_avro(GlueRegistry(region="eu-west-1"))`.
 
     The fields are those of a connection: `region`, `endpoint_url`, `role_arn`, `external_id`, `profile`, and keys,
-    which are not shown. `KclResource(...).connection("glue")` has them all. The right that is needed is
-    `glue:GetSchemaVersion`. A schema is fetched once for an id and process of an executor.
+    which are not shown. `KclResource(...).connection("glue")` has them all. It needs the right
+    `glue:GetSchemaVersion`. A schema is fetched once per id and executor process.
 
-    An id that Glue does not have raises UnknownSchema. While Glue is away, throttles or refuses the credentials,
-    the error is `kcl.Unavailable`.
+    An id that Glue does not have raises UnknownSchema. If Glue cannot be reached, throttles or rejects the
+    credentials, the error is `kcl.Unavailable`.
     """
 
     framing: ClassVar[Framing] = "glue"

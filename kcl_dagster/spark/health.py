@@ -1,7 +1,7 @@
 """Whether a Spark session can still be used.
 
-One that lost its JVM or was stopped never works again: its worker has to end, so that its leases go to a worker
-whose Spark lives. Renewals do not notice, they need no Spark.
+A session that has lost its JVM or was stopped never works again. Its worker has to end, so that another worker gets
+its leases. The renewals would go on, because they need no Spark.
 """
 
 from typing import Any, Final
@@ -11,28 +11,31 @@ from pyspark.sql import SparkSession
 
 from kcl_dagster.spark.session import is_classic
 
-# What Spark Connect says of a session that will not come back.
+# Error conditions of Spark Connect for a session that is lost for good.
 _CLOSED: Final = ("SESSION_CLOSED", "SESSION_NOT_FOUND", "SESSION_CHANGED", "NO_ACTIVE_SESSION")
 
 
 class SessionHealth:
-    """`why_lost` may be asked on any thread and never blocks; `failed` is told on the thread whose job failed."""
+    """The state of a session. `why_lost` may be called on any thread and never blocks; `failed` is called on the
+    thread whose job failed."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        # Present where PySpark started the JVM; under spark-submit the JVM is our parent, and its end is ours.
+        # It exists if PySpark started the JVM. Under spark-submit the JVM is our parent, and this process ends with
+        # it.
         gateway: Any = spark.sparkContext._gateway if is_classic(spark) else None  # noqa: SLF001
         self._jvm: Any = getattr(gateway, "proc", None)
         self._why: str | None = None
 
     def why_lost(self) -> str | None:
-        """Why the session cannot be used any more; None while nothing says so."""
+        """The reason why the session cannot be used any more; None as long as no reason is known."""
         if self._why is None and self._jvm is not None and self._jvm.poll() is not None:
             self._why = f"Spark's JVM (pid {self._jvm.pid}) ended with {self._jvm.returncode}"
         return self._why
 
     def failed(self, error: BaseException) -> None:
-        """A job failed; find out whether any other can succeed. May block for as long as Spark takes to answer."""
+        """Called after a job has failed: find out whether any other job can succeed. May block until Spark
+        responds."""
         if self.why_lost() is not None:
             return
         if is_classic(self._spark):
@@ -46,4 +49,4 @@ class SessionHealth:
         try:
             return context._jsc is None or bool(context._jsc.sc().isStopped())  # noqa: SLF001
         except (Py4JError, OSError):
-            return False  # no answer is no proof; a JVM that is gone shows in its process
+            return False  # no response is no proof; the end of the JVM is seen by its process

@@ -1,4 +1,4 @@
-"""Interrupts the consumer's code: its Spark jobs first, then what the main thread waits for."""
+"""Interrupts the consumer's code: first its Spark jobs, then the main thread."""
 
 import logging
 import signal
@@ -19,13 +19,13 @@ from kcl_dagster.worker.processing_watch import Attempt, may_interrupt
 log = logging.getLogger(__name__)
 
 TAG: Final = "kcl-dagster-batch"
-"""On every Spark job that the worker's main thread starts."""
+"""The tag of every Spark job that the worker's main thread starts."""
 
 SIGNAL: Final = getattr(signal, "SIGUSR2", None)
 
 
 def tag_jobs(spark: SparkSession) -> None:
-    """Mark the Spark jobs that the calling thread starts from now on, so that `cancel_jobs` finds them."""
+    """Tag the Spark jobs that the calling thread starts from now on, so that `cancel_jobs` finds them."""
     if is_classic(spark):
         spark.sparkContext.addJobTag(TAG)  # a session's own tags can be cancelled by the thread that set them only
     else:
@@ -42,8 +42,8 @@ def cancel_jobs(spark: SparkSession) -> None:
 
 @contextmanager
 def limited_jobs(spark: SparkSession, seconds: float, tag: str) -> Iterator[None]:
-    """Cancel the Spark jobs that the calling thread runs in the block, if they are not done after so many seconds.
-    `tag`: no other jobs of the session have it."""
+    """Cancel the Spark jobs that the calling thread runs in the block, if they have not ended after so many
+    seconds. `tag`: a tag that no other jobs of the session have."""
     add, remove, cancel = (
         (spark.sparkContext.addJobTag, spark.sparkContext.removeJobTag, spark.sparkContext.cancelJobsWithTag)
         if is_classic(spark)
@@ -51,7 +51,7 @@ def limited_jobs(spark: SparkSession, seconds: float, tag: str) -> Iterator[None
     )
 
     def stop() -> None:
-        with suppress(PySparkException, Py4JError, RuntimeError, OSError):  # the jobs may be over
+        with suppress(PySparkException, Py4JError, RuntimeError, OSError):  # the jobs may have ended
             cancel(tag)
 
     timer = threading.Timer(seconds, stop)
@@ -66,7 +66,8 @@ def limited_jobs(spark: SparkSession, seconds: float, tag: str) -> Iterator[None
 
 
 class Interruption:
-    """`session` is the worker's, once there is one. `installed` belongs to the main thread of the process."""
+    """Interrupts the code of a batch. `session` is set once the worker has one. `installed` is used on the main
+    thread of the process."""
 
     def __init__(self) -> None:
         self.session: SparkSession | None = None
@@ -75,7 +76,8 @@ class Interruption:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """While it lasts, code that blocks the main thread can be interrupted. Elsewhere only Spark jobs can."""
+        """Make code that blocks the main thread interruptible, as long as the block lasts. Without this, only
+        Spark jobs can be interrupted."""
         if SIGNAL is None or threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -88,8 +90,8 @@ class Interruption:
             signal.signal(SIGNAL, before)
 
     def __call__(self, attempt: Attempt) -> None:
-        """See `processing_watch.Interrupt`. The first attempt leaves the main thread alone: the job's end reaches
-        it by itself, and an exception in the middle of an answer would cost the connection to the JVM."""
+        """Interrupt the code, see `processing_watch.Interrupt`. The first attempt only cancels jobs, whose end
+        reaches the main thread: an exception in the middle of a response would cost the connection to the JVM."""
         self._attempt = attempt
         if self.session is not None:
             try:
@@ -100,6 +102,7 @@ class Interruption:
             signal.pthread_kill(self._main, SIGNAL)
 
     def _raise(self, _number: int, _frame: FrameType | None) -> None:
-        # Asked on the thread that runs the code, so neither what comes after the batch nor a commit is interrupted.
+        # Checked on the thread that runs the code, so that neither a commit nor anything after the batch is
+        # interrupted.
         if self._attempt is not None and may_interrupt() and self._attempt.is_running():
             raise ProcessingTimeout("the consumer's code was interrupted")

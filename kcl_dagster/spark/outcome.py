@@ -1,4 +1,4 @@
-"""What a fetch said of its ranges, in the worker's words."""
+"""The result of a fetch, in the classes of the worker."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FetchOutcome:
-    """Of every range that was asked for: its trailer, and either progress or a failure."""
+    """The trailer of every range (the result that its task has sent), and for each range either its progress or
+    its failure."""
 
     trailers: Mapping[LeaseKey, Trailer]
     progress: Mapping[LeaseKey, Progress]
@@ -28,7 +29,7 @@ class FetchOutcome:
 
     @classmethod
     def of(cls, ranges: Sequence[Range], said: Mapping[LeaseKey, str | bytes]) -> Self:
-        """`said` are the trailers as JSON, one for each range."""
+        """Make the outcome from `said`: the trailers as JSON, one for each range."""
         trailers = {lease: msgspec.json.decode(text, type=Trailer) for lease, text in said.items()}
         progress: dict[LeaseKey, Progress] = {}
         failures: dict[LeaseKey, Exception] = {}
@@ -39,7 +40,7 @@ class FetchOutcome:
             else:
                 progress[range_.lease] = _progress(range_, trailer)
             if trailer.misplaced:
-                # Normal for a while after a reshard: the producer library sends them again.
+                # Normal for some time after a reshard: the producer library sends these records again.
                 log.info("%s: %d aggregated records belong to other shards", range_.lease, trailer.misplaced)
         return cls(trailers, progress, failures)
 
@@ -67,7 +68,8 @@ def _progress(range_: Range, trailer: Trailer) -> Progress:
 
 
 def _failure(kind: str, message: str) -> KclError:
-    """The executor's error again, by its name; errors of the AWS edge are service errors here."""
+    """Recreate the executor's error by the name of its class. Errors without a class in `errors` become a
+    ServiceError."""
     known = getattr(errors, kind, ServiceError)
     error: KclError = known(message)
     return error

@@ -1,4 +1,6 @@
-"""One Parquet file while it is written: in memory, because it is compressed there and a batch is bounded."""
+"""One Parquet file while it is written: it stays in memory, because it is compressed there and a batch has a
+maximum size.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -7,15 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 Footer = bytes
-"""What a finished Parquet file says of itself: `read_footer` reads it."""
+"""The footer of a finished Parquet file: `read_footer` parses it."""
 
-COMPRESSION: Final = "zstd"  # about a third smaller than snappy on JSON, at a speed Kinesis does not reach
-# Rows come in small batches, and a row group of each would cost space and readers' time.
+COMPRESSION: Final = "zstd"  # on JSON about a third smaller than snappy, and much faster than Kinesis delivers
+# Rows arrive in small batches. A row group for each of them would cost space and readers' time.
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 
 
 class ParquetFile:
-    """`repeating` names the columns that are worth a dictionary; all of them when it is left out."""
+    """A Parquet file that is being written. `repeating`: the columns for which a dictionary is useful; by
+    default all."""
 
     def __init__(self, schema: pa.Schema, repeating: Sequence[str] | None = None) -> None:
         self.schema = schema
@@ -41,11 +44,11 @@ class ParquetFile:
 
     @property
     def size(self) -> int:
-        """About as large as the file will be: rows that are not compressed yet count as they are."""
+        """The approximate size of the file: rows that are not compressed yet count with their full size."""
         return int(self._output.tell()) + self._bytes
 
     def finish(self) -> memoryview:
-        """The file. Nothing can be written afterwards."""
+        """Finish and return the file. Nothing can be written afterwards."""
         self._flush()
         self._writer.close()
         return memoryview(self._output.getvalue())
@@ -67,29 +70,29 @@ def read_footer(footer: Footer) -> pq.FileMetaData:
 
 
 def columns_of(footer: pq.FileMetaData, most: int) -> Iterator[tuple[str, list[pq.ColumnChunkMetaData]]]:
-    """Name and column chunks of the first columns, without those inside of other columns."""
+    """Name and column chunks of the first columns, without those nested in other columns."""
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     for index in range(min(most, footer.num_columns)):
         name = footer.schema.column(index).path
-        if "." not in name:  # inside of another column, or named like one that is
+        if "." not in name:  # nested in another column, or a name that looks like it
             yield name, [group.column(index) for group in groups]
 
 
 def has_readable_bounds(chunk: pq.ColumnChunkMetaData) -> bool:
-    """Whether Python can hold the bounds of a column. A text may not be UTF-8, and Spark and Parquet know dates and
-    times beyond the year 9999, such as milliseconds that were read as seconds."""
+    """Whether Python can represent the bounds of a column. A text may not be UTF-8, and Spark and Parquet
+    support dates and times after the year 9999, for example from milliseconds that were read as seconds."""
     try:
         if chunk.statistics is not None and chunk.statistics.has_min_max:
             _ = chunk.statistics.min, chunk.statistics.max
     except (ValueError, OverflowError):
         return False
-    except NotImplementedError:  # a type whose bounds are read in another way, such as a decimal's
+    except NotImplementedError:  # a type whose bounds are read in another way, such as a decimal
         return True
     return True
 
 
 def names_without_bounds(footer: pq.FileMetaData) -> set[str]:
-    """The paths of the columns, also inside of others, whose bounds Python cannot hold."""
+    """The paths of columns, including nested ones, whose bounds Python cannot represent."""
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     return {
         footer.schema.column(index).path
@@ -99,7 +102,7 @@ def names_without_bounds(footer: pq.FileMetaData) -> set[str]:
 
 
 def null_counts(footer: pq.FileMetaData) -> dict[str, int]:
-    """How many nulls each column has that is no list, map or struct."""
+    """The number of nulls in each column that is no list, map or struct."""
     return {
         name: sum(chunk.statistics.null_count for chunk in chunks)
         for name, chunks in columns_of(footer, footer.num_columns)

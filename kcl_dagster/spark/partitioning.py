@@ -1,7 +1,8 @@
-"""Folders and table partitions by columns, or by the month, day or hour of a timestamp.
+"""Partitions of folders and tables by columns, or by the month, day or hour of a timestamp.
 
 `day(arrival_timestamp)` is a column `arrival_timestamp_day` (`2026-01-31`) that the sink adds to the transform's
-output. It says the time in UTC, whatever zone the session has: a batch that is written again must go where it went.
+output. It is always in UTC, whatever time zone the session has, so that a batch that is written again goes to the
+same partitions.
 """
 
 import re
@@ -26,8 +27,8 @@ _MONTH: Final = 7  # characters of 2026-01
 
 @dataclass(frozen=True, slots=True)
 class PartitionTimes:
-    """The columns that `partition_by` adds to an output: units of time, in UTC. A value that can be sent to an
-    executor. `units`: the unit and the column of each, by its name."""
+    """The columns of units of time, in UTC, that `partition_by` adds to an output. It can be sent to an
+    executor. `units`: name, unit and source column of each."""
 
     units: tuple[tuple[str, str, str], ...]
 
@@ -39,7 +40,7 @@ class PartitionTimes:
         return output
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """As `of_frame`, of Arrow."""
+        """Add the columns to Arrow batches, as `of_frame` does to a DataFrame."""
         for batch in rows:
             added = batch
             for name, unit, column in self.units:
@@ -58,9 +59,9 @@ class PartitionTimes:
 
 
 def partition_columns(partition_by: Sequence[str]) -> tuple[PartitionTimes, tuple[str, ...]]:
-    """The columns to partition by, and those of them that are units of time.
+    """The partition columns, and those of them that are units of time.
 
-    Raises ConfigurationError for what is neither a name nor such an expression.
+    Raises ConfigurationError for an entry that is neither a name nor a unit of time.
     """
     if isinstance(partition_by, str):
         raise ConfigurationError(f"partition_by is a list of columns: [{partition_by!r}]")
@@ -79,9 +80,9 @@ def partition_columns(partition_by: Sequence[str]) -> tuple[PartitionTimes, tupl
 
 
 def partitioned(transform: Transform, partition_by: Sequence[str]) -> tuple[Transform, tuple[str, ...]]:
-    """The transform, with a column for each unit of time in `partition_by`, and the columns to partition by.
+    """The transform with an added column for each unit of time in `partition_by`, and the partition columns.
 
-    Raises ConfigurationError for what is neither a name nor such an expression.
+    Raises ConfigurationError for an entry that is neither a name nor a unit of time.
     """
     times, names = partition_columns(partition_by)
     transform = guarded(transform)
@@ -96,7 +97,7 @@ def partitioned(transform: Transform, partition_by: Sequence[str]) -> tuple[Tran
 
 @dataclass(frozen=True, slots=True)
 class PartitionTerm:
-    """A column that a table is partitioned by, or a transform of one, in Iceberg's words."""
+    """A partition column of a table, or a transform of a column, in Iceberg's terms."""
 
     column: str
     transform: str
@@ -104,7 +105,7 @@ class PartitionTerm:
 
     @classmethod
     def parse(cls, entry: str) -> Self:
-        """Raises ConfigurationError for what is neither a column nor a transform of one."""
+        """Read an entry. Raises ConfigurationError if it is neither a column nor a transform of one."""
         found = _OF_TABLE.fullmatch(entry.replace(" ", "") if "(" in entry else entry)
         if found is None:
             raise ConfigurationError(
@@ -133,7 +134,7 @@ def _unit_of(unit: str, time: Column) -> Column:
 
 
 def _unit_in_utc(unit: str, times: pa.Array) -> pa.Array:
-    """As `_unit_of`. A time without a zone is taken for UTC."""
+    """The unit of times, as `_unit_of`. A time without a zone is interpreted as UTC."""
     seconds = times.cast(pa.timestamp("us"), safe=False)
     day = pc.floor_temporal(seconds, unit="day").cast(pa.date32()).cast(pa.string())
     if unit == "month":

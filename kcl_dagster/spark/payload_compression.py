@@ -1,4 +1,4 @@
-"""Opens compressed payloads, up to a bound."""
+"""Decompresses payloads, up to a maximum size."""
 
 import zlib
 from contextlib import suppress
@@ -9,7 +9,9 @@ import pyarrow as pa
 from kcl_dagster.errors import ConfigurationError
 
 Compression = Literal["gzip", "zstd", "auto"]
-"""How payloads are compressed. `auto`: by their first bytes; a payload with other ones is left as it is."""
+"""The compression of payloads. `auto` detects it by their first bytes; payloads with other first bytes remain
+unchanged.
+"""
 
 MOST_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024  # a megabyte in a stream can be a gigabyte of zeros
 _GZIP: Final = b"\x1f\x8b"
@@ -18,7 +20,7 @@ _GZIP_FORMAT: Final = 16 + zlib.MAX_WBITS  # zlib's number for gzip's header
 
 
 def checked(compression: Compression | None) -> Compression | None:
-    """Raises ConfigurationError for another word."""
+    """Return the setting. Raises ConfigurationError if it is invalid."""
     if compression not in (None, "gzip", "zstd", "auto"):
         raise ConfigurationError(f"compression {compression!r} is none of 'gzip', 'zstd' and 'auto'")
     return compression
@@ -41,7 +43,7 @@ def opened(payload: bytes, compression: Compression | None) -> bytes:
 
 
 def inflated(value: bytes, window_bits: int = zlib.MAX_WBITS) -> tuple[bytes, bytes]:
-    """What zlib compressed, and the bytes after it. Raises ValueError as `opened` does."""
+    """Decompress zlib data. Returns the content and the bytes after it. Raises ValueError as `opened` does."""
     inflating = zlib.decompressobj(window_bits)
     try:
         found = inflating.decompress(value, MOST_DECOMPRESSED_BYTES)
@@ -59,7 +61,7 @@ def _by_first_bytes(payload: bytes) -> Compression | None:
 
 
 def _gunzipped(payload: bytes) -> bytes:
-    """gzip files may consist of several parts; each of them is opened."""
+    """Decompress gzip, which may consist of several members."""
     parts: list[bytes] = []
     size = 0
     rest = payload
@@ -77,7 +79,7 @@ def _of_zstd(payload: bytes) -> bytes:
         raise ValueError("the payload is not compressed by zstd")
     size = _size_said(payload)
     if 0 < size <= MOST_DECOMPRESSED_BYTES:
-        # Costs a tenth of a stream. Fails if other frames follow, and for broken payloads.
+        # A tenth of the cost of a stream. It fails for broken payloads and if other frames follow.
         with suppress(OSError):
             whole: bytes = pa.Codec("zstd").decompress(payload, size, asbytes=True)
             return whole
@@ -92,7 +94,7 @@ def _of_zstd(payload: bytes) -> bytes:
 
 
 def _size_said(frame: bytes) -> int:
-    """The size of the content by the frame's header (RFC 8878, 3.1.1.1), 0 where the header does not say it."""
+    """The size of the content according to the frame's header (RFC 8878, 3.1.1.1); 0 if it is not in the header."""
     if len(frame) <= len(_ZSTD):
         return 0
     descriptor = frame[len(_ZSTD)]

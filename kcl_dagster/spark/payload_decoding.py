@@ -1,7 +1,7 @@
-"""From payloads to columns: JSON, Protobuf, Avro, and a hook for whatever a schema registry serves.
+"""Decoding payloads into columns: JSON, Protobuf, Avro, and any format with a decoder, including schema registries.
 
-Each helper adds a column beside `data`, so nothing is lost: a payload that does not fit leaves null there, or fails
-the batch with `malformed="fail"`, which hands it to the application's failure policy.
+Each function adds a column and keeps `data`, so nothing is lost. A malformed payload gives null; or with
+`malformed="fail"` it fails the batch, and the application's failure policy applies.
 """
 
 import io
@@ -22,25 +22,27 @@ from kcl_dagster.spark.payload_compression import Compression, checked, inflated
 
 Malformed = Literal["null", "fail"]
 Decode = Callable[[bytes], Any]
-"""One payload to a value that fits the schema given with it: dicts for structs, lists for arrays. May raise."""
+"""Turns one payload into a value of the given schema: dicts for structs, lists for arrays. May raise."""
 
 Schemas = Mapping[Any, Any] | Callable[[Any], Any]
-"""The parsed JSON of writers' schemas by their ids in a registry, or a function that looks one up. May raise."""
+"""The parsed JSON of writers' schemas by their ids in a registry, or a function that returns one for an id. May
+raise.
+"""
 
 Framing = Literal["confluent", "glue"]
 
 _CORRUPT: Final = "_corrupt"
 _OPENED: Final = "_kcl_opened_payload"
-# How long the prefixes are that name the writer's schema.
+# The lengths of the prefixes that name the writer's schema.
 _FRAMING_OF: Final[Mapping[int, Framing]] = {5: "confluent", 18: "glue"}
 _CONFLUENT_VERSION, _GLUE_VERSION = 0, 3
 _GLUE_PLAIN, _GLUE_ZLIB = 0, 5
-MOST_SCHEMAS: Final = 1_000  # that one decoder keeps
+MOST_SCHEMAS: Final = 1_000  # kept by one decoder
 
 
 class UnknownSchema(LookupError):
-    """No schema could be found for the id that a payload names. The payload may be sound, so the batch fails
-    whatever `malformed` says: it is tried again, and the application's failure policy decides in the end."""
+    """No schema was found for the id in a payload. The payload may be valid, so the batch fails even with
+    `malformed="null"`: it is retried, and finally the application's failure policy applies."""
 
 
 def with_json(
@@ -52,9 +54,9 @@ def with_json(
     compression: Compression | None = None,
 ) -> DataFrame:
     """Parse `data` as JSON (UTF-8) into the struct `into`. `schema` is a StructType or `"id long, name string"`.
-    `compression` is that of the payloads: `"gzip"`, `"zstd"`, or `"auto"` to see it in their first bytes."""
+    `compression` of the payloads: `"gzip"`, `"zstd"`, or `"auto"` to detect it by their first bytes."""
     if compression is not None:
-        # Spark cannot open them in the JVM.
+        # Spark has no function for decompression in the JVM.
         content = with_decoded(
             records, _Content(), BinaryType(), into=_OPENED, malformed=malformed, compression=compression
         )
@@ -71,7 +73,7 @@ def _parsed_json(
     text = F.col(column).cast("string")
     if malformed == "fail":
         return records.withColumn(into, F.from_json(text, wanted, {"mode": "FAILFAST"}))
-    # Spark fills a struct with nulls for what it could not parse; we want no struct at all.
+    # If Spark cannot parse a value, it returns a struct of nulls; we want null instead.
     parsed = F.from_json(
         text, StructType([*wanted.fields]).add(_CORRUPT, StringType()), {"columnNameOfCorruptRecord": _CORRUPT}
     )
@@ -88,16 +90,17 @@ def with_decoded(
     malformed: Malformed = "null",
     compression: Compression | None = None,
 ) -> DataFrame:
-    """Decode `data` in the executors with what `make_decoder` makes there, once for each task.
+    """Decode `data` in the executors with the decoder of `make_decoder`, which is called there once for each task.
 
-    The hook for schema registries: `make_decoder` may ask the registry, read credentials of the executor, and keep
-    what it learns. It is sent to the executors by name or by value, so it may not hold open connections itself.
+    This is the hook for schema registries: `make_decoder` may send requests to a registry, read the executor's
+    credentials, and cache results. It is sent to the executors by name or by value, so it must not contain open
+    connections.
 
-    With `compression`, payloads are opened before: `"gzip"`, `"zstd"`, or `"auto"` to see it in their first bytes.
-    A payload that cannot be opened, or holds more than 64 MiB, is malformed.
+    With `compression`, payloads are decompressed first: `"gzip"`, `"zstd"`, or `"auto"` to detect it by the first
+    bytes. A payload that cannot be decompressed, or contains more than 64 MiB, is malformed.
     """
     kept = records.drop(into)
-    # Spark 4.0 has no other way to hand Arrow columns to Python, and rows cost several times as much.
+    # Spark 4.0 has no other way to pass Arrow columns to Python, and rows would cost several times as much.
     given = StructType([*kept.schema.fields, StructField(into, _type(schema))])
     decoding = _Decoding(make_decoder, is_strict=malformed == "fail", compression=checked(compression))
     return kept.mapInArrow(_DecodeBatches(decoding, _arrow_type(given, into)), given)
@@ -105,14 +108,17 @@ def with_decoded(
 
 def protobuf(descriptor_set: bytes, message: str) -> Callable[[], Decode]:
     """A decoder of the Protobuf message `package.Name`, for `with_decoded`. `descriptor_set` is the output of
-    `protoc --include_imports --descriptor_set_out`. Enums become their names; unset fields their defaults."""
+    `protoc --include_imports --descriptor_set_out`. Enums become their names; unset fields get their defaults."""
     return _Protobuf(descriptor_set, message)
 
 
 def avro(schema: Any, *, skip_bytes: int = 0) -> Callable[[], Decode]:
-    """A decoder of Avro's binary encoding without a file header, for `with_decoded`. `schema` is the parsed JSON of
-    the writer's schema; `skip_bytes` leaves out a prefix that says nothing about it. A registry's prefix names the
-    writer's schema, and another schema would swap fields in silence: for those there is `registered_avro`."""
+    """A decoder of Avro's binary encoding without a file header, for `with_decoded`.
+
+    `schema`: the parsed JSON of the writer's schema. `skip_bytes`: the length of a prefix to skip, which must not
+    depend on the schema. If the prefix is that of a schema registry, it names the writer's schema, and decoding
+    with another schema would silently swap fields: use `registered_avro` for such payloads.
+    """
     if skip_bytes in _FRAMING_OF:
         framing = _FRAMING_OF[skip_bytes]
         raise ConfigurationError(
@@ -127,17 +133,17 @@ def registered_avro(
     schemas: Schemas, *, framing: Framing | None = None, reader: Any = None
 ) -> Callable[[], Decode]:
     """A decoder of Avro with a schema registry's prefix, for `with_decoded`. Each value is decoded with the schema
-    it was written with, whose id is in the prefix.
+    with which it was written, whose id is in the prefix.
 
-    `schemas` is a ConfluentRegistry or a GlueRegistry. A mapping or a function gives the parsed JSON of a writer's
-    schema for an id: the number of Confluent's registry, or the UUID of the schema version, as text, of AWS Glue's.
-    A function is called in the executors, once for an id and task. `framing` is that of the registry, else
-    Confluent's. With `reader`, values come in the form of that schema, as Avro resolves it. Else columns are found
-    by name.
+    - `schemas`: a ConfluentRegistry, a GlueRegistry, or a mapping or function from ids to the parsed JSON of
+      writers' schemas. An id is the number of Confluent's registry, or the UUID (as text) of the schema version in
+      AWS Glue. A function is called in the executors, once per id and task.
+    - `framing`: the form of the prefix; by default that of the registry, or Confluent's.
+    - `reader`: the schema into which Avro converts values. Without it, columns are found by name.
 
     A prefix of another form is a malformed payload. An id without a schema, or a function that raises, fails the
-    batch with UnknownSchema, whatever `malformed` says. A function may raise `kcl.Unavailable` while a registry is
-    away, as the registries here do: the batch is then tried again, and no record is set aside.
+    batch with UnknownSchema, even with `malformed="null"`. If a registry cannot be reached, a function may raise
+    `kcl.Unavailable`, as the registries of this package do: the batch is then retried, and no record is set aside.
     """
     return _RegisteredAvro(schemas, _framing(schemas, framing), reader)
 
@@ -159,7 +165,7 @@ def _struct(ddl: str) -> StructType:
 
 
 def _type(schema: str | DataType) -> DataType:
-    """What Spark makes of its own words: `id long, name string`, or one type."""
+    """The Spark type of a text such as `id long, name string`, or of a single type."""
     return schema if isinstance(schema, DataType) else DataType.fromDDL(schema)
 
 
@@ -170,7 +176,7 @@ def _arrow_type(schema: StructType, name: str) -> pa.DataType:
 
 
 class _DecodeBatches:
-    """What `mapInArrow` runs: adds the decoded column to each batch."""
+    """The function for `mapInArrow` that adds the decoded column to each batch."""
 
     def __init__(self, decoding: "_Decoding", kind: pa.DataType) -> None:
         self._decoding = decoding
@@ -187,7 +193,7 @@ class _DecodeBatches:
 
 
 def as_arrow(values: Sequence[Any], kind: pa.DataType, *, is_strict: bool) -> pa.Array:
-    """Decoded values as a column. What does not fit the type is null, or with `is_strict` an error."""
+    """Decoded values as a column. A value that does not fit the type is null, or an error if `is_strict`."""
     try:
         return pa.array(values, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -208,7 +214,7 @@ def _one(value: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _spelled(value: Any) -> Any:
-    """Avro's uuids are text in Spark."""
+    """A value with UUIDs of Avro as text, as Spark expects them."""
     if isinstance(value, dict):
         return {name: _spelled(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -217,7 +223,8 @@ def _spelled(value: Any) -> Any:
 
 
 class _Decoding:
-    """Decodes one payload after another. Pickled with the factory; the decoder is made where it runs."""
+    """Decodes payloads one after another. It is pickled with the factory only; the decoder is made in the
+    executor."""
 
     def __init__(
         self, make_decoder: Callable[[], Decode], *, is_strict: bool, compression: Compression | None = None
@@ -234,10 +241,10 @@ class _Decoding:
             self._decode = self._make_decoder()
         try:
             return self._decode(opened(payload, self._compression))
-        except (UnknownSchema, KclError):  # is not the fault of the payload
+        except (UnknownSchema, KclError):  # not caused by the payload
             raise
         except Exception:
-            # Decoders have no common error; which payload it is, the failure policy finds out.
+            # Decoders have no common class of errors; the failure policy finds out which payload failed.
             if self.is_strict:
                 raise
             return None
@@ -253,12 +260,12 @@ class _Decoding:
 def decoding_of(
     make_decoder: Callable[[], Decode], *, is_strict: bool, compression: Compression | None = None
 ) -> Callable[[bytes | None], Any]:
-    """Decodes one payload after another with one decoder. Without `is_strict`, None for malformed ones."""
+    """Decode payloads one after another with one decoder. Returns None for malformed ones, unless `is_strict`."""
     return _Decoding(make_decoder, is_strict=is_strict, compression=checked(compression))
 
 
 class _Content:
-    """Makes a decoder that leaves payloads as they are."""
+    """Makes a decoder that returns payloads unchanged."""
 
     def __call__(self) -> Decode:
         return bytes
@@ -268,7 +275,7 @@ class _Protobuf:
     def __init__(self, descriptor_set: bytes, message: str) -> None:
         self._descriptor_set = descriptor_set
         self._message = message
-        self()  # a wrong name is an error at start, not in the executors
+        self()  # raises for a wrong name at the start, instead of in the executors
 
     def __call__(self) -> Decode:
         try:
@@ -361,7 +368,7 @@ class _RegisteredAvro:
         written = self._written(id_)
         try:
             return fastavro.parse_schema(written)
-        except Exception as error:  # fastavro raises whatever the wrong type of a part leads to
+        except Exception as error:  # fastavro raises any type of error if a part has the wrong type
             raise UnknownSchema(f"what was found for the schema {id_} is no Avro schema: {error}") from error
 
     def _written(self, id_: int | str) -> Any:
@@ -377,7 +384,7 @@ class _RegisteredAvro:
 
 
 def _confluent(payload: bytes) -> tuple[int, io.BytesIO]:
-    """A zero byte, and the id in four."""
+    """The id in Confluent's prefix, a zero byte and four bytes of id, and the value after it."""
     if len(payload) < 5 or payload[0] != _CONFLUENT_VERSION:
         raise ValueError("the payload does not begin as Confluent's registry frames it")
     body = io.BytesIO(payload)
@@ -386,7 +393,7 @@ def _confluent(payload: bytes) -> tuple[int, io.BytesIO]:
 
 
 def _glue(payload: bytes) -> tuple[str, io.BytesIO]:
-    """The version of the header, how the value is compressed, and a UUID."""
+    """The id in Glue's prefix (version, compression, UUID), and the decompressed value after it."""
     if len(payload) < 18 or payload[0] != _GLUE_VERSION or payload[1] not in (_GLUE_PLAIN, _GLUE_ZLIB):
         raise ValueError("the payload does not begin as the Glue schema registry frames it")
     id_, value = str(UUID(bytes=payload[2:18])), payload[18:]

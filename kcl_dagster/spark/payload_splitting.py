@@ -1,6 +1,6 @@
-"""Payloads that hold several records: lines, and the log events of CloudWatch Logs. A row for each of them.
+"""Payloads that contain several records: lines, and the log events of CloudWatch Logs. Each of them becomes a row.
 
-The same functions take DataFrames, and tables of Arrow.
+The same functions accept DataFrames and Arrow tables.
 """
 
 import io
@@ -21,7 +21,7 @@ Records = TypeVar("Records")  # a DataFrame or a pyarrow.Table, which has no typ
 Row = tuple[Any, ...]
 """The content of `data`, and the values of the columns that a splitter adds."""
 
-PIECE_BYTES: Final = 8 * 1024 * 1024  # of `data` in a batch that is returned: a payload opens to a hundred times
+PIECE_BYTES: Final = 8 * 1024 * 1024  # of `data` in a returned batch: a payload may become a hundred times larger
 PIECE_ROWS: Final = 32_768
 _LAST_TIME: Final = 253_402_300_799_999  # milliseconds, the end of the year 9999
 
@@ -39,27 +39,28 @@ _LOG_COLUMNS: Final = (
 def split_lines(
     records: Records, *, compression: Compression | None = None, malformed: Malformed = "null"
 ) -> Records:
-    """A row for each line of `data`, as Firehose and many producers write JSON:
-    `with_json(split_lines(records), ...)`. `data` is the line, without its end. The other columns are those of the
-    record. Blank lines are left out.
+    """Return a row for each line of `data`, for payloads of JSON lines as Firehose and many producers write them:
+    `with_json(split_lines(records), ...)`. In each row, `data` is the line without its end, and the other columns
+    are those of the record. Blank lines are left out.
 
-    With `compression`, payloads are opened before: `"gzip"`, `"zstd"`, or `"auto"` to see it in their first bytes.
-    A payload that cannot be opened, or holds more than 64 MiB, remains one row as it is, or fails the batch with
-    `malformed="fail"`.
+    With `compression`, payloads are decompressed first: `"gzip"`, `"zstd"`, or `"auto"` to detect it by the first
+    bytes. A payload that cannot be decompressed, or contains more than 64 MiB, remains one unchanged row; with
+    `malformed="fail"` it fails the batch.
     """
     found: Records = _split(records, _Splitting(_lines, (), checked(compression), malformed == "fail"))
     return found
 
 
 def split_log_events(records: Records, *, malformed: Malformed = "null") -> Records:
-    """A row for each log event of a subscription of CloudWatch Logs, opened by gzip. `data` is the event's message.
+    """Return a row for each log event of a CloudWatch Logs subscription, decompressed from gzip. In each row,
+    `data` is the event's message.
 
-    Beside the other columns of the record, a row has `log_owner`, `log_group`, `log_stream`,
-    `log_subscription_filters`, `log_event_id` and `log_timestamp`. A control message of CloudWatch Logs, which
-    checks whether the stream can be reached, has no events and no row.
+    The other columns are those of the record, and `log_owner`, `log_group`, `log_stream`,
+    `log_subscription_filters`, `log_event_id` and `log_timestamp`. A control message, by which CloudWatch Logs
+    checks that the stream can be reached, has no events and becomes no row.
 
-    A payload of another form remains one row as it is, with nulls in these columns, or fails the batch with
-    `malformed="fail"`.
+    A payload of another form remains one unchanged row, with nulls in these columns; with `malformed="fail"` it
+    fails the batch.
     """
     found: Records = _split(records, _Splitting(_log_events, _LOG_COLUMNS, "auto", malformed == "fail"))
     return found
@@ -100,10 +101,11 @@ def _log_events(content: bytes) -> Iterator[Row]:
 
 @dataclass(frozen=True, slots=True)
 class _Splitting:
-    """How the payloads of a batch become rows. Sent to the executors, where `mapInArrow` calls it."""
+    """Splits the payloads of a batch into rows. It is sent to the executors, where `mapInArrow` calls it."""
 
     rows_of: Callable[[bytes], Iterator[Row]]
-    """May raise when it is called, and not later: payloads are large, and their rows are made one by one."""
+    """Yields the rows of a payload one by one, because payloads may be large. It may raise when it is called,
+    but not later."""
 
     added: Sequence[tuple[str, Any, pa.DataType]]
     compression: Compression | None

@@ -1,6 +1,6 @@
-"""What executors are told to read: where each shard was left, and under which name it is read.
+"""What executors are told to read: where reading of each shard ended, and the name of the fan-out consumer.
 
-What is remembered here (iterators, consumers) only saves time; losing it changes nothing.
+The state here (iterators, consumers) only saves time. If it is lost, the result is the same.
 """
 
 import threading
@@ -19,36 +19,36 @@ from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.streams.polling import Bookmark
 from kcl_dagster.worker.batch import Budget, Range
 
-# Kinesis forgets an iterator after 300 s; one that is about to expire would cost a wasted call.
+# Kinesis iterators expire after 300 s; using one that is about to expire would waste a request.
 BOOKMARK_SECONDS: Final = 240.0
-# For which a batch waits until new consumers are active, all of them together: its other shards wait with it. AWS
-# takes some seconds. What is not ready by then fails, and is tried again when the failure policy says so.
+# The time for which a batch waits until all new consumers are active; its other shards wait, too. AWS takes some
+# seconds. A consumer that is not active by then is a failure, which is retried according to the failure policy.
 CONSUMERS_SECONDS: Final = 5.0
-# What says that a consumer which was known is none any more.
+# Errors by which a known consumer turns out not to exist any more.
 _CONSUMER_IS_GONE: Final = frozenset({ConsumerNotFound.__name__, StreamNotFound.__name__})
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How a fetch is spread and paced."""
+    """How a fetch is distributed and limited."""
 
     tasks: int | None = None
-    """Spark tasks of each fetch; when left out at most two, or what leaves half the slots of a local session to the
-    batch that is written meanwhile, and one where the last fetch had little to read. Of record processors: the
-    processes they are spread over."""
+    """The number of Spark tasks of each fetch. By default one or two: at most half of the slots of a local
+    session, so that the batch that is written at the same time gets the others, and only one if the last fetch
+    had little to read. For record processors: the number of processes among which they are distributed."""
 
     limits: ShardLimits = field(default_factory=ShardLimits)
     consumer_name: str | None = None
-    """Read by enhanced fan-out under this name, which is registered with each stream; by polling when left out."""
+    """The name under which a consumer is registered with each stream for enhanced fan-out. None: polling."""
 
     consumer_arns: Mapping[str, str] = field(default_factory=dict)
-    """By stream: consumers that the owners of the streams have registered. They are taken as they are."""
+    """Stream -> consumer that the owner of the stream has registered. It is used unchanged."""
 
     opens_aggregates: bool = True
 
     @classmethod
     def of(cls, application: Application) -> Self:
-        """As the application asks for."""
+        """The settings according to the application."""
         batch = application.batch
         by_fanout = batch.retrieval is Retrieval.FANOUT
         return cls(
@@ -60,7 +60,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """Where a shard was left, and when."""
+    """Where reading of a shard ended, and when."""
 
     after: Checkpoint
     bookmark: Bookmark
@@ -68,7 +68,7 @@ class _Left:
 
 
 class Plans:
-    """May be used by two threads: one that reads, and one that reads ahead."""
+    """Makes the plans of fetches. Used by two threads: one that reads, and one that reads ahead."""
 
     def __init__(self, connection: Connection, settings: EngineSettings, runtime: Runtime) -> None:
         self._connection = connection
@@ -79,8 +79,8 @@ class Plans:
         self._lock = threading.Lock()
 
     def plan(self, tasks: Sequence[Sequence[Range]], budget: Budget) -> FetchPlan:
-        """A fetch of these ranges, task by task. Registers consumers. Where a stream has none for us, its ranges
-        fail, and no other."""
+        """Plan a fetch of these ranges, task by task. Registers consumers. If a stream has no consumer for us,
+        only its ranges fail."""
         consumers = self._consumers_of({range_.stream.name for ranges in tasks for range_ in ranges})
         return FetchPlan(
             self._connection,
@@ -91,7 +91,7 @@ class Plans:
         )
 
     def remember(self, ranges: Sequence[Range], trailers: Mapping[LeaseKey, Trailer]) -> None:
-        """What a fetch of these ranges said."""
+        """Record the results of a fetch of these ranges."""
         now = self._runtime.clock.monotonic()
         with self._lock:
             for range_ in ranges:
@@ -111,8 +111,8 @@ class Plans:
         return ShardPlan(range_, self._bookmark(range_), consumer)
 
     def _consumers_of(self, streams: Collection[str]) -> Mapping[str, str | KclError]:
-        """The ARN of the consumer for each stream, or the reason why there is none. Empty without fan-out. The
-        consumer is registered with the first fetch of a stream; workers never remove it."""
+        """Stream -> ARN of its consumer, or the reason why there is none. Empty without fan-out. The consumer is
+        registered with the first fetch of a stream; workers never remove it."""
         name = self._settings.consumer_name
         if name is None:
             return {}
@@ -124,7 +124,7 @@ class Plans:
             known = self._settings.consumer_arns.get(stream) or self._consumers.get(stream)
         if known is not None:
             return known
-        # Without the lock, so that threads which read other streams do not wait.
+        # Outside of the lock, so that threads that read other streams do not wait.
         left = max(0.0, until - self._runtime.clock.monotonic())
         try:
             found = ensure_consumer(self._connection.kinesis(), stream, name, self._runtime, left)
@@ -149,5 +149,5 @@ class Plans:
             wait_seconds=max(0.0, left.bookmark.wait_seconds - age),
             failing_seconds=failing + age if failing else 0.0,
         )
-        # Where nothing was read yet, reading begins at the beginning; the shard's pace is the same.
+        # If nothing was read yet, reading begins at the start position; the rate limit of the shard is kept.
         return replace(bookmark, iterator=None) if range_.after.is_initial_position else bookmark

@@ -1,15 +1,15 @@
 """Spark's Python daemon, with workers that can send every error: the value of `spark.python.daemon.module`.
 
-Spark's Python worker announces an error and then encodes its text. If the text cannot be made or encoded, as with
-half of a surrogate pair from a record's JSON, nothing follows, and Spark waits for the text without end.
+Spark's Python worker announces an error before it encodes its text. If the text cannot be made or encoded, such as
+half of a surrogate pair from a record's JSON, nothing follows, and Spark waits for the text for ever.
 
-The daemon makes its workers by fork, and must not have threads before. So it imports pyspark, and of what a fetch
-needs only what starts no thread: workers have it from their beginning. They import pyarrow, which starts threads,
-and what imports pyarrow themselves. A worker that is given one of the daemon's libraries, as with `--py-files` or
-`addPyFile`, imports that one, as it does with Spark's own daemon.
+The daemon makes its workers by fork, so it must not have threads before. It imports pyspark, and of the modules
+that a fetch needs only those that start no thread, so that workers have them from the start. Workers themselves
+import pyarrow, which starts threads, and modules that import pyarrow. If a worker gets its own version of one of
+the daemon's libraries, by `--py-files` or `addPyFile`, it imports that version, as with Spark's own daemon.
 
-Spark has its Python import pyspark from an archive, `pyspark.zip`, which Python compiles anew in every daemon. An
-installed pyspark that the archive is a part of is imported instead.
+Spark makes its Python import pyspark from an archive, `pyspark.zip`, which is compiled again in every daemon. If
+the archive is part of an installed pyspark, that one is imported instead.
 """
 
 import gc
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 OWN: Final = "kcl_dagster"
-ARCHIVE: Final = "pyspark.zip"  # beside the one of py4j, in pyspark/python/lib
+ARCHIVE: Final = "pyspark.zip"  # next to the archive of py4j, in pyspark/python/lib
 
 PRELOADED: Final = (
     "boto3",
@@ -35,20 +35,22 @@ PRELOADED: Final = (
     "kcl_dagster.streams.window",
     "kcl_dagster.worker.batch",
 )
-"""Of what every fetch imports. Nothing here may import pyarrow, numpy or pandas, or start a thread."""
+"""Modules that every fetch imports. None of them may import pyarrow, numpy or pandas, or start a thread."""
 
 AddPath = Callable[..., bool]
-"""What Spark's worker calls with each folder and archive of files that were added, as `add_path`."""
+"""The type of `add_path`, which Spark's worker calls with each folder and archive of files that were added."""
 
 Serve = Callable[..., int]
-"""What Spark's daemon calls in a worker with its connection to the JVM, as `worker`: returns its exit code."""
+"""The type of `worker`, which Spark's daemon calls in a worker with the connection to the JVM; it returns the
+exit code.
+"""
 
 Send = Callable[..., None]
-"""What Spark's worker calls with an error and the connection to the JVM, as `handle_worker_exception`."""
+"""The type of `handle_worker_exception`, which Spark's worker calls with an error and the connection to the JVM."""
 
 
 def sends_every_error(spark: Send) -> Send:
-    """`spark`, but for an error whose text it could not send. Such an error is sent with escapes in its text."""
+    """Wrap `spark` such that an error whose text it cannot send is sent with escapes in its text."""
 
     from pyspark.serializers import SpecialLengths
 
@@ -82,8 +84,8 @@ def _encoded(error: BaseException) -> bytes:
 
 
 def without_archives(path: Sequence[str]) -> list[str]:
-    """The import path `path` without the archives of a pyspark that it finds installed, too, and without those of
-    its py4j. Unchanged if either of them is found in an archive only."""
+    """The import path `path` without the archives of pyspark and py4j, if both are also installed. Otherwise
+    unchanged."""
     archives = [Path(entry) for entry in path if Path(entry).name == ARCHIVE]
     rest = [entry for entry in path if Path(entry).parent not in {archive.parent for archive in archives}]
     spark, py4j = (PathFinder.find_spec(name, rest) for name in ("pyspark", "py4j"))
@@ -95,19 +97,19 @@ def without_archives(path: Sequence[str]) -> list[str]:
 
 
 def preload() -> frozenset[str]:
-    """Import what workers have in common. What cannot be imported is left to them: their errors are reported.
-    Returns the modules of this package and of the libraries that it has imported."""
+    """Import the common modules of workers. A module that cannot be imported is left to the workers, which
+    report the error. Returns the imported modules of this package and of libraries."""
     before = {_library(name) for name in sys.modules} - {OWN}
     for name in PRELOADED:
         with suppress(Exception):
             import_module(name)
-    gc.freeze()  # Spark's workers collect garbage after each task, and need not look at this
+    gc.freeze()  # Spark's workers collect garbage after each task, and should not scan these objects
     return frozenset(name for name in sys.modules if _library(name) not in before | sys.stdlib_module_names)
 
 
 def prefers_added_files(spark: AddPath, preloaded: Collection[str]) -> AddPath:
-    """`spark`, but for a path with one of the libraries of `preloaded`: the worker imports them all anew, if it has
-    run nothing before, because they use each other."""
+    """Wrap `spark` for paths that contain one of the libraries of `preloaded`: a worker that has not run
+    anything yet then imports all of them again, because they use each other."""
     libraries = {_library(name) for name in preloaded}
 
     def add(path: str) -> bool:
@@ -124,8 +126,8 @@ def prefers_added_files(spark: AddPath, preloaded: Collection[str]) -> AddPath:
 
 
 def ends_when_closed(spark: Serve) -> Serve:
-    """`spark`, but for a connection that the JVM has closed, because Spark stops or the task has failed: the worker
-    ends, and Spark's daemon prints no traceback beside the error of the task."""
+    """Wrap `spark` such that a worker whose connection was closed by the JVM, because Spark stops or the task
+    has failed, ends without a traceback."""
 
     def serve(*given: Any) -> int:
         try:
@@ -152,7 +154,7 @@ def main() -> None:
     import pyspark.util
     import pyspark.worker_util
 
-    # A version of Spark that has no such function works as it does with its own daemon.
+    # A version of Spark without such a function behaves as with its own daemon.
     if hasattr(pyspark.util, "handle_worker_exception"):
         pyspark.util.handle_worker_exception = sends_every_error(pyspark.util.handle_worker_exception)
     if hasattr(pyspark.daemon, "worker"):

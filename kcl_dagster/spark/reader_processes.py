@@ -1,8 +1,8 @@
-"""Python processes of the executors that only read by fan-out, so that subscriptions go on from batch to batch.
+"""Python processes in the executors that only read by fan-out, so that subscriptions last from batch to batch.
 
-Spark gives a task whichever idle Python process has waited longest, and functions with another environment get
-processes of their own. A subscription belongs to a process: if fetches shared the processes of all other functions,
-each would have to subscribe, which Kinesis allows every five seconds.
+Spark assigns a task to the idle Python process that has waited longest, and uses separate processes for functions
+with another environment. A subscription belongs to a process: if fetches shared the processes of all other
+functions, each of them would have to subscribe, which Kinesis allows only every five seconds.
 """
 
 import threading
@@ -20,11 +20,11 @@ _changing: Final = threading.Lock()
 
 @contextmanager
 def reader_processes(spark: SparkSession, *, is_fanout: bool) -> Iterator[None]:
-    """Functions that are handed to Spark within run in those processes, unless the driver of a session is
+    """Functions that are passed to Spark within the block run in those processes, unless the session's driver is
     elsewhere.
 
-    The environment of the context is replaced, never changed: another thread that hands a function to Spark, the
-    user's own or that of a batch which is read ahead, may be iterating over it.
+    The environment of the context is replaced, and never changed: another thread that passes a function to Spark,
+    of the user or of a batch that is read ahead, may be iterating over it.
     """
     if not (is_fanout and is_classic(spark)):
         yield
@@ -35,6 +35,6 @@ def reader_processes(spark: SparkSession, *, is_fanout: bool) -> Iterator[None]:
         try:
             yield
         finally:
-            remaining = dict(context.environment)  # what others have added meanwhile stays
+            remaining = dict(context.environment)  # keeps what other threads have added meanwhile
             del remaining[VARIABLE]
             context.environment = remaining

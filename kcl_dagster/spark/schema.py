@@ -28,7 +28,7 @@ import pyarrow as pa
 
 LEASE_KEY: Final = "lease_key"
 PROGRESS: Final = "_progress"
-"""Proof rows of a fetch carry this struct and nothing else. User code never sees it."""
+"""The column of progress in a fetch: its rows have only this struct and no record. User code never gets it."""
 
 _SQL_TYPES: Final = {
     pa.binary(): "binary",
@@ -39,12 +39,12 @@ _SQL_TYPES: Final = {
 
 
 def sql_fields(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
-    """Names and types in Spark's words."""
+    """Names and types of the columns in SQL."""
     return tuple((field.name, _SQL_TYPES[field.type]) for field in schema)
 
 
 def ddl(schema: pa.Schema) -> str:
-    """What `mapInArrow` is told of its output."""
+    """The schema of an output for `mapInArrow`, in SQL."""
     return ", ".join(f"{name} {kind}" for name, kind in sql_fields(schema))
 
 
@@ -64,10 +64,10 @@ RECORDS: Final = pa.schema(
 )
 COLUMNS: Final = tuple(RECORDS.names)
 RECORD_DDL: Final = ddl(RECORDS)
-# Every payload and every sequence number is another: a dictionary of them would be built in vain.
+# Every payload and every sequence number is different, so a dictionary of them would be useless.
 REPEATING: Final = tuple(name for name in COLUMNS if name not in ("data", "sequence_number"))
 
 PROGRESS_TYPE: Final = pa.struct([("lease_key", pa.string()), ("attempt", pa.string()), ("trailer", pa.string())])
 
 ARROW_SCHEMA: Final = RECORDS.append(pa.field(PROGRESS, PROGRESS_TYPE))
-"""What the fetch yields."""
+"""The schema of the batches that a fetch yields."""

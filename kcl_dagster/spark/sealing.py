@@ -29,7 +29,7 @@ SEALED_DDL: Final = ddl(_SEALED)
 
 
 def seal(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Seal what a fetch yields. Runs in the executors."""
+    """Seal the batches of a fetch. Runs in the executors."""
     attempts: dict[str, str] = {}
     for batch in batches:
         proofs = batch.column(PROGRESS)
@@ -55,7 +55,7 @@ def _one_value(buffer: pa.Buffer) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class Unseal:
-    """Opens sealed rows, for `mapInArrow`. `attempts` are those that were counted, by lease."""
+    """Opens sealed rows, for `mapInArrow`. `attempts`: lease -> the attempt of the fetch that was counted."""
 
     attempts: Mapping[str, str]
     marks: Marks = field(default_factory=Marks)
@@ -83,13 +83,13 @@ def _opened(records: pa.Buffer, constant: Mapping[str, str]) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """Sealed rows that Spark holds. Those of a lease are in one partition, in order."""
+    """Sealed rows that Spark holds. The rows of a lease are in one partition, in order."""
 
     frame: DataFrame
     attempts: Mapping[str, str]
 
     def union(self, other: "Sealed") -> "Sealed":
-        """Of no common lease."""
+        """The rows of both, which have no lease in common."""
         return Sealed(self.frame.unionAll(other.frame), {**self.attempts, **other.attempts})
 
     def records(self) -> DataFrame:

@@ -1,4 +1,4 @@
-"""The Spark session of a worker: one that is given, or a local one with settings that fit a fetch loop."""
+"""The Spark session of a worker: an existing one, or a local one with settings that suit a fetch loop."""
 
 import os
 import sys
@@ -26,8 +26,9 @@ from kcl_dagster.spark.local_dir import LOCAL_DIR, is_chosen_by_user, own_folder
 # Twice the cores: a fetch spends its time waiting for the network.
 LOCAL_SLOTS_PER_CORE: Final = 2
 
-# A page of a shard is megabytes that come and go. Left to themselves, glibc and Arrow give such memory back at once
-# and a Python worker spends a third of its time on page faults. What is smaller than this is kept instead.
+# A page of a shard is megabytes that are allocated and freed again. By default, glibc and Arrow return such memory
+# to the system at once, and a Python worker spends a third of its time on page faults. Smaller amounts than this
+# are kept instead.
 KEPT_BYTES: Final = str(256 * 1024 * 1024)
 KEEPS_MEMORY: Final = {
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": KEPT_BYTES,
@@ -36,13 +37,14 @@ KEEPS_MEMORY: Final = {
     "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 
-# Its workers can send every error of the consumer's functions. With Spark's own daemon, an error whose text has no
-# encoding hangs the job.
+# With this module, workers can send every error of the consumer's functions. With Spark's own daemon, an error
+# whose text cannot be encoded hangs the job.
 SENDS_EVERY_ERROR: Final = {"spark.python.daemon.module": "kcl_dagster.spark.python_daemon"}
 
-# If part of a shuffle is lost, Spark evaluates that part again, beside results that tasks have made of the first
-# evaluation. If the transform moves rows by a value that is not deterministic, records are then stored twice, and
-# others are not stored. Spark 4.2 finds most such cases, 4.0 and 4.1 none. So the job fails, and the batch is void.
+# If part of a shuffle is lost, Spark evaluates that part again, although tasks have used the first evaluation
+# already. If the transform moves rows by a value that is not deterministic, some records would then be stored
+# twice, and others not at all. Spark 4.2 detects most such cases, 4.0 and 4.1 none. So the job fails, and the batch
+# is void: it is never visible, and its records are read again.
 REPEATS_NO_STAGE: Final = {"spark.stage.maxConsecutiveAttempts": "1"}
 
 LOCAL: Final = {
@@ -53,18 +55,18 @@ LOCAL: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
-    # Without it every Python task waits 40 ms for Nagle's algorithm.
+    # Without it, every Python task waits 40 ms for Nagle's algorithm.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.cleaner.periodicGC.interval": "5min",
     "spark.speculation": "false",
-    # Every batch that is released draws a warning that its records cannot be recomputed, which is the point.
+    # Every batch that is released causes a warning that its records cannot be recomputed, which is intended.
     "spark.log.level": "ERROR",
     **KEEPS_MEMORY,
     **SENDS_EVERY_ERROR,
     **REPEATS_NO_STAGE,
 }
-"""What a local session starts with; everything can be overridden."""
+"""The configuration of a local session; everything can be overridden."""
 
 CLUSTER: Final = {
     "spark.speculation": "false",
@@ -73,25 +75,28 @@ CLUSTER: Final = {
     **SENDS_EVERY_ERROR,
     **REPEATS_NO_STAGE,
 }
-"""What a cluster's session starts with; everything can be overridden."""
+"""The configuration of a cluster's session; everything can be overridden."""
 
-# Systems allow 103 bytes for the path of a socket; Spark's have names of 42, in the JVM's temporary folder.
+# Systems allow 103 bytes for the path of a socket. Spark's sockets have names of 42 bytes, in the JVM's temporary
+# folder.
 LONGEST_SOCKET_FOLDER: Final = 60
 
-# PySpark's own loggers, which write each error with its message. The message may quote a record, and our events
-# report the error without it.
+# PySpark's own loggers write each error with its message, which may quote a record. Our events report the error
+# without it.
 QUERY_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-WORKER_PYTHON: Final = "spark.pyspark.python"  # of Spark: the interpreter of the executors' Python workers
+# Spark's setting for the interpreter of the executors' Python workers.
+WORKER_PYTHON: Final = "spark.pyspark.python"
 
 
 class SparkSettings(BaseModel):
     """How a worker gets its session.
 
-    `local` starts one in this process. `existing` takes what the environment provides (spark-submit, Databricks,
-    EMR, Kubernetes) and changes nothing about it. `connect` talks to the Spark Connect server at `url`, `cluster`
-    starts a driver here for the master at `url`.
+    - `local` starts one in this process.
+    - `existing` uses the one of the environment (spark-submit, Databricks, EMR, Kubernetes) unchanged.
+    - `connect` uses the Spark Connect server at `url`.
+    - `cluster` starts a driver in this process for the master at `url`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -101,25 +106,25 @@ class SparkSettings(BaseModel):
     """`sc://host:port` for connect, a master URL for cluster."""
 
     slots: Annotated[int, Field(ge=1)] | None = None
-    """Task slots of a local session; twice the cores when left out."""
+    """Task slots of a local session. Default: twice the number of cores."""
 
     memory: str = "1g"
     """Heap of the driver; a batch needs about five times its size."""
 
     attempts: Annotated[int, Field(ge=1)] = 2
-    """How often a local session runs a task that fails."""
+    """How often a local session tries a task."""
 
     java_options: str = "-XX:+UseSerialGC"
     local_root: str | None = None
-    """Where a local session makes the folder of its temporary files; left out, the system's temporary folder."""
+    """Where a local session creates the folder for its temporary files. Default: the system's temporary folder."""
 
     conf: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """What a session is started with: the master or the Spark Connect server, Spark's configuration, and the
-    variables that the driver's process gets unless they are set already."""
+    """The settings with which a session is started: the master or the Spark Connect server, Spark's
+    configuration, and environment variables of the driver's process, which do not replace existing ones."""
 
     master: str | None = None
     remote: str | None = None
@@ -132,14 +137,14 @@ class SessionPlan:
 
 
 def plan_session(settings: SparkSettings, *, python: str, cores: int, folder: Path | None = None) -> SessionPlan:
-    """The session that `settings` ask for. Pure. `python`: the path of this interpreter. `folder`: of a local
-    session's temporary files; None leaves the choice to Spark.
+    """The settings of the session that `settings` describe. Pure. `python`: the path of this interpreter. `folder`:
+    for a local session's temporary files; None leaves the choice to Spark.
 
-    Only a local session is tied to this machine: its address is the loopback address, and its Python workers run
-    this interpreter. Executors of a cluster cannot reach a driver at 127.0.0.1, and this interpreter's path means
-    nothing to them: they run `spark.pyspark.python` of `conf`, PYSPARK_PYTHON of the environment, or `python3`.
+    Only a local session is tied to this machine: it uses the loopback address, and its Python workers run this
+    interpreter. Executors of a cluster cannot reach a driver at 127.0.0.1, and do not have this interpreter's path:
+    they run `spark.pyspark.python` of `conf`, PYSPARK_PYTHON of the environment, or `python3`.
 
-    Raises ConfigurationError without the url that the mode needs.
+    Raises ConfigurationError if the mode needs a url and there is none.
     """
     match settings.mode:
         case "local":
@@ -151,14 +156,14 @@ def plan_session(settings: SparkSettings, *, python: str, cores: int, folder: Pa
             if folder is not None:
                 conf |= _inside(folder, settings.java_options)
             conf |= settings.conf
-            # Spark looks up its own host name otherwise, which fails or takes seconds on laptops.
+            # Otherwise Spark looks up its own host name, which fails or takes seconds on laptops.
             environment = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_DRIVER_PYTHON": python}
             environment["PYSPARK_PYTHON"] = conf.get(WORKER_PYTHON, python)
             # Without an attempt count Spark fails a local job at its first failed task.
             return SessionPlan(f"local[{slots},{settings.attempts}]", None, conf, environment)
         case "cluster":
             conf = CLUSTER | settings.conf
-            # PySpark takes the executors' interpreter from the driver's environment and from nowhere else.
+            # PySpark takes the executors' interpreter only from the driver's environment.
             asked = {"PYSPARK_PYTHON": conf[WORKER_PYTHON]} if WORKER_PYTHON in conf else {}
             return SessionPlan(_url(settings), None, conf, {"PYSPARK_DRIVER_PYTHON": python} | asked)
         case "connect":
@@ -168,11 +173,11 @@ def plan_session(settings: SparkSettings, *, python: str, cores: int, folder: Pa
 
 
 def start_session(settings: SparkSettings, name: str) -> SparkSession:
-    """The session that `settings` ask for. Takes 5 to 10 seconds where a JVM has to be started, half of it with an
-    archive of Spark's classes.
+    """Start the session that `settings` describe. Takes 5 to 10 seconds if a JVM has to be started, half of that
+    with an archive of Spark's classes.
 
-    Raises JavaMissing without a Java runtime, ConfigurationError when the session cannot be had, or its executors
-    cannot run our code.
+    Raises JavaMissing if there is no Java runtime, and ConfigurationError if the session cannot be started or its
+    executors cannot run our code.
     """
     plan = plan_session(
         settings, python=sys.executable, cores=os.cpu_count() or 1, folder=_prepared_folder(settings)
@@ -212,18 +217,19 @@ def _silence_query_loggers() -> None:
 
 
 def stop_session(spark: SparkSession) -> None:
-    """Stop a session, also one whose JVM is gone already."""
+    """Stop a session, even if its JVM has ended already."""
     with suppress(PySparkException, Py4JError, OSError):
         spark.stop()
 
 
 def is_classic(spark: SparkSession) -> bool:
-    """Whether the session's driver runs in this process; a Spark Connect session's does not."""
+    """Whether the session's driver runs in this process, unlike that of a Spark Connect session."""
     return "connect" not in type(spark).__module__
 
 
 def _prepared_folder(settings: SparkSettings) -> Path | None:
-    """The folder of a local session, after those of killed processes are removed; None if the user chose one."""
+    """The folder of a local session. Folders of killed processes are removed first. None if the user chose a
+    folder."""
     if settings.mode != "local" or is_chosen_by_user(settings.conf, os.environ):
         return None
     folder = own_folder(None if settings.local_root is None else Path(settings.local_root))
@@ -232,7 +238,8 @@ def _prepared_folder(settings: SparkSettings) -> Path | None:
 
 
 def _inside(folder: Path, java_options: str) -> dict[str, str]:
-    """Configuration that keeps everything temporary in `folder`: Spark's blocks, and what the JVM unpacks."""
+    """The configuration that keeps all temporary files in `folder`: Spark's blocks, and files that the JVM
+    unpacks."""
     conf = {LOCAL_DIR: str(folder)}
     if "-Djava.io.tmpdir" not in java_options:
         conf[JAVA_OPTIONS] = f'{java_options} "-Djava.io.tmpdir={folder}"'

@@ -1,4 +1,4 @@
-"""Python workers of Spark that live for many batches."""
+"""Tuning of Spark's Python workers, which serve many batches."""
 
 import gc
 from functools import cache
@@ -6,10 +6,11 @@ from functools import cache
 
 @cache
 def settle() -> None:
-    """Called by what runs in executors, when everything is imported. Once a process.
+    """Exempt the imported packages from garbage collection. Called in executors when everything is imported; has an
+    effect once per process.
 
-    Spark collects garbage after every task and looks at every object for it. The packages that are imported have so
-    many that this takes longer than the task of a small batch; they stay anyway, and are not looked at any more.
+    Spark collects garbage after every task, which scans every object. The imported packages have so many objects
+    that this would take longer than the task of a small batch.
     """
     gc.collect()
     gc.freeze()

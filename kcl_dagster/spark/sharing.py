@@ -1,8 +1,4 @@
-"""Check at start whether the driver can read the files that executors store in a local directory.
-
-On a cluster, a local path is a different directory on each machine, unless the same file system is mounted on all.
-Without this check, files would be written on executors and their batches committed, and no reader would find them.
-"""
+"""Checks at the start whether the driver can read the files that executors store in a local directory."""
 
 import os
 import socket
@@ -23,8 +19,8 @@ from kcl_dagster.spark.schema import ddl
 from kcl_dagster.spark.session import is_classic
 from kcl_dagster.spark.storage import LocalStore, Store
 
-FOLDER: Final = "_sharing"  # readers pass over names that begin with an underscore
-PROBES: Final = 16  # tasks; the first ones take a second, so every executor of a small cluster gets one
+FOLDER: Final = "_sharing"  # readers ignore names that begin with an underscore
+PROBES: Final = 16  # tasks; the first ones take a second, so each executor of a small cluster gets one
 HOSTS_NAMED: Final = 5
 
 _PROBES: Final = pa.schema([("host", pa.string()), ("path", pa.string()), ("problem", pa.string())])
@@ -40,7 +36,7 @@ class SharingProbe:
 
 
 def check_sharing(spark: SparkSession, store: Store | None, name: str) -> None:
-    """Raise ConfigurationError if the store is a local directory, and the driver does not find some files that
+    """Raise ConfigurationError if the store is a local directory and the driver does not find all files that
     executors write there. `name`: prefix of the names of the probes; no other file may have it.
 
     Runs one small job if the executors may be on other machines. Executors that are added later are not checked.
@@ -55,21 +51,21 @@ def check_sharing(spark: SparkSession, store: Store | None, name: str) -> None:
 
 
 def why_not_shared(spark: SparkSession, store: Store | None, name: str) -> str | None:
-    """As `check_sharing`; returns what is wrong, in words. Raises what Spark raises if the job fails."""
+    """The problem that `check_sharing` raises, or None. Raises Spark's error if the job fails."""
     if not isinstance(store, LocalStore) or (is_classic(spark) and local_slots(spark) is not None):
         return None
     tasks = spark.range(0, PROBES, 1, PROBES)
     rows = tasks.mapInArrow(_WriteProbes(store, name), ddl(_PROBES)).collect()
     probes = [SharingProbe(row.host, row.path, row.problem) for row in rows]
     wrong = what_is_wrong(store.root, probes, lambda probe: _is_seen(store, probe))
-    with suppress(OSError):  # readers pass over what is left
+    with suppress(OSError):  # readers ignore remaining files
         # Attempts whose result did not reach the driver have written probes, too.
         store.delete([file.path for file in store.files(f"{FOLDER}/{name}.", hidden=True)])
     return wrong
 
 
 def what_is_wrong(root: str, probes: Sequence[SharingProbe], is_seen: Callable[[SharingProbe], bool]) -> str | None:
-    """In words, with what to do; None if all is well."""
+    """The problem in words, with its remedy; None if there is none."""
     for probe in probes:
         if probe.problem is not None:
             return f"the executor on {probe.host} cannot write below {root}: {probe.problem}. {_WHAT_TO_DO}"
@@ -91,7 +87,8 @@ _WHAT_TO_DO: Final = (
 
 
 def _is_seen(store: LocalStore, probe: SharingProbe) -> bool:
-    """By opening it under its name, which network file systems ask their server for; a listing may be old."""
+    """Whether the driver sees the file. It opens the file by its name, for which network file systems ask their
+    server; a listing may be outdated."""
     try:
         return store.get(probe.path) == probe.path.encode()
     except OSError:
@@ -100,7 +97,7 @@ def _is_seen(store: LocalStore, probe: SharingProbe) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _WriteProbes:
-    """What `mapInArrow` runs: a file for each row."""
+    """The function for `mapInArrow` that writes a file for each row."""
 
     store: LocalStore
     name: str

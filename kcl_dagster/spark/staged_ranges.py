@@ -1,12 +1,13 @@
-"""Records that a fetch stages while it reads them, for batches that are decided in chains.
+"""Records that a fetch stages while it reads them (writes into the files of the batch), for batches that are
+committed in chains.
 
 The fetch task writes its rows into staged files and returns a list of them, so a batch needs no second Spark job
 and no record enters the JVM. The driver receives the list of the attempt that Spark counted. Files of other
 attempts do not belong to any batch.
 
-A file holds rows of several shards. So the files of a fetch are a batch only if the batch stores all records of the
-fetch, and if they were staged for the chain in which the batch is decided. Else the records are read again: a
-range that was read to its end is the same records each time.
+A file may have rows of several shards. So the files of a fetch are used only if the batch stores all records of the
+fetch, and if they were staged for the chain (log of committed batches) in which the batch is committed. Otherwise
+the records are read again: a range that was read to its end has the same records each time.
 """
 
 import json
@@ -42,7 +43,7 @@ from kcl_dagster.worker.batch import PoisonRecord, Range
 log = logging.getLogger(__name__)
 
 Manifest = list[dict[str, Any]]
-"""A row for each staged file, as JSON can hold it; `path` is the final one."""
+"""A row for each staged file, in types that JSON supports; `path` is the final path."""
 
 _STAGED: Final = pa.schema([("lease_key", pa.string()), ("trailer", pa.string()), ("files", pa.string())])
 STAGED_DDL: Final = ddl(_STAGED)
@@ -54,13 +55,14 @@ class WriteRows(Protocol):
     def write(
         self, rows: Iterator[pa.RecordBatch], task: int, attempt: int, only_lease: LeaseKey | None
     ) -> Manifest:
-        """Stage all rows that a task reads. `attempt`: no other attempt of any task has it. `only_lease`: the
-        lease of all records, where it is one. Leaves no file if it raises."""
+        """Stage all rows that a task reads. `attempt`: a number that no other attempt of any task has.
+        `only_lease`: the lease of all records, if there is only one. If it raises, it leaves no files."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchStaging:
-    """How one fetch stages what it reads. `batch`: no other fetch or batch of the chain has this number."""
+    """How one fetch stages the records that it reads. `batch`: a number that no other fetch or batch of the
+    chain has."""
 
     chain: ChainId
     batch: int
@@ -68,11 +70,11 @@ class FetchStaging:
     files: WriteRows
 
     def discard(self, files: Manifest) -> None:
-        with suppress(KclError, OSError):  # what is left is removed when the chain is settled
+        with suppress(KclError, OSError):  # the settling of the chain removes the rest
             discard(self.store, self.chain, [str(file["path"]) for file in files])
 
     def discard_all(self) -> None:
-        """Of all attempts."""
+        """Remove the files of all attempts."""
         with suppress(KclError, OSError):
             self.store.delete(staged_of_batch(self.store, self.chain, self.batch))
 
@@ -82,8 +84,8 @@ class FetchStaging:
 
 @dataclass(frozen=True, slots=True)
 class StageFetched:
-    """Function for `mapInArrow`: reads the shards of a task and stages the records. Yields a row for each lease,
-    and one with the files."""
+    """A function for `mapInArrow` that reads the shards of a task and stages the records. Yields a row for each
+    lease, and one with the files."""
 
     plan: FetchPlan
     staging: FetchStaging
@@ -107,16 +109,16 @@ def stage_fetched(
     attempt: int,
     only_lease: LeaseKey | None = None,
 ) -> list[dict[str, Any]]:
-    """Stage what a fetch yields. Returns rows of `_STAGED`. `files` is null if the files do not hold exactly what
-    the trailers say: the consumer's code or the store has failed, or a shard failed of which records were
-    staged."""
+    """Stage the records of a fetch. Returns rows of `_STAGED`. `files` is null if the files do not contain
+    exactly the records that the trailers name: the consumer's code or the store has failed, or a shard failed
+    after some of its records were staged."""
     read = _Read(fetched)
     files: Manifest | None = None
     try:
         files = staging.files.write(read.records(), task, attempt, only_lease)
     except (Exception, SystemExit) as error:
-        # The batch is staged again by a job of its own, whose failure is then that of the batch. No text: it may
-        # quote a record.
+        # The batch is then staged by a separate job, and fails if that fails. The text is not logged, because it
+        # may quote a record.
         log.warning("what was fetched could not be staged meanwhile: %s", type(error).__name__)
     read.rest()
     if files is not None and not read.is_complete():
@@ -128,12 +130,12 @@ def stage_fetched(
 
 @dataclass(slots=True)
 class _Read:
-    """What a fetch yields: records for the files, and what it says of its ranges."""
+    """Divides the batches of a fetch into records for the files and results of ranges."""
 
     fetched: Iterator[pa.RecordBatch]
     trailers: dict[str, str] = field(default_factory=dict)
     rows: Counter[str] = field(default_factory=Counter)
-    """Records that were handed on, by lease."""
+    """The number of records that were passed on, by lease."""
 
     def records(self) -> Iterator[pa.RecordBatch]:
         for batch in self.fetched:
@@ -145,7 +147,8 @@ class _Read:
                 yield batch.select(COLUMNS)
 
     def rest(self) -> None:
-        """Read on to the end, also if the records are of no use: a fetch says at its end how far it came."""
+        """Read to the end, even if the records are not needed: the results of the ranges are in the last batch
+        of a fetch."""
         for _ in self.records():
             pass
 
@@ -164,8 +167,9 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class ReadAgain:
-    """Function for `mapInArrow`: the records of pinned ranges. Each evaluation reads them from the stream. If a
-    range cannot be read through its end, the evaluation fails: the batch has to be read anew."""
+    """A function for `mapInArrow` that returns the records of pinned ranges (ranges with a fixed end). Each
+    evaluation reads them from the stream. If a range cannot be read to its end, the evaluation fails, and the
+    batch has to be fetched again."""
 
     plan: FetchPlan
     marks: Marks = field(default_factory=Marks)
@@ -191,11 +195,11 @@ class ReadAgain:
 # On the driver
 
 Again = Callable[[Sequence[Range]], DataFrame]
-"""The records of pinned ranges, read when they are evaluated."""
+"""Returns the records of pinned ranges. They are read when the DataFrame is evaluated."""
 
 
 class StagedRanges:
-    """The outcome of one fetch job that staged files."""
+    """The result of one fetch job that staged files."""
 
     def __init__(
         self, ranges: Sequence[Range], numbers: DataFrame, plan: FetchPlan, staging: FetchStaging, again: Again
@@ -221,18 +225,18 @@ class StagedRanges:
                 )
             self.outcome = FetchOutcome.of(ranges, said)
         except BaseException:
-            staging.discard_all()  # tasks that had succeeded have left files that no result names
+            staging.discard_all()  # tasks that succeeded have left files that no result names
             raise
         self._known: Manifest = [file for files in lists if files is not None for file in json.loads(files)]
         self._is_staged = None not in lists
 
     def files_of(self, leases: Collection[LeaseKey]) -> Manifest | None:
-        """The files with the records of these leases. None if there are no files that hold those and no others."""
+        """The files with the records of these leases. None if no files contain these records and no others."""
         read = {lease for lease, progress in self.outcome.progress.items() if progress.records}
         return list(self._known) if self._is_staged and read <= set(leases) else None
 
     def take(self) -> None:
-        """The files belong to a batch from now on, and are removed if that becomes void."""
+        """Mark the files as those of a batch, which removes them if it becomes void (is not committed)."""
         self._is_taken = True
 
     def read_again(self, leases: Collection[LeaseKey]) -> DataFrame:
@@ -269,11 +273,11 @@ class StagedRecords:
     fetches: Mapping[StagedRanges, tuple[LeaseKey, ...]]
 
     def union(self, other: "StagedRecords") -> "StagedRecords":
-        """Of other fetches."""
+        """The records of both, which have no fetch in common."""
         return StagedRecords({**self.fetches, **other.fetches})
 
     def files(self, chain: ChainId) -> list[Manifest] | None:
-        """The files of each fetch, if they are staged for this chain and hold these records and no others."""
+        """The files of each fetch, if they are staged for this chain and contain these records and no others."""
         found = [fetch.files_of(leases) for fetch, leases in self.fetches.items() if fetch.chain == chain]
         whole = [files for files in found if files is not None]
         return whole if len(whole) == len(self.fetches) else None
@@ -284,7 +288,7 @@ class StagedRecords:
             one.take()
 
     def records(self) -> DataFrame:
-        """The records as columns, for whatever does not use the files."""
+        """The records as columns, for uses other than the files."""
         frames = [fetch.read_again(leases) for fetch, leases in self.fetches.items()]
         if not frames:
             raise BatchError("no record was fetched")

@@ -1,4 +1,5 @@
-"""Files under a root: a local directory or an S3 prefix. Whole files only, each of which appears at once.
+"""Files under a root: a local directory or an S3 prefix. Only whole files are stored, and each becomes visible at
+once.
 
 Used by the sinks in the executors and on the driver. A store is a value that can be sent to an executor.
 """
@@ -25,31 +26,30 @@ S3_READ_SECONDS: Final = 60.0  # one part of a large object over a slow connecti
 S3_TOTAL_SECONDS: Final = 600.0  # a whole object
 DELETE_AT_ONCE: Final = 1000  # the limit of DeleteObjects
 COPIES_AT_ONCE: Final = 8  # S3 does the work, and this process only waits
-S3_REPEAT_SECONDS: Final = (
-    30.0  # a bucket that grows says SlowDown for some seconds; longer is for the batch to wait
-)
-LONGEST_NAME: Final = 255  # bytes of a file's or folder's name, on every file system in use
+# A growing bucket responds SlowDown for some seconds; in a longer outage the batch fails and is retried.
+S3_REPEAT_SECONDS: Final = 30.0
+LONGEST_NAME: Final = 255  # bytes of the name of a file or folder, on all common file systems
 LONGEST_KEY: Final = 1024  # bytes of an S3 key
-NAMED_AT_MOST: Final = 5  # keys that an error names; a batch may have a thousand
+NAMED_AT_MOST: Final = 5  # keys in an error message; a batch may have a thousand
 
-# Codes that DeleteObjects returns for single keys: the key does not exist, and errors that pass.
+# Codes of DeleteObjects for single keys: the key does not exist, and temporary errors.
 NOT_THERE: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
-# An answer to HeadObject has no body that could name the code. 403 is also said of a key that does not exist, where
-# s3:ListBucket is granted below a prefix only (condition s3:prefix).
+# The response to HeadObject has no body with a code. It is 403 for a key that does not exist, too, if s3:ListBucket
+# is granted only below a prefix (condition s3:prefix).
 _NOT_FOUND: Final = NOT_THERE | {"404"}
 _FORBIDDEN: Final = "403"
 _PASSING: Final = frozenset(
     {"InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown"}
 )
-# Codes of a conditional put: the key exists, or another request is writing it at this moment.
+# Codes of a conditional put: the key exists, or another request is writing it now.
 _EXISTS: Final = frozenset({"PreconditionFailed", "ConditionalRequestConflict"})
-# What `link` fails with on file systems that have no hard links.
+# Errors of `link` on file systems without hard links.
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK})
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """`path` is relative to the root. `modified` is epoch seconds by the store's clock."""
+    """A file in a store. `path` is relative to the root. `modified` is in epoch seconds by the store's clock."""
 
     path: str
     bytes: int
@@ -67,24 +67,25 @@ class Store(Protocol):
         """The reason why the store cannot have a file at this path, or None. Sends no request."""
 
     def put(self, path: str, content: memoryview | bytes) -> None:
-        """Store a file durably. Readers find all of it, or the former content."""
+        """Store a file durably. Readers find either all of it or the former content."""
 
     def put_new(self, path: str, content: bytes) -> bool:
-        """Store a file durably if there is none. Returns whether it was stored. At most one concurrent caller gets
-        True. If its response was lost, no caller does; that caller finds its content at the path."""
+        """Store a file durably if there is none at the path. Returns whether it was stored. At most one
+        concurrent caller gets True. If its response was lost, no caller does; that caller finds its content at
+        the path."""
 
     def create(self, path: str, content: bytes) -> bool:
-        """As `put_new`, and never leaves an incomplete file at the path. Raises ConfigurationError on a file system
-        that has no hard links."""
+        """Store a file like `put_new`, and never leave an incomplete file at the path. Raises ConfigurationError
+        on a file system without hard links."""
 
     def move(self, names: Mapping[str, str]) -> list[str]:
-        """Give each file the path to which `names` maps it, with the guarantees of `put`. Returns those that did
-        not exist. May be repeated after a failure, and while another process does the same."""
+        """Give each file the path to which `names` maps it, with the guarantees of `put`. Returns the files that
+        did not exist. May be repeated after a failure, and while another process does the same."""
 
     def get(self, path: str) -> bytes: ...
 
     def found(self, path: str) -> StoredFile | None:
-        """The finished file at this path, or None. S3 says its time in whole seconds here."""
+        """The finished file at this path, or None. S3 reports its time in whole seconds here."""
 
     def files(self, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
         """Finished files whose path begins with `prefix`. Files that readers skip are included only with
@@ -95,17 +96,17 @@ class Store(Protocol):
         deleted, its `put` fails."""
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Remove files. It is no error if one does not exist. Raises if one remains."""
+        """Remove files. Files that do not exist are ignored. Raises if a file could not be removed."""
 
     def remove_empty(self, folder: str) -> None:
-        """Remove a folder, and those below, as far as they hold nothing. S3 has no folders. Does not raise. A `put`
-        into such a folder at this moment may fail."""
+        """Remove a folder and its subfolders if they are empty. S3 has no folders. Does not raise. A concurrent
+        `put` into such a folder may fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class S3Options(Access):
-    """How driver and executors reach S3. Without keys they use what their machine, pod or role provides. If there
-    is a role, each process assumes it by itself."""
+    """How driver and executors reach S3. Without keys they use what their machine, pod or role provides. With a
+    role, each process assumes it."""
 
 
 def open_store(url: str, s3: S3Options | None = None) -> "LocalStore | S3Store":
@@ -130,21 +131,21 @@ def open_store(url: str, s3: S3Options | None = None) -> "LocalStore | S3Store":
     )
 
 
-_SUFFIX: Final = ".4194304.00000000"  # the longest that `_hidden_beside` adds to a name
-# What `_hidden_beside` makes of a name.
+_SUFFIX: Final = ".4194304.00000000"  # the longest suffix that `_hidden_beside` adds to a name
+# The names that `_hidden_beside` makes.
 _UNFINISHED: Final = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")
 
 
 def within(path: str) -> str:
-    """The path itself, if it stays below a root. Raises Unsafe otherwise: journals beside the data name paths, and
-    who can write there must not reach anything else."""
+    """Return the path if it stays below a root. Raises Unsafe otherwise: journals beside the data contain paths,
+    and a program that can write journals must not reach other files through them."""
     if not path or path.startswith("/") or "\0" in path or ".." in path.split("/"):
         raise Unsafe(f"{path!r} is not a path inside the store: nothing was read or changed there")
     return path
 
 
 def is_hidden(path: str) -> bool:
-    """Whether readers like Spark pass over the file."""
+    """Whether readers such as Spark ignore the file."""
     return any(part.startswith((".", "_")) for part in path.split("/"))
 
 
@@ -154,7 +155,7 @@ class LocalStore:
 
     root: str
     is_relative: bool = field(default=False, compare=False, kw_only=True)
-    """Whether it was named relative to the folder in which this process was started."""
+    """Whether the path was given relative to the folder in which this process was started."""
 
     def too_long(self, path: str) -> str | None:
         *folders, name = path.split("/")
@@ -164,7 +165,7 @@ class LocalStore:
     def put(self, path: str, content: memoryview | bytes) -> None:
         target = self._changed(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Two writers of one file may be at work: a stalled former owner and the next one, with equal content.
+        # Two writers of the same file, with equal content, may be running: a stale owner and its successor.
         draft = _hidden_beside(target)
         try:
             with draft.open("wb") as file:
@@ -265,7 +266,7 @@ class LocalStore:
                 try:
                     state = path.stat()
                 except FileNotFoundError:
-                    continue  # compacted while we were looking
+                    continue  # a compaction removed it meanwhile
                 yield StoredFile(relative, state.st_size, state.st_mtime)
 
     def delete(self, paths: Sequence[str]) -> None:
@@ -274,14 +275,15 @@ class LocalStore:
 
     def remove_empty(self, folder: str) -> None:
         for directory, _, _ in os.walk(self._changed(folder), topdown=False):
-            with suppress(OSError):  # it holds something
+            with suppress(OSError):  # the folder is not empty
                 Path(directory).rmdir()
 
     def _path(self, path: str) -> Path:
         return Path(self.root, within(path))
 
     def _changed(self, path: str) -> Path:
-        """Where a file is about to appear or go. A symbolic link among the folders may lead out of the root."""
+        """The path where a file will appear or disappear. Raises Unsafe if a symbolic link among its folders
+        leads out of the root."""
         target = self._path(path)
         if not target.parent.resolve().is_relative_to(Path(self.root).resolve()):
             raise Unsafe(f"{path!r} leads out of {self.root} by a symbolic link: nothing was changed there")
@@ -293,7 +295,7 @@ def _hidden_beside(target: Path) -> Path:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make a rename survive a power cut."""
+    """Make a rename durable, so that it survives a loss of power."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -303,9 +305,9 @@ def _sync_directory(directory: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class S3Store:
-    """A prefix of a bucket. A put is one PutObject, which S3 shows whole or not at all.
+    """A prefix of a bucket. A put is one PutObject, which S3 shows completely or not at all.
 
-    Every request is one that may be carried out twice, so each is repeated for some time.
+    Every request can safely be carried out twice, so requests are retried for some time.
     """
 
     bucket: str
@@ -314,8 +316,8 @@ class S3Store:
     runtime: Runtime = field(default_factory=system, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Executors have clocks of their own, and chances: or all that are told to slow down would come back at the
-        same moment."""
+        """Pickle without the runtime: executors have their own clocks and random numbers. Otherwise all
+        processes that are throttled would retry at the same time."""
         return S3Store, (self.bucket, self.prefix, self.options)
 
     @property
@@ -363,7 +365,7 @@ class S3Store:
         def read() -> bytes:
             client = self._client()
             answer = call(client, "get_object", **request)
-            with mapped_errors(client, "get_object", request):  # most of the answer is still on its way
+            with mapped_errors(client, "get_object", request):  # most of the response is still being transferred
                 body: bytes = answer["Body"].read()
             return body
 
@@ -437,7 +439,7 @@ def check_deleted(bucket: str, errors: Sequence[Mapping[str, str]]) -> None:
     left = [error for error in errors if error.get("Code") not in NOT_THERE]
     if not left:
         return
-    # Errors that do not pass come first: they determine what is raised, and an operator has to act on them.
+    # Permanent errors first: they decide which error is raised, and an operator has to act on them.
     left.sort(key=lambda error: error.get("Code") in _PASSING)
     named = ", ".join(str(error.get("Key")) for error in left[:NAMED_AT_MOST])
     more = f" and {len(left) - NAMED_AT_MOST} more" if len(left) > NAMED_AT_MOST else ""

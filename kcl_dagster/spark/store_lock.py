@@ -56,22 +56,22 @@ class StoreLock:
         self._renewed_at = self.runtime.clock.monotonic()
 
     def renew(self) -> None:
-        """Renew the lock if that is due. Any thread may call it, and often. Raises Unsafe if another process has
-        acquired the lock."""
+        """Renew the lock if that is due. May be called by any thread, and often. Raises Unsafe if another
+        process has acquired the lock."""
         with self._one_renews:
             now = self.runtime.clock.monotonic()
             if now - self._renewed_at >= LOCK_SECONDS / RENEWALS_PER_LOCK:
                 self.check()
                 try:
                     self._write(self.runtime.clock.now() + LOCK_SECONDS)
-                except FileNotFoundError:  # the next holder has removed what it found of this one
+                except FileNotFoundError:  # the next holder has removed this lock's file
                     self.check()
                     raise
                 self._renewed_at = now
 
     def check(self) -> None:
-        """Raise Unsafe if another process has acquired the lock. Call it before each change that only one may
-        make."""
+        """Raise Unsafe if another process has acquired the lock. To be called before each change that only one
+        process may make."""
         if not self.is_mine():
             raise Unsafe(
                 f"{self.by} did nothing for too long, and another one has taken over {self.store.root}: this one "
@@ -79,8 +79,8 @@ class StoreLock:
             )
 
     def is_mine(self) -> bool:
-        """Whether this lock is valid. Compares the owner, too: some stores let two processes create the same
-        file."""
+        """Whether this lock is valid. The owner is compared, too, because some stores let two processes create
+        the same file."""
         last = _last(self.store, self.folder)
         return last == self.number and _read(self.store, self.folder, last).owner == self.owner
 
@@ -103,13 +103,13 @@ def store_lock(store: Store, folder: str, runtime: Runtime, by: str) -> Iterator
     try:
         yield acquired
     finally:
-        with suppress(KclError, OSError):  # then the lock ends by its time
+        with suppress(KclError, OSError):  # then the lock expires
             acquired.release()
 
 
 @contextmanager
 def renewed_in_background(lock: StoreLock) -> Iterator[None]:
-    """Renew the lock on another thread, while this one is in code that cannot do it."""
+    """Renew the lock on another thread, while this thread runs code that cannot renew it."""
     over = Event()
 
     def renew() -> None:
@@ -129,7 +129,7 @@ def renewed_in_background(lock: StoreLock) -> Iterator[None]:
 
 
 def acquire(store: Store, folder: str, runtime: Runtime, by: str) -> StoreLock:
-    """Raises StoreLocked if another process holds the lock."""
+    """Acquire the lock. Raises StoreLocked if another process holds it."""
     last = _last(store, folder)
     if last:
         held = _read(store, folder, last)

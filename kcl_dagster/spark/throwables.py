@@ -1,8 +1,8 @@
-"""What the JVM raised, as values: the class, the message and the place of every exception in a chain of causes.
+"""Exceptions of the JVM as values: class, message and stack frames of every exception in a chain of causes.
 
-The text of an error may quote values of records, so a class of errors is never decided by searching it. What
-decides is the type of an exception, the condition that Spark names, the code that raised it, and the beginning of
-a message as far as Spark itself wrote it.
+The text of an error may quote values of records, so the class of an error is never decided by searching its text.
+It is decided by the type of an exception, by the condition that Spark names, by the code that raised it, and by the
+beginning of a message, as far as Spark itself wrote it.
 """
 
 import re
@@ -14,8 +14,9 @@ from typing import Any, Final
 MOST_CAUSES: Final = 10
 MOST_FRAMES: Final = 40
 
-# What Spark says when a process of its own ended, and took a task with it. Executors are lost to machines and to
-# limits of memory; a Python process that a record crashes looks the same, but is lost again at every attempt.
+# Spark's texts about the end of one of its processes, which made a task fail. Executors are lost because of
+# machines and memory limits. A Python process that a record crashes looks the same, but crashes again at every
+# attempt.
 _LOST: Final = (
     r"(?:ExecutorLostFailure \("
     r"|(?:org\.apache\.spark\.SparkException: )?Python worker (?:exited unexpectedly|failed to connect back)"
@@ -23,13 +24,13 @@ _LOST: Final = (
     r"|(?:ExecutorLostFailure )?Executor heartbeat timed out"
     r"|Remote RPC client disassociated"
     r"|(?:java\.lang\.|org\.apache\.spark\.memory\.)(?:Spark)?OutOfMemoryError\b"
-    # An exception that the JDK raised has a place in the JDK; one with a text of its own has another.
+    # An exception of the JDK is followed by a frame of the JDK; one whose text comes from elsewhere is not.
     r"|(?:java\.io\.IOException: )?No space left on device(?!\n\s*at (?!java\.|sun\.|jdk\.))"
     r"|SparkContext (?:was|has been) shut ?down"
-    # An executor was lost, and another evaluation has moved rows to other tasks.
+    # An executor was lost, and the repeated evaluation has assigned rows to other tasks.
     r"|A shuffle map stage with indeterminate output was failed and retried\. However, Spark cannot rollback )"
 )
-# What Spark writes before that. Nothing in here is as free as the message of an exception.
+# The texts that Spark writes before that. None of them contains free text, such as the message of an exception.
 _BEFORE: Final = (
     r"(?:An error occurred while calling \S+\n: "
     r"|(?:org\.apache\.spark\.)?SparkException: "
@@ -44,15 +45,15 @@ _BEFORE: Final = (
     r"|Job \d+ cancelled because "
     r"|\[(?:TASK_WRITE_FAILED|WRITING_JOB_ABORTED)\] [^\n'\"]*(?:\n\s+at [^\n]*)*\nCaused by: )"
 )
-# The frozen blocks went away with their executor; Spark does not read the stream again, it fails.
+# The frozen blocks were lost with their executor. Spark does not read the stream again, but fails.
 _LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 _LOST_PROCESS_TEXT: Final = re.compile(rf"\s*{_BEFORE}*{_LOST}")
 _LOST_BLOCK_TEXT: Final = re.compile(rf"\s*{_BEFORE}*\[{_LOST_BLOCK}\]")
 
-# What Spark wraps around the failure of a task, before it names the condition of that failure.
+# Conditions in which Spark wraps the failure of a task, before it names the condition of that failure.
 _WRAPPERS: Final = frozenset({"TASK_WRITE_FAILED", "WRITING_JOB_ABORTED"})
 _OF_THE_JVM: Final = ("java.", "javax.", "jdk.", "sun.", "scala.")
-# Where Spark keeps and moves what belongs to itself. Files that a query reads and writes are elsewhere.
+# Packages in which Spark stores and transfers its own data. Files that a query reads and writes are elsewhere.
 _STORAGE: Final = re.compile(
     r"org\.apache\.spark\.(?:storage|shuffle|broadcast|network|memory|unsafe|io|rpc|scheduler|executor"
     r"|util\.collection|util\.(?:Spark)?(?:File)?Utils|api\.python|security|serializer)\b"
@@ -69,15 +70,15 @@ class Throwable:
 
     message: str
     frames: tuple[str, ...] = ()
-    """Class and method of each, the innermost first."""
+    """Class and method of each stack frame, the innermost first."""
 
     condition: str | None = None
-    """The condition that Spark names for it."""
+    """The condition that Spark names for the exception."""
 
     @property
     def is_of_sparks_storage(self) -> bool:
-        """Whether reading or writing failed that Spark does for itself, as in `spark.local.dir`. The consumer's
-        code may have the same frames below it, so the innermost frame outside of the JVM decides."""
+        """Whether Spark failed to read or write its own data, as in `spark.local.dir`. The consumer's code may
+        have the same frames, so the innermost frame outside of the JVM decides."""
         place = next((frame for frame in self.frames if not frame.startswith(_OF_THE_JVM)), "")
         return _INPUT_OUTPUT.fullmatch(self.kind) is not None and _STORAGE.match(place) is not None
 
@@ -97,23 +98,23 @@ class Throwable:
 
     @property
     def is_of_the_query(self) -> bool:
-        """Whether Spark or Python told that the query itself failed; what caused that is the consumer's."""
+        """Whether Spark or Python reports that the query itself failed, which the consumer's code causes."""
         is_told = self.condition is not None and self.condition not in {*_WRAPPERS, _LOST_BLOCK}
         return is_told or self.kind == "org.apache.spark.api.python.PythonException"
 
 
 def says_a_lost_process(text: str) -> bool:
-    """Whether Spark's own beginning of an error's text says so."""
+    """Whether an error's text begins with Spark's own report of a lost process."""
     return _LOST_PROCESS_TEXT.match(text) is not None
 
 
 def says_a_lost_block(text: str) -> bool:
-    """Whether Spark's own beginning of an error's text says that a frozen block is gone."""
+    """Whether an error's text begins with Spark's own report of a lost frozen block."""
     return _LOST_BLOCK_TEXT.match(text) is not None
 
 
 def reasons(chain: Sequence[Throwable]) -> Iterator[Throwable]:
-    """Those of a chain, the outermost first, through which Spark tells why a task failed."""
+    """The exceptions of a chain, the outermost first, in which Spark reports why a task failed."""
     for one in chain:
         if one.is_of_the_query and not one.is_a_lost_process:
             return
@@ -121,7 +122,8 @@ def reasons(chain: Sequence[Throwable]) -> Iterator[Throwable]:
 
 
 def chain_of(error: BaseException) -> list[Throwable]:
-    """The exceptions behind an error of PySpark, the outermost first. Empty where the JVM is gone or far away."""
+    """The exceptions behind an error of PySpark, the outermost first. Empty if the JVM has ended, or is not that
+    of this process."""
     thrown: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     found: list[Throwable] = []
     with suppress(Exception):
@@ -133,7 +135,7 @@ def chain_of(error: BaseException) -> list[Throwable]:
 
 def _throwable(thrown: Any) -> Throwable:
     condition = None
-    for name in ("getCondition", "getErrorClass"):  # only a SparkThrowable has one, of which Spark 3 has the second
+    for name in ("getCondition", "getErrorClass"):  # only a SparkThrowable has one of them; Spark 3 has the second
         with suppress(Exception):
             condition = condition or str(getattr(thrown, name)() or "") or None
     frames = tuple(

@@ -1,4 +1,4 @@
-"""The user's transform: what it may return, and how its errors are told from ours."""
+"""The user's transform: what it may return, and how its errors are distinguished from ours."""
 
 import functools
 from collections.abc import Callable
@@ -13,18 +13,19 @@ from kcl_dagster.worker.error_text import redacted
 from kcl_dagster.worker.spans import TRANSFORM, Spans
 
 Transform = Callable[[DataFrame], DataFrame]
-"""User code: from the records of a batch to what is stored. It need not give the same rows twice: nothing is stored
-of a batch that is interrupted, and its records are transformed anew."""
+"""The user's function, from the records of a batch to the rows to be stored. It need not be deterministic: if a
+batch is interrupted, none of it is stored, and its records are transformed again.
+"""
 
 
 def unchanged(records: DataFrame) -> DataFrame:
-    """The transform of those who have none."""
+    """The transform of a consumer that has none."""
     return records
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A transform, and who is shown each of its outputs."""
+    """A transform, and a function that is called with each of its outputs."""
 
     transform: Transform
     observe: Callable[[DataFrame], None]
@@ -37,7 +38,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A transform whose calls are spans. Spark does most of what it asks for later, when the output is written."""
+    """A transform whose calls are spans. Spark carries out most of its work later, when the output is written."""
 
     transform: Transform
     spans: Spans
@@ -48,18 +49,19 @@ class Traced:
 
 
 def returns_its_argument(transform: Transform) -> bool:
-    """Whether the function does nothing else. The answer is known before it is called, from its code; it is no for
-    functions that return their argument at the end of anything longer."""
+    """Whether the function only returns its argument. This is decided from its code, before it is called; it is
+    False for longer functions that also return their argument."""
     if isinstance(transform, (Observed, Traced)):
         return returns_its_argument(transform.transform)
-    if type(transform) is not FunctionType:  # objects may show the code, and the class, of a function they wrap
+    if type(transform) is not FunctionType:  # objects may have the code and the class of a function that they wrap
         return False
     code = transform.__code__
     return (code.co_code, code.co_argcount) == (unchanged.__code__.co_code, 1)
 
 
 def guarded(transform: Transform) -> Transform:
-    """The transform, whose errors are never mistaken for ours: user code may raise whatever class it can import."""
+    """The transform with its errors mapped, so that they are never taken for errors of this package: user code
+    may raise any class that it can import."""
     if transform is unchanged:
         return transform
 
@@ -74,7 +76,7 @@ def guarded(transform: Transform) -> Transform:
 
 
 def checked(output: object) -> DataFrame:
-    """What a transform returned. Raises TransformError for what cannot be an output."""
+    """The result of a transform. Raises TransformError if it cannot be an output."""
     if not hasattr(output, "columns") or not hasattr(output, "mapInArrow"):
         raise TransformError(f"a transform must return a DataFrame, this one returned {type(output).__name__}")
     frame: DataFrame = output  # type: ignore[assignment]  # Classic and Connect frames have no common base at run time

@@ -1,7 +1,7 @@
-"""What Spark does before a worker counts as ready to read, so that the first batch does not wait for it.
+"""Warms up Spark before a worker counts as ready to read, so that the first batch is not delayed.
 
-The first job with a Python function takes seconds: the JVM loads and compiles the planner, starts the Python daemon
-and its workers, and they import what a fetch needs and make their clients.
+The first job with a Python function takes seconds: the JVM loads and compiles the planner and starts the Python
+daemon and its workers, which import the modules of a fetch and make their clients.
 """
 
 import logging
@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 
 def warm_up(spark: SparkSession, connection: Connection | None = None, tasks: int = 1) -> None:
-    """Run a job of so many tasks that is like a fetch and reads nothing. Does not raise what Spark raises: whatever
-    does not work will show in the first batch, which is repeated and reported as any other."""
+    """Run a job with this number of tasks that is like a fetch but reads nothing. Does not raise Spark's errors:
+    if something does not work, the first batch fails, and is repeated and reported as any other."""
     try:
         spark.range(0, tasks, 1, tasks).mapInArrow(_WarmUp(connection), "id long").collect()
     except (PySparkException, Py4JError, OSError) as error:
@@ -30,7 +30,7 @@ def warm_up(spark: SparkSession, connection: Connection | None = None, tasks: in
 
 @dataclass(frozen=True, slots=True)
 class _WarmUp:
-    """What `mapInArrow` runs: the imports and the client of a fetch."""
+    """The function for `mapInArrow`, with the imports and the client of a fetch."""
 
     connection: Connection | None
 

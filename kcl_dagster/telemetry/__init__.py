@@ -1,1 +1,3 @@
-"""Other ways to see an application than Dagster: log lines, OpenMetrics, CloudWatch. None may delay a worker."""
+"""Telemetry of an application outside of Dagster: log lines, OpenMetrics, CloudWatch, OpenTelemetry. It never
+delays a worker.
+"""

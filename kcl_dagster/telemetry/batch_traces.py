@@ -1,11 +1,11 @@
-"""Batches as traces of OpenTelemetry. Imported only where an application asks for traces.
+"""Batches as traces of OpenTelemetry. Imported only if an application configures traces.
 
-A round of a worker that found something, or failed, is a trace: `batch`, and below it its stages. Rounds that found
-nothing make no span. While a transform runs, its span is the current one, so that what the consumer's own
-instrumentation makes is below it.
+A round of a worker (one pass over its leases) is a trace if it read records or failed: a span `batch`, with a child
+for each stage. Other rounds make no span. While a transform runs, its span is the current one, so that spans of the
+consumer's own instrumentation are its children.
 
-Spans begin on the worker's main thread, which costs microseconds, and end on a thread of their own: whatever a span
-processor or an exporter does there delays no worker. If that thread is stuck, spans are dropped, and counted.
+Spans begin on the worker's main thread, which takes microseconds, and end on a separate thread, so that a span
+processor or an exporter never delays a worker. If that thread is stuck, spans are dropped and counted.
 """
 
 import logging
@@ -32,16 +32,16 @@ from kcl_dagster.worker.spans import BATCH, FETCH
 log = logging.getLogger(__name__)
 
 START: Final = "start worker"
-MOST_LEASES: Final = 32  # that a span names; it counts all
+MOST_LEASES: Final = 32  # a span names so many; its count includes all
 NANOSECONDS: Final = 1_000_000_000
-_LATE: Final = frozenset({BATCH, FETCH})  # made when it is known that the round is worth a trace
+_LATE: Final = frozenset({BATCH, FETCH})  # made when it is known that the round is traced
 
 Facts = dict[str, str | int | tuple[str, ...]]
 
 
 @dataclass(slots=True)
 class BatchSpan:
-    """See `worker.spans.TracedWork`. `began` and `ended` are monotonic."""
+    """A span of a batch or of a stage: see `worker.spans.TracedWork`. `began` and `ended` are monotonic times."""
 
     traces: "BatchTraces"
     name: str
@@ -51,16 +51,16 @@ class BatchSpan:
     facts: Facts = field(default_factory=dict)
     error: BaseException | None = None
     failure: str | None = None
-    """What a batch failed with, without values of records, if it did not end with an error."""
+    """The error of a batch, without values of records, if the batch did not end with an exception."""
 
     leases: list[LeaseReport] = field(default_factory=list)
-    """What came of leases that are worth an event."""
+    """The results of leases with an error, each of which becomes an event."""
 
     is_kept: bool = False
-    """Of the first span of a trace: whether it is made although none of its late children led to that."""
+    """Whether this span (the first of a trace) is made even if none of its children was made."""
 
     late: list["BatchSpan"] = field(default_factory=list)
-    """Children that have ended and are not made yet."""
+    """Children that have ended and were not made yet."""
 
     made: trace.Span | None = None
     token: object = None
@@ -79,7 +79,7 @@ class BatchSpan:
 
 
 class BatchTraces:
-    """See `worker.spans.Spans`. `started` may be called by any thread."""
+    """Makes the spans of a worker: see `worker.spans.Spans`. `started` may be called by any thread."""
 
     def __init__(
         self,
@@ -116,22 +116,22 @@ class BatchTraces:
 
     @property
     def lost(self) -> int:
-        """Spans that found no room, or that an exporter has given up."""
+        """The number of spans that were dropped from the full queue, or that an exporter has given up."""
         return self._dropped + self._failed()
 
     def span(self, name: str) -> BatchSpan:
         return BatchSpan(self, name)
 
     def started(self) -> None:
-        """The worker can read."""
+        """End the span of the start: the worker can read."""
         self._end_start(None)
 
     def close(self) -> None:
-        """The worker has ended."""
+        """End the span of the start as failed, if the worker ended before it could read."""
         self._end_start("the worker ended before it could read")
 
     def report(self, report: BatchReport) -> None:
-        """Called within the span of the batch."""
+        """Add the results of a batch to its span, which is open."""
         batch = self._open[0] if self._open else None
         if batch is None or batch.name != BATCH:
             return
@@ -155,7 +155,7 @@ class BatchTraces:
 
     def begin(self, span: BatchSpan) -> None:
         if span.name == BATCH:
-            self._open.clear()  # an interrupted round may have left something
+            self._open.clear()  # an interrupted round may have left open spans
         span.parent = self._open[-1] if self._open else None
         span.began = self._clock.monotonic()
         self._open.append(span)
@@ -165,7 +165,7 @@ class BatchTraces:
     def end(self, span: BatchSpan, error: BaseException | None) -> None:
         span.ended, span.error = self._clock.monotonic(), error
         while self._open and self._open.pop() is not span:
-            pass  # children whose blocks were interrupted before they could end
+            pass  # children that were interrupted before they could end
         parent = span.parent
         if span.made is None and parent is not None and parent.made is None:
             parent.late.append(span)
@@ -174,7 +174,8 @@ class BatchTraces:
             self._guarded(self._finish, span)
 
     def _guarded(self, step: Callable[[BatchSpan], None], span: BatchSpan) -> None:
-        """Providers, samplers and processors may be the consumer's own, and raise anything."""
+        """Run `step`. Log errors once instead of raising: providers, samplers and processors may be the
+        consumer's own."""
         try:
             with uninterrupted():  # the error of an interruption must reach the worker
                 step(span)
@@ -189,7 +190,7 @@ class BatchTraces:
         if parent is not None and parent.made is None:
             self._make(parent)
         is_batch = span.name == BATCH
-        above = otel_context.Context()  # whatever is current: a batch is a trace
+        above = otel_context.Context()  # an empty context: a batch is a trace of its own
         if parent is not None and parent.made is not None:
             above = trace.set_span_in_context(parent.made, above)
         links = [] if parent is not None or self._start is None else [Link(self._start.get_span_context())]
@@ -263,6 +264,6 @@ def _links(traceparent: str | None) -> list[Link]:
 
 
 def _end(span: trace.Span, at: int) -> None:
-    """Where the exporter does its work. Not tried again: a span ends once."""
+    """End a span, which calls its exporter. It is not retried, because a span ends once."""
     with suppress(Exception):
         span.end(at)

@@ -1,4 +1,6 @@
-"""Metrics on their way to CloudWatch: summed up in memory, sent by a thread of their own, lost when it is stuck."""
+"""Metrics for CloudWatch: aggregated in memory and sent by a separate thread. If that thread is stuck, they are
+dropped.
+"""
 
 import logging
 import threading
@@ -16,16 +18,16 @@ from kcl_dagster.telemetry.datum import Datum, Dimensions, Unit
 log = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 10.0  # as the KCL
-MOST_SERIES: Final = 10_000  # waiting; as the KCL's queue. What comes on top is dropped and counted
-DATA_PER_REQUEST: Final = 500  # CloudWatch takes a thousand, or a megabyte
-REQUEST_SECONDS: Final = 5.0  # then the data are given up: the next ones are worth more
+MOST_SERIES: Final = 10_000  # that wait, as in the KCL's queue; values beyond that are dropped and counted
+DATA_PER_REQUEST: Final = 500  # CloudWatch accepts a thousand, or a megabyte
+REQUEST_SECONDS: Final = 5.0  # then the data are dropped: the next ones are worth more
 LAST_FLUSH_SECONDS: Final = 6.0  # of a worker that ends
-COMPLAINT_SECONDS: Final = 300.0  # a CloudWatch that is away is said now and then, not every ten seconds
+COMPLAINT_SECONDS: Final = 300.0  # between two warnings that CloudWatch does not respond
 
 
 @dataclass(slots=True)
 class Statistics:
-    """What CloudWatch keeps of many values."""
+    """The statistics of many values, in the form in which CloudWatch stores them."""
 
     unit: Unit
     count: float = 0.0
@@ -48,7 +50,8 @@ Series = dict[tuple[str, Dimensions], Statistics]
 
 @dataclass
 class CloudWatchMetrics:
-    """`put` from any thread: it takes microseconds and never waits for the network. `flush` from one thread."""
+    """Collects and sends metrics. `put` may be called by any thread, takes microseconds and never waits for the
+    network. `flush` is called by one thread."""
 
     client: aws.Client
     namespace: str
@@ -56,7 +59,7 @@ class CloudWatchMetrics:
     is_detailed: bool = False
     most_series: int = MOST_SERIES
     dropped: int = 0
-    """Values that found no place, or whose request failed."""
+    """Values that were dropped because too many series waited, or because their request failed."""
 
     _series: Series = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -77,7 +80,7 @@ class CloudWatchMetrics:
                 found.add(float(datum.value))
 
     def flush(self) -> None:
-        """Send what has come together. Never raises: what CloudWatch does not take is gone."""
+        """Send the values collected so far. Never raises: values that CloudWatch does not accept are lost."""
         with self._lock:
             series, self._series = self._series, {}
         for request in self._requests(series):
@@ -118,7 +121,7 @@ class CloudWatchMetrics:
 
 
 class Flusher:
-    """Flushes in the background between `with` and the end of its block, and once more at the end."""
+    """Calls `flush` in the background as long as the `with` block lasts, and once more at its end."""
 
     def __init__(self, metrics: CloudWatchMetrics, every: float = FLUSH_SECONDS) -> None:
         self._metrics = metrics
@@ -132,7 +135,7 @@ class Flusher:
         self._metrics.flush()
 
     def start(self) -> None:
-        """For the rest of the process. What comes together after the last flush is lost with it."""
+        """Start for the rest of the process. Values after the last flush are lost when the process ends."""
         self._thread.start()
 
     def __enter__(self) -> Self:

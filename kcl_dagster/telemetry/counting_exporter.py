@@ -1,4 +1,4 @@
-"""Counts the spans that a collector did not take. Imported only where an application asks for traces."""
+"""Counts the spans that a collector did not accept. Imported only if an application configures traces."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,8 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 
 class CountingExporter(SpanExporter):
-    """Called on a thread of the span processor."""
+    """Passes spans to another exporter and counts those that it failed to export. Called on a thread of the span
+    processor."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter

@@ -1,4 +1,4 @@
-"""One measured value under the name that the KCL gives it."""
+"""One measured value, under the name that the KCL uses for it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,14 +9,15 @@ Dimensions = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """`operation` and what else is not None become dimensions."""
+    """A value of a metric. `operation`, and those of `shard`, `stream` and `worker` that are not None, become
+    dimensions."""
 
     operation: str
     name: str
     value: float
     unit: Unit = "Count"
     is_detail: bool = False
-    """Published at the level DETAILED only."""
+    """Whether it is published at the level DETAILED only."""
 
     shard: str | None = None
     stream: str | None = None

@@ -1,4 +1,4 @@
-"""The page that Prometheus and its like scrape: `http://127.0.0.1:9400/metrics`."""
+"""The page that Prometheus and compatible scrapers read: `http://127.0.0.1:9400/metrics`."""
 
 import asyncio
 import socket
@@ -11,21 +11,21 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.telemetry.openmetrics import CONTENT_TYPE, Render
 
 PATH: Final = "/metrics"
-REQUEST_SECONDS: Final = 5.0  # from the connection to the last byte of the answer
-MOST_CONNECTIONS: Final = 64  # the oldest is closed for the next; scrapers need one each, for milliseconds
+REQUEST_SECONDS: Final = 5.0  # from the connection to the last byte of the response
+MOST_CONNECTIONS: Final = 64  # then the oldest one is closed; a scraper needs one connection, for milliseconds
 LARGEST_HEAD: Final = 16 * 1024
 JOIN_SECONDS: Final = 2.0
 
 
 class MetricsEndpoint:
-    """Serves between `with` and the end of its block, on one thread of its own. Answers from memory.
+    """An HTTP server that runs as long as the `with` block lasts, on its own thread. It responds from memory.
 
-    Clients can neither take more threads nor more than a fixed number of connections. Every connection is for one
-    request and ends after `request_seconds`, however slowly its client sends or reads.
+    Clients can take neither more threads nor more than a fixed number of connections. Every connection serves one
+    request and is closed after `request_seconds`, however slowly its client sends or reads.
     """
 
     def __init__(self, render: Render, host: str, port: int, request_seconds: float = REQUEST_SECONDS) -> None:
-        """Port 0 is any free one. Raises ConfigurationError where it cannot listen."""
+        """Start to listen. Port 0 stands for any free port. Raises ConfigurationError if it cannot listen."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._socket = socket.create_server((host, port), family=family)

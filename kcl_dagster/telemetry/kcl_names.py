@@ -1,4 +1,6 @@
-"""What workers and leaders did, as the KCL's operations and metrics, so that its dashboards go on. Pure."""
+"""Reports of workers and leaders as the KCL's operations and metrics, so that dashboards made for the KCL keep
+working. Pure.
+"""
 
 from collections.abc import Iterator
 from typing import Final
@@ -18,16 +20,18 @@ LEADER: Final = "LeaderDecider"
 
 _WELL: Final = frozenset({Outcome.COMMITTED, Outcome.DELIVERED, Outcome.FINISHED, Outcome.IDLE})
 _STORED: Final = _WELL - {Outcome.IDLE}
-# The worker was told to stop, or the lease is another's: neither a success nor a failure of this shard.
+# The worker was stopping, or another worker owns the lease. This counts neither as a success nor as a failure of
+# the shard.
 _NEITHER: Final = frozenset({Outcome.ABANDONED, Outcome.DROPPED, Outcome.WITHDRAWN})
 
 
 def of_batch(report: BatchReport) -> Iterator[Datum]:
-    """One round of a worker. Times are the round's: shards are processed together."""
+    """The metrics of one round of a worker. Times are those of the whole round, because shards are processed
+    together."""
     for lease in report.leases:
         yield from _of_lease(lease, report)
     if report.millis_behind is not None:
-        # Every worker its own: the maximum over them is the application's.
+        # Each worker publishes its own lag; the maximum over all workers is the application's.
         yield Datum(TRACKER, "MillisBehindLatest", report.millis_behind, "Milliseconds")
 
 
@@ -55,7 +59,7 @@ def _of_lease(lease: LeaseReport, report: BatchReport) -> Iterator[Datum]:
 
 
 def of_lag(report: LagReport) -> Iterator[Datum]:
-    """How far behind the shards are between the ends of their batches, which may never come."""
+    """The lag of each shard, measured between the ends of batches, because a batch may take very long."""
     for key, millis in report.behind.items():
         lease = report.leases[key]
         stream = None if lease.stream is None else str(lease.stream)
@@ -65,7 +69,7 @@ def of_lag(report: LagReport) -> Iterator[Datum]:
 
 
 def of_renewal(report: RenewalReport, seconds: float, held: int, worker: str) -> Iterator[Datum]:
-    """One step of the renewal thread in which something was due."""
+    """The metrics of one step of the renewal thread in which a renewal was due."""
     yield Datum(RENEW, "Success", not report.failed, worker=worker)
     yield Datum(RENEW, "Time", seconds * 1000, "Milliseconds", worker=worker)
     yield Datum(RENEW, "LostLeases", len(report.lost), worker=worker)
@@ -76,12 +80,12 @@ def of_renewal(report: RenewalReport, seconds: float, held: int, worker: str) ->
 
 
 def of_tick(report: TickReport) -> Iterator[Datum]:
-    """One tick of the leader."""
+    """The metrics of one tick of the leader."""
     yield Datum(LEADER, "LeaderDecider:IsLeader", report.leading, is_detail=True)
     if not report.leading or report.skipped:
         return
     if report.completeness is not None and report.completeness.seconds_ago is not None:
-        # Ours: the KCL knows nothing like it.
+        # Ours: the KCL has no such metric.
         yield Datum(LEADER, "MillisSinceCompleteThrough", report.completeness.seconds_ago * 1000, "Milliseconds")
     assign, sync = report.stage("assign"), report.stage("sync")
     if assign is not None:

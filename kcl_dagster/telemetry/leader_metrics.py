@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LeaderTelemetry:
-    """Receives the report of every tick. Never raises, never waits."""
+    """Receives the report of every tick. Never raises and never waits."""
 
     cloudwatch: CloudWatchMetrics | None = None
     traces: "TickTraces | None" = None

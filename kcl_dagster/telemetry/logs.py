@@ -1,8 +1,8 @@
-"""Log lines that machines read: one JSON object each, with application, worker and shard.
+"""Log lines for machines: one JSON object each, with application, worker and shard.
 
-What a worker tells goes to the logger `kcl_dagster.events`, with its facts as the attribute `kcl` of the record.
-`json_lines` writes that, and everything else that `kcl_dagster` logs, to a stream. `queued_logs` keeps a slow
-stream or handler from delaying the threads of a worker.
+The events of a worker are logged to `kcl_dagster.events`, with their facts as the attribute `kcl` of the log
+record. `json_lines` writes these, and everything else that `kcl_dagster` logs, to a stream. `queued_logs` makes
+sure that a slow stream or handler does not delay the threads of a worker.
 """
 
 import json
@@ -18,15 +18,15 @@ from kcl_dagster.worker.events import WorkerEvent
 
 FIELDS: Final = "kcl"
 ROOT: Final = "kcl_dagster"
-# Whose lines the threads of a worker cause. Dagster can be set up to keep them in its storage.
+# Loggers to which the threads of a worker log. Dagster may be configured to write their lines to its storage.
 QUEUED: Final = (ROOT, "botocore", "boto3", "urllib3")
 events = logging.getLogger(f"{ROOT}.events")
-# Without a handler Python would write warnings to standard error, where a run's log says them already.
+# Without a handler Python would write warnings to standard error, although the log of the run has them already.
 events.addHandler(logging.NullHandler())
 
 
 def log_event(event: WorkerEvent) -> None:
-    """One line. Quick, and never raises: a handler that fails is logging's own affair."""
+    """Log one event. It is quick and never raises: `logging` handles the errors of its handlers."""
     fields: dict[str, Any] = {"event": event.kind.value, **event.facts}
     if event.lease is not None:
         fields["shard"] = str(event.lease)
@@ -35,7 +35,8 @@ def log_event(event: WorkerEvent) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """`at`, `level`, `logger`, `message`, the constant fields, then those of the record."""
+    """Formats a log record as JSON: `at`, `level`, `logger`, `message`, the constant fields, then the fields of
+    the record."""
 
     def __init__(self, constant: Mapping[str, str]) -> None:
         super().__init__()
@@ -57,7 +58,7 @@ class JsonLines(logging.Formatter):
 
 @contextmanager
 def json_lines(stream: TextIO, fields: Mapping[str, str], level: int = logging.INFO) -> Iterator[None]:
-    """Write what `kcl_dagster` logs to a stream, as long as the block lasts. Other handlers stay as they are."""
+    """Write what `kcl_dagster` logs to a stream, as long as the block lasts. Other handlers remain unchanged."""
     root = logging.getLogger(ROOT)
     handler = logging.StreamHandler(stream)
     handler.setLevel(level)
@@ -75,8 +76,8 @@ def json_lines(stream: TextIO, fields: Mapping[str, str], level: int = logging.I
 
 @contextmanager
 def queued_logs(names: Sequence[str] = QUEUED) -> Iterator[None]:
-    """Hand what these loggers log to their handlers on a thread of its own, as long as the block lasts. Lines that
-    find no room in the queue are dropped, and their number is logged."""
+    """Call the handlers of these loggers on a separate thread, as long as the block lasts. If the queue is full,
+    lines are dropped, and their number is logged."""
     queue = DeliveryQueue(
         on_dropped=lambda dropped: logging.getLogger(ROOT).warning("%s log lines were dropped", counted(dropped))
     )
@@ -97,7 +98,7 @@ def _queued(logger: logging.Logger, queue: DeliveryQueue) -> Iterator[None]:
 
 
 class _Queued(logging.Handler):
-    """Offers each record to a queue, whose thread passes it to the handlers that would have had it."""
+    """Adds each record to a queue, whose thread passes it to the original handlers."""
 
     def __init__(
         self, queue: DeliveryQueue, logger: logging.Logger, handlers: Sequence[logging.Handler], *, propagates: bool
@@ -108,7 +109,7 @@ class _Queued(logging.Handler):
         self._above = logger.parent if propagates else None
 
     def emit(self, record: logging.LogRecord) -> None:
-        record.msg, record.args = record.getMessage(), None  # the arguments may change until it is written
+        record.msg, record.args = record.getMessage(), None  # the arguments may change before it is written
         self._queue.offer(record.levelname.lower(), partial(self._pass_on, record))
 
     def _pass_on(self, record: logging.LogRecord) -> None:

@@ -1,7 +1,7 @@
-"""The metrics of workers as instruments of OpenTelemetry. Imported only where an application asks for that.
+"""The metrics of workers as instruments of OpenTelemetry. Imported only if an application configures that.
 
-A registry is the one model of what a worker counts: the page of OpenMetrics and these instruments show the same
-values under the same names. So a dashboard finds them whichever way they have reached Prometheus.
+The registry holds what a worker counts. The OpenMetrics page and these instruments show the same values under the
+same names, so a dashboard works with either of them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,11 +15,11 @@ from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observa
 import kcl_dagster
 from kcl_dagster.telemetry.openmetrics import Family, MetricsRegistry
 
-UNITS: Final = {"seconds": "s", "bytes": "By", "": ""}  # Prometheus leaves a name alone that has the unit already
+UNITS: Final = {"seconds": "s", "bytes": "By", "": ""}  # Prometheus appends no unit to a name that has it already
 
 
 class ObservedRegistries:
-    """Instruments of one meter, which observe the registries of this process when an exporter asks."""
+    """The instruments of one meter. They read the registries of this process when an exporter collects."""
 
     def __init__(self, meter: Meter, families: Sequence[Family]) -> None:
         self._registries: tuple[MetricsRegistry, ...] = ()
@@ -46,7 +46,7 @@ _observed: "WeakKeyDictionary[MeterProvider, ObservedRegistries]" = WeakKeyDicti
 
 
 def observed_by(provider: MeterProvider, scope: str, families: Sequence[Family]) -> ObservedRegistries:
-    """The instruments of a provider. It keeps them for as long as it lives, so they are made once."""
+    """The instruments of a provider. They are made once and kept as long as the provider."""
     found = _observed.get(provider)
     if found is None:
         meter = provider.get_meter(scope, kcl_dagster.__version__)

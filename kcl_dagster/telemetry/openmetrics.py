@@ -1,4 +1,4 @@
-"""Counters and gauges of one process, and their page in the format of OpenMetrics."""
+"""Counters and gauges of one process, and their page in the OpenMetrics format."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +16,8 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric: its name, its kind and its meaning. The samples of a counter end in `_total`, those of an info in
-    `_info`; `name` has neither ending."""
+    """A metric: its name, its kind and its meaning. `name` has no ending: samples of a counter get `_total`,
+    those of an info get `_info`."""
 
     name: str
     kind: Literal["counter", "gauge", "info"]
@@ -40,7 +40,8 @@ class MetricsRegistry:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def declare(self, *families: Family) -> None:
-        """Show metrics with the value 0: an alert sees neither an increase of what was absent nor its absence."""
+        """Add metrics with the value 0: an alert cannot detect the increase of a metric that did not exist
+        before."""
         with self._lock:
             for family in families:
                 self._values.setdefault(family, {(): 0.0})
@@ -56,23 +57,24 @@ class MetricsRegistry:
             self._values.setdefault(family, {})[tuple(sorted(labels.items()))] = value
 
     def replace(self, family: Family, label: str, values: Mapping[str, float]) -> None:
-        """Set a gauge of many subjects, which differ by one label, and remove all others of it."""
+        """Set the values of a gauge by one label, and remove its other values."""
         with self._lock:
             self._values[family] = {((label, name),): value for name, value in values.items()}
 
     def forget(self, family: Family, **labels: str) -> None:
-        """Remove a gauge whose subject is gone; otherwise its last value would be shown for ever."""
+        """Remove the value of a gauge whose subject no longer exists. Otherwise its last value would be shown
+        for ever."""
         with self._lock:
             self._values.get(family, {}).pop(tuple(sorted(labels.items())), None)
 
     def samples(self, family: Family) -> list[tuple[dict[str, str], float]]:
-        """Labels and value of each sample of a metric, as they are now."""
+        """The labels and the current value of each sample of a metric."""
         with self._lock:
             found = list(self._values.get(family, {}).items())
         return [({**self.common, **dict(labels)}, value) for labels, value in found]
 
     def collect(self) -> Iterator[Metric]:
-        """As `prometheus_client` asks for them."""
+        """The metrics in the form that `prometheus_client` collects."""
         for family in sorted(self._values, key=lambda one: one.name):
             metric = Metric(family.name, family.help, family.kind, family.unit)
             for labels, value in sorted(self._values[family].items()):

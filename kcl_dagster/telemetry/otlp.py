@@ -1,11 +1,12 @@
-"""Opens what an application sends by OpenTelemetry. Imports nothing of OpenTelemetry unless it is asked to.
+"""Opens the OpenTelemetry exports of an application. OpenTelemetry is imported only if one is configured.
 
-If the process has a global provider, which the consumer's code or `opentelemetry-instrument` has set, that one is
-used, and left as it is. Otherwise a provider is made that sends by OTLP over HTTP, as the environment variables of
-OpenTelemetry say (`OTEL_EXPORTER_OTLP_ENDPOINT` and others). `telemetry.otlp_endpoint` makes one in either case.
+If the consumer's code or `opentelemetry-instrument` has set a global provider, that one is used and remains
+unchanged. Otherwise a provider is made that sends OTLP over HTTP, configured by the environment variables of
+OpenTelemetry (`OTEL_EXPORTER_OTLP_ENDPOINT` and others). With `telemetry.otlp_endpoint`, a provider is made in
+either case.
 
-An exporter works on threads of its own, behind bounded queues. If a collector hangs, the end of a worker waits for
-it for a few seconds, after the leases were released.
+An exporter has its own threads behind bounded queues. If a collector hangs, the end of a worker waits for it for a
+few seconds, after the leases were released.
 """
 
 import threading
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from kcl_dagster.telemetry.batch_traces import BatchTraces
     from kcl_dagster.telemetry.tick_traces import TickTraces
 
-LAST_SPANS_SECONDS: Final = 2.0  # of a worker that ends: for spans that wait for their provider
+LAST_SPANS_SECONDS: Final = 2.0  # when a worker ends: for spans in the queue to their provider
 SCOPE: Final = "kcl_dagster"
 SHUTDOWN_SECONDS: Final = 5.0  # for a provider that sends what it has
 MISSING: Final = "OpenTelemetry is not installed in this environment: pip install 'kcl-dagster[otel]'"
@@ -184,7 +185,7 @@ def _sending(
 
 
 def _url(endpoint: str | None, signal: str) -> str | None:
-    """None: as the environment says."""
+    """The URL for one kind of data. None: the environment variables apply."""
     return None if endpoint is None else f"{endpoint.rstrip('/')}/v1/{signal}"
 
 
@@ -201,7 +202,7 @@ def _resource(application: Application, instance: str) -> "Resource":
 
 
 def _within(seconds: float, shut_down: Callable[[], object]) -> None:
-    """An exporter may hang, whatever time it is given."""
+    """Shut down within a time, because an exporter may hang whatever timeout it has."""
     thread = threading.Thread(target=shut_down, name="kcl-otlp-end", daemon=True)
     thread.start()
     thread.join(seconds)

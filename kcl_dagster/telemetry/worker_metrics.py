@@ -1,4 +1,4 @@
-"""What one worker lets others see, put together from its application's settings."""
+"""The telemetry of one worker, made from the settings of its application."""
 
 import re
 import sys
@@ -71,7 +71,7 @@ _GONE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class WorkerTelemetry:
-    """Told by the worker's threads. No method raises or waits."""
+    """Receives the reports of the worker's threads. No method raises or waits."""
 
     identity: Identity
     registry: MetricsRegistry
@@ -109,7 +109,7 @@ class WorkerTelemetry:
         self._publish(kcl_names.of_batch(report))
 
     def lag(self, report: LagReport) -> None:
-        """Of all shards, also of those whose batch never ends."""
+        """Publish the lag of all shards, including those whose batch does not end."""
         self.registry.replace(BEHIND, "lease", {str(key): millis / 1000 for key, millis in report.behind.items()})
         self.registry.set(HUNG, len(report.hung))
         self._publish(kcl_names.of_lag(report))
@@ -128,8 +128,8 @@ class WorkerTelemetry:
         self._publish(kcl_names.of_renewal(report, seconds, held, str(self.identity.worker)))
 
     def complete(self, known: WrittenThrough) -> None:
-        """Through when the application is complete, as the worker has read it. It is a moment and not an age, which
-        would not grow while the moment cannot be read."""
+        """Publish the time through which the application is complete, as the worker has read it. It is published
+        as a time, because an age would not grow while the time cannot be read."""
         if known.through is None:
             self.registry.forget(COMPLETE)
         else:
@@ -181,7 +181,7 @@ class WorkerTelemetry:
 
 
 class MeasuredRenewer(Renewer):
-    """A renewer that tells how its steps went."""
+    """A renewer that reports the result and duration of its steps."""
 
     def __init__(
         self,
@@ -215,9 +215,9 @@ def open_telemetry(
     log: Any,
     traces: "BatchTraces | None" = None,
 ) -> Iterator[WorkerTelemetry]:
-    """Open the telemetry that the application configures, for the time of the block. If a part of it cannot start,
-    it is omitted with a warning: a worker does not stop because its metrics cannot be read. `client` makes the
-    clients for `cloudwatch` and `dynamodb`, if they are needed. `log`: the log of the run."""
+    """Open the telemetry that the application configures, as long as the block lasts. If a part cannot start, it
+    is omitted with a warning: a worker does not need its metrics. `client` makes the clients for `cloudwatch`
+    and `dynamodb`, if they are needed. `log` is the log of the run."""
     settings = application.telemetry
     names = {
         "application": application.name,
@@ -271,6 +271,7 @@ def _telling(is_ready: Ready, started: Callable[[], object]) -> Ready:
 
 
 def _port(first: int, slot: str | None) -> int:
-    """Workers of one machine listen side by side: worker-003 three ports above the first."""
+    """The port of a worker, so that workers on one machine use different ones: `worker-003` uses the first port
+    plus 3."""
     number = re.search(r"(\d+)$", slot or "")
     return first if first == 0 or number is None else first + int(number[1])

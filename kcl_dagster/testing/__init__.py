@@ -1,4 +1,4 @@
-"""What the tests of a consumer use: `records`, `embedded_aws`, `consume` and `EmulatorResource`.
+"""Helpers for the tests of a consumer: `records`, `embedded_aws`, `consume` and `EmulatorResource`.
 
 See `kcl_dagster.testing.consuming`, and `kcl_dagster.testing.local_processors` for record processors. Each name is
 imported when it is first used, because Dagster takes seconds to import.

@@ -1,4 +1,4 @@
-"""Consumers under test: records as a worker gives them, an AWS of their own, and a run until all is stored.
+"""Tests of a consumer: records as a worker passes them, an embedded AWS, and a run until all records are stored.
 
 >>> from kcl_dagster.testing import embedded_aws
 >>> with embedded_aws(streams={"clicks": 2}) as aws:
@@ -41,11 +41,11 @@ _STORED: Final = frozenset({Outcome.COMMITTED, Outcome.DELIVERED})
 SLOT: Final = "worker-000"
 SHARD: Final = "shardId-000000000000"
 ARRIVED: Final = datetime(2026, 1, 1, tzinfo=UTC)
-PUT_AT_ONCE: Final = 500  # what PutRecords takes
+PUT_AT_ONCE: Final = 500  # the maximum of PutRecords
 
 
 def records(spark: SparkSession, payloads: Sequence[bytes], *, stream: str = "stream") -> DataFrame:
-    """What a consumer's function is given: one row for each payload, in order, all of one shard.
+    """A DataFrame as a consumer's function gets it: one row for each payload, in order, all of one shard.
 
     Example:
         .. code-block:: python
@@ -72,12 +72,13 @@ def records(spark: SparkSession, payloads: Sequence[bytes], *, stream: str = "st
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedAws:
-    """An embedded AWS with streams to put records into. `emulator` is all of it: clients, faults, clock."""
+    """An embedded AWS with streams into which a test puts records. `emulator` gives access to clients, faults
+    and the clock."""
 
     emulator: "Emulator"
 
     def put(self, stream: str, payloads: Sequence[bytes]) -> None:
-        """Put records, spread over the shards. Raises what boto3 raises."""
+        """Put records, distributed over the shards. Raises what boto3 raises."""
         kinesis = self.emulator.client("kinesis")
         for start in range(0, len(payloads), PUT_AT_ONCE):
             some = payloads[start : start + PUT_AT_ONCE]
@@ -87,7 +88,7 @@ class EmbeddedAws:
             )
 
     def resource(self) -> KclResource:
-        """How a consumer reaches it."""
+        """The resource with which a consumer uses this embedded AWS."""
         return EmulatorResource(
             endpoint_url=self.emulator.endpoint_url, region_name=self.emulator.environment()["AWS_DEFAULT_REGION"]
         )
@@ -95,9 +96,9 @@ class EmbeddedAws:
 
 @contextmanager
 def embedded_aws(streams: Mapping[str, int]) -> Iterator[EmbeddedAws]:
-    """An AWS of its own in this process, without limits, with these streams: name -> shards.
+    """An embedded AWS in this process, without limits, with these streams (name -> number of shards).
 
-    Needs the `emulator` extra. Gone, with all it held, at the end of the block.
+    Needs the `emulator` extra. Everything in it is deleted at the end of the block.
     """
     from kcl_dagster.emulator import Emulator, Limits
 
@@ -118,13 +119,13 @@ def consume(
 ) -> int:
     """Have `consumer` process what is in its streams, and return how many records it has stored.
 
-    Ends when every shard has been read to its tip; what is put meanwhile may be read or not. The place is kept in
-    the lease table, so another call goes on from there. `kcl` should be that of an embedded AWS.
+    It returns when every shard has been read to its tip. Records that are put meanwhile may be read or not.
+    Checkpoints are kept in the lease table, so another call continues there. `kcl` should be the resource of an
+    embedded AWS.
 
-    `context` and `resources` are given to a consumer's code that asks for them.
+    `context` and `resources` are passed to the consumer's code if it asks for them.
 
-    Raises BatchError with what the consumer's code or its sink said, and TimeoutError after `within` seconds.
-
+    Raises BatchError with the error of the consumer's code or of its sink, and TimeoutError after `within` seconds.
     Example:
         .. code-block:: python
 
@@ -164,18 +165,18 @@ def consume(
 
 @dataclass
 class _Witness(RunEventLog):
-    """Asks the worker to stop when there is nothing more to read, something failed, or time is up."""
+    """Stops the worker when nothing more is to be read, when something failed, or when the time is over."""
 
     stop: StopSignal = field(default_factory=StopSignal)
     deadline: float = float("inf")
     open_leases: int | None = None
-    """As the leader saw them last."""
+    """The number of open leases in the leader's last tick."""
 
     stored: int = 0
     error: str | None = None
     is_done: bool = False
     _at_tip: set[LeaseKey] = field(default_factory=set)
-    """Leases whose last batch ended where their shard does. A round need not ask all of them."""
+    """Leases whose last batch reached the tip of the shard. A round need not read all leases."""
 
     def batch(self, report: BatchReport) -> None:
         self.stored += report.records
@@ -192,7 +193,7 @@ class _Witness(RunEventLog):
             self.stop.request(StopReason.ASKED, "the test has seen enough")
 
     def event(self, event: WorkerEvent) -> None:
-        """What was decided and not stored at the end of the run is an error, too."""
+        """Record a batch that failed while the run ends as an error: it was decided and is not stored."""
         super().event(event)
         if self.is_done and event.kind is EventKind.BATCH_FAILED:
             self.error = self.error or event.message
@@ -203,7 +204,7 @@ class _Witness(RunEventLog):
 
 
 class _Leading:
-    """A leader that ticks on a thread of its own until the block ends."""
+    """A leader that ticks on its own thread until the block ends."""
 
     def __init__(self, leader: Leader, witness: _Witness) -> None:
         self._leader = leader

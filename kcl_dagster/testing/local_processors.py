@@ -1,4 +1,4 @@
-"""Record processors in this process: for tests of processors, and of the worker, without Spark."""
+"""Record processors that run in this process: for tests of processors, and of the worker, without Spark."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from kcl_dagster.worker.processor import ProcessorFactory, record_of
 
 @dataclass(slots=True, eq=False)
 class LocalProcessor:
-    """Runs in this process. Errors are the processor's own."""
+    """A processor that runs in this process. Its errors are raised unchanged."""
 
     lease: LeaseKey
     instance: Instance
@@ -52,7 +52,7 @@ class LocalProcessor:
 
 @dataclass(slots=True)
 class LocalProcessorHost:
-    """Implements `worker.hosted_processor.ProcessorHosts` over any engine."""
+    """Implements `worker.hosted_processor.ProcessorHosts` with any engine."""
 
     new_processor: ProcessorFactory
     engine: Engine[Any]
@@ -81,10 +81,10 @@ class LocalProcessorHost:
         return failed
 
     def close(self) -> None:
-        """Nothing to end: the processors run in this process."""
+        """Do nothing, because no process was started."""
 
     def lose_all(self) -> None:
-        """What the end of a process does to the processors in it."""
+        """End all processors, as the end of their process would."""
         for processor in self.processors:
             processor.is_gone = True
         self.processors.clear()

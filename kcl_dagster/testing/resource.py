@@ -5,13 +5,13 @@ from typing import Final
 from kcl_dagster.application import Application
 from kcl_dagster.orchestration.resources import KclResource
 
-KEY: Final = "emulator"  # any will do: the emulator checks no signatures
+KEY: Final = "emulator"  # any key will do: the emulator does not check signatures
 REGION: Final = "us-east-1"
 
 
 class EmulatorResource(KclResource):
-    """Reaches the embedded AWS at `endpoint_url`, with the keys that it accepts. They are no secret, and come after
-    Dagster has stored the resource: they are in no definition.
+    """The connection to the embedded AWS at `endpoint_url`, with keys that it accepts. The keys are not secret.
+    They are added when a client is made, so no stored definition contains them.
 
     Example:
         .. code-block:: python

@@ -1,1 +1,3 @@
-"""DynamoDB and S3, which are moto's, and STS: called in process, one request of each at a time."""
+"""The services behind the emulator besides Kinesis: DynamoDB and S3 by moto, and STS. Each serves one request at
+a time.
+"""

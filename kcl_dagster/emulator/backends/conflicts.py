@@ -1,7 +1,8 @@
-"""Conflicts between transactions: DynamoDB refuses a write of an item that a transaction is just writing.
+"""Conflicts between transactions: DynamoDB rejects a write of an item while a transaction writes the item.
 
-A transaction is under way from when its request arrives to when its answer leaves. Here requests are served one
-after another, so without this no two would ever meet, and callers would never learn that they have to try again.
+On AWS a transaction is under way from the arrival of its request until its response leaves. The emulator serves
+requests one after another, so no two of them would ever conflict without this module, and callers could not be
+tested for their retries.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ KeyNames = Callable[[str], Sequence[str]]
 
 
 class Conflicts:
-    """The items of all transactions that are under way. For one thread."""
+    """The items of all transactions that are under way. Not thread-safe."""
 
     def __init__(self, key_names: KeyNames) -> None:
         self._key_names = key_names
@@ -30,15 +31,15 @@ class Conflicts:
 
     @contextmanager
     def during(self, operation: str, body: bytes) -> Iterator[dict[str, Any] | None]:
-        """The error to answer with, if a transaction is writing an item of this request. Otherwise None, and a
-        transaction holds its items as long as the block lasts."""
+        """Yield the error to respond with if a transaction is writing an item of this request, otherwise None.
+        While the block lasts, the items of a transaction count as being written."""
         if operation != TRANSACTION and not (self._held and operation in SINGLE_WRITES):
             yield None
             return
         try:
             keys = self._keys(operation, json.loads(body))
         except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
-            yield None  # its own service says what is wrong with it
+            yield None  # the service itself reports what is wrong with the request
             return
         if any(key in self._held for key in keys):
             yield self._refusal(operation, keys)

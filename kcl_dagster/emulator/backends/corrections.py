@@ -1,4 +1,4 @@
-"""What moto lets pass although DynamoDB refuses it, and lease clients rely on the refusal."""
+"""Requests that DynamoDB rejects and moto accepts, where lease clients rely on the rejection."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from moto.dynamodb.models import DynamoDBBackend
 from moto.dynamodb.models.dynamo_type import DynamoType
 
 BATCH_WRITE_ITEMS = 25
-_TAKEN_FOR_TEXT = {"B", "BS", "BOOL"}  # by moto, where an update of the old form puts them
+_TAKEN_FOR_TEXT = {"B", "BS", "BOOL"}  # moto stores these types as text when an `AttributeUpdates` sets them
 
 
 def correct(operation: str, parameters: dict[str, Any], backend: DynamoDBBackend) -> None:
-    """Raises moto's own exceptions for what DynamoDB would refuse and moto would not."""
+    """Raise moto's own exceptions for a request that DynamoDB would reject and moto would accept."""
     if operation == "DeleteItem":
         _check_expected(parameters, backend)
     elif operation == "BatchWriteItem":
@@ -24,7 +24,7 @@ def correct(operation: str, parameters: dict[str, Any], backend: DynamoDBBackend
 
 
 def _check_expected(parameters: dict[str, Any], backend: DynamoDBBackend) -> None:
-    """moto ignores the legacy `Expected` of DeleteItem and deletes."""
+    """Check the legacy `Expected` of a DeleteItem, which moto ignores."""
     expected = parameters.get("Expected")
     if not expected:
         return
@@ -34,7 +34,7 @@ def _check_expected(parameters: dict[str, Any], backend: DynamoDBBackend) -> Non
 
 
 def _check_batch(parameters: dict[str, Any], backend: DynamoDBBackend) -> None:
-    """moto takes any number of items, and one item put and deleted at once."""
+    """Reject too many items, and two requests for the same item. moto accepts both."""
     requests = parameters["RequestItems"]
     if sum(len(of_table) for of_table in requests.values()) > BATCH_WRITE_ITEMS:
         raise MockValidationException("Too many items requested for the BatchWriteItem call")
@@ -51,14 +51,16 @@ def _check_batch(parameters: dict[str, Any], backend: DynamoDBBackend) -> None:
 
 
 def _check_index(parameters: dict[str, Any], backend: DynamoDBBackend) -> None:
-    """moto says that the table is missing, which clients take for another thing."""
+    """Reject an index that the table does not have. moto would respond that the table is missing, and clients
+    would act on that."""
     name = parameters["IndexName"]
     if name not in {index.name for index in backend.get_table(parameters["TableName"]).all_indexes()}:
         raise MockValidationException(f"The table does not have the specified index: {name}")
 
 
 def keep_types(parameters: dict[str, Any], backend: DynamoDBBackend, reply: dict[str, Any]) -> None:
-    """Put right what moto has just stored as text. The Java KCL stores the state of a prepared checkpoint so."""
+    """Restore the types of attributes that moto has just stored as text. The Java KCL writes the state of a
+    prepared checkpoint in this way."""
     for name, update in (parameters.get("AttributeUpdates") or {}).items():
         value = update.get("Value", {})
         if update.get("Action", "PUT") != "PUT" or not set(value) & _TAKEN_FOR_TEXT:

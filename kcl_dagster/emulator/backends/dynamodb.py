@@ -1,8 +1,8 @@
-"""DynamoDB: moto's tables and expressions, made atomic and cheaper to call.
+"""DynamoDB: moto's tables and expressions, made atomic and faster.
 
-Stock moto reads, checks and writes without a lock, so two writers can both pass one condition. Here one lock
-covers each request. Item operations go to moto's methods directly, round its HTTP and model layers, which is
-where most of its time goes.
+Stock moto reads, checks and writes without a lock, so two writers can both pass the same condition. Here one lock
+covers each request. Operations on items call moto's methods directly and skip its HTTP and model layers, where most
+of the time would be spent.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class DynamoDb:
             except HTTPException as error:
                 return Response(error.code or 400, (error.description or "").encode(), _headers())
             except (KeyError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
-                # moto's way of meeting input that it did not expect; DynamoDB calls that a bad request.
+                # moto raises these for input that it did not expect; DynamoDB responds that the request is invalid.
                 return _refusal("ValidationException", f"{operation}: {type(error).__name__}: {error}")
 
     def key_names(self, table: str) -> list[str]:
@@ -104,7 +104,8 @@ class DynamoDb:
         return Response(200, reply, _headers())
 
     def _reply(self, operation: str, method: str, parameters: dict[str, Any]) -> dict[str, Any] | bytes:
-        """By a short way of ours where there is one, else moto's."""
+        """The reply to an operation on items: from our own faster code if that supports the request, otherwise
+        from moto."""
         match operation:
             case "UpdateItem":
                 reply = self._updates.serve(parameters)
@@ -132,7 +133,7 @@ class DynamoDb:
         result: dict[str, Any] = getattr(handler, method)().result or {}
         reply = {name: value for name, value in result.items() if name in _REPLY_MEMBERS}
         if parameters.get("ReturnConsumedCapacity", "NONE") == "NONE":
-            reply.pop("ConsumedCapacity", None)  # moto tells it some even if they did not ask
+            reply.pop("ConsumedCapacity", None)  # moto returns it even if the request did not ask for it
         return reply
 
 

@@ -1,4 +1,4 @@
-"""Turning our requests into moto's and its answers into ours."""
+"""Conversion of requests to moto's classes and of its responses to ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""S3: moto's, with path-style addresses, in an account of its own within this process."""
+"""S3 by moto, with path-style addresses. Each emulator uses an account number of its own, because moto keeps the
+buckets of the whole process together.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ class S3:
                 return Response(400, body.encode(), [("content-type", "application/xml")])
 
     def close(self) -> None:
-        """Forget the buckets: moto keeps them for the whole process."""
+        """Delete the buckets, which moto would otherwise keep as long as the process runs."""
         with self._lock:
             backend = s3_backends[self._account][PARTITION]
             for name in list(backend.buckets):

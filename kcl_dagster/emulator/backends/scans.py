@@ -1,7 +1,7 @@
-"""A short way for scans of whole lease tables: no filter, no index, a table with a text hash key alone.
+"""A faster scan of whole lease tables: no filter, no index, and a table whose only key is a text hash key.
 
-moto copies and measures every item, and walks past all earlier pages again for each page: seconds for ten
-thousand leases.
+moto copies and measures every item, and for each page it walks through all earlier pages again. That takes seconds
+for ten thousand leases.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from moto.dynamodb.models.dynamo_type import Item
 
 from kcl_dagster.emulator.backends.rendering import render
 
-# DynamoDB counts a page in bytes of names and values. We count their JSON, which is somewhat longer: pages are
-# a little smaller than they might be, and clients page a little more.
+# DynamoDB limits a page by the bytes of names and values. We count the bytes of their JSON, which is somewhat
+# longer, so pages are slightly smaller than on AWS.
 PAGE_BYTES = 1_000_000
 
 _SIMPLE = frozenset(
@@ -33,7 +33,7 @@ _SIMPLE = frozenset(
 
 
 def scan(backend: DynamoDBBackend, request: Mapping[str, Any]) -> bytes | None:
-    """The reply, or None if this scan has to go moto's way. To be called under the lock of the request."""
+    """The reply, or None if moto has to serve this scan. The caller holds the lock of the request."""
     if not _SIMPLE.issuperset(request) or request.get("ReturnConsumedCapacity", "NONE") != "NONE":
         return None
     segment, segments = request.get("Segment"), request.get("TotalSegments")
@@ -42,7 +42,7 @@ def scan(backend: DynamoDBBackend, request: Mapping[str, Any]) -> bytes | None:
     table = backend.get_table(request["TableName"])
     if table.range_key_attr is not None or any(key.type != "S" for key in table.items):
         return None
-    # Without a range key, moto keeps the items themselves where its types promise another level.
+    # Without a range key, moto stores the items directly, where its type annotations promise a nested dict.
     stored = cast("Iterable[Item]", table.items.values())
     items = sorted(stored, key=lambda item: item.hash_key.value)
     begin = 0

@@ -1,4 +1,4 @@
-"""STS, as far as SDKs and health checks ask: who am I, and temporary credentials of a role."""
+"""STS, as far as SDKs and health checks use it: the caller's identity, and temporary credentials of a role."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _XML = [("content-type", "text/xml")]
 
 
 def handles(request: HttpRequest) -> bool:
-    """Query-protocol requests: forms posted to the root."""
+    """Whether this is a request of the query protocol: a form posted to the root."""
     return request.method == "POST" and request.headers.get("content-type", "").startswith(
         "application/x-www-form-urlencoded"
     )
@@ -24,7 +24,7 @@ def operation(request: HttpRequest) -> str:
 
 
 def handle(request: HttpRequest, account: str, now: datetime) -> Response:
-    """Any role can be assumed: neither its existence nor its trust policy is checked."""
+    """Serve a request. Any role can be assumed: neither its existence nor its trust policy is checked."""
     action = operation(request)
     if action == "AssumeRole":
         return _assumed({name: values[0] for name, values in parse_qs(request.body.decode()).items()}, now)

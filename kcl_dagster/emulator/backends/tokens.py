@@ -1,4 +1,6 @@
-"""Request tokens of transactions: the same one again repeats the answer, not the transaction."""
+"""Request tokens of transactions: a request that repeats a token gets the earlier response and is not carried
+out again.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,17 @@ from typing import Any
 
 from moto.core.exceptions import JsonRESTError
 
-REMEMBERED = 1_000  # DynamoDB remembers for ten minutes; a count needs no clock
+REMEMBERED = 1_000  # DynamoDB remembers a token for ten minutes; a limit by number needs no clock
 
 
 class RequestTokens:
-    """To be used under the lock that covers the request."""
+    """The responses to recent transactions by token. The caller holds the lock of the request."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[str, tuple[dict[str, Any], dict[str, Any]]] = OrderedDict()
 
     def reply(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """The earlier answer to this request. Raises if its token came with another request."""
+        """The earlier response to this request, or None. Raises if its token came with another request."""
         token = request.get("ClientRequestToken")
         known = None if token is None else self._answers.get(token)
         if known is None:

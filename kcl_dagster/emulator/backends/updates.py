@@ -1,8 +1,8 @@
-"""A short way for the updates that lease clients make all the time.
+"""A faster way for the updates that lease clients make all the time.
 
-moto parses, copies and walks each update expression a dozen times: more than a millisecond. Here an update
-that moto has carried out once, and that only sets, removes or adds top-level attributes of an existing item,
-is carried out directly the next time. Everything else goes moto's way.
+moto parses, copies and walks each update expression a dozen times, which takes more than a millisecond. An update
+is carried out directly here if moto has carried out one of the same form before, and if it only sets, removes or
+adds top-level attributes of an existing item. moto serves all others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from moto.dynamodb.models import DynamoDBBackend
 from moto.dynamodb.models.dynamo_type import DynamoType, Item
 from moto.dynamodb.models.table import Table
 
-KNOWN_UPDATES = 10_000  # forgotten all at once beyond that: clients use a few dozen
+KNOWN_UPDATES = 10_000  # when there are more, all are forgotten: clients use a few dozen
 
 _CLAUSE = re.compile(r"\b(SET|REMOVE|ADD|DELETE)\b", re.IGNORECASE)
 _ASSIGNMENT = re.compile(r"(#?\w+)\s*=\s*(:\w+)")
@@ -31,7 +31,7 @@ Signature = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class UpdateStep:
-    """One action of an update; `value` is the placeholder, and None removes the attribute."""
+    """One action of an update. `value` is the name of the placeholder, or None to remove the attribute."""
 
     action: str
     attribute: str
@@ -39,20 +39,21 @@ class UpdateStep:
 
 
 class DirectUpdates:
-    """To be used under the lock that covers the request."""
+    """Carries out updates whose form moto has accepted before. The caller holds the lock of the request."""
 
     def __init__(self, backend: DynamoDBBackend) -> None:
         self._backend = backend
         self._known: set[Signature] = set()
 
     def learn(self, request: Mapping[str, Any]) -> None:
-        """moto accepted this update: names and values fit the expressions, keys are left alone."""
+        """Remember the form of an update that moto has accepted: its names and values fit the expressions, and
+        it changes no key."""
         if len(self._known) >= KNOWN_UPDATES:
             self._known.clear()
         self._known.add(_signature(request))
 
     def serve(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The reply, or None if this update has to go moto's way. Raises moto's ConditionalCheckFailed."""
+        """The reply, or None if moto has to serve this update. Raises moto's ConditionalCheckFailed."""
         asked = request.get("ReturnValues", "NONE")
         if asked not in ("NONE", "ALL_OLD", "ALL_NEW") or "ReturnConsumedCapacity" in request:
             return None
@@ -83,7 +84,8 @@ class DirectUpdates:
 
 @lru_cache(maxsize=1024)
 def parse(expression: str) -> tuple[UpdateStep, ...] | None:
-    """The steps of an update expression of the simple kind, else None."""
+    """The steps of an update expression that only sets, removes or adds top-level attributes. None for any other
+    one."""
     lead, *clauses = _CLAUSE.split(expression)
     if lead.strip() or not clauses:
         return None
@@ -110,7 +112,7 @@ def _step(action: str, part: str) -> UpdateStep | None:
 def _changes(
     steps: tuple[UpdateStep, ...], names: Mapping[str, str], values: Mapping[str, Any], item: Item, table: Table
 ) -> dict[str, DynamoType | None] | None:
-    """New values by attribute, or None where moto has more to check than this knows."""
+    """The new values by attribute, or None if moto has to check more than this function does."""
     changes: dict[str, DynamoType | None] = {}
     key_types = {attribute["AttributeName"]: attribute["AttributeType"] for attribute in table.attr}
     for step in steps:
@@ -146,6 +148,6 @@ def _signature(request: Mapping[str, Any]) -> Signature:
         request.get("ConditionExpression"),
         frozenset((request.get("ExpressionAttributeNames") or {}).items()),
         frozenset(request.get("ExpressionAttributeValues") or ()),
-        # The old forms are conditions too, and are left to moto.
+        # The legacy forms contain conditions, which are left to moto.
         "Expected" in request or "AttributeUpdates" in request,
     )

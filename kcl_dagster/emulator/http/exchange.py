@@ -1,4 +1,4 @@
-"""One request and its answer: the part that HTTP/1.1 and HTTP/2 have in common."""
+"""One request and its response: the part that HTTP/1.1 and HTTP/2 have in common."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ FAILURE = Response(500, b'{"__type":"InternalFailure","message":"The emulator fa
 
 
 class Exchange(Protocol):
-    """The way back to the client. Methods are called on the event loop, in the order start, push*, finish."""
+    """The connection back to the client. Methods are called on the event loop, in the order start, push*,
+    finish."""
 
     request: HttpRequest
 
@@ -27,7 +28,7 @@ class Exchange(Protocol):
 
 
 def serve(handler: Handler, exchange: Exchange) -> asyncio.Task[None] | None:
-    """Answer at once where the handler can; otherwise answer in the task that is returned."""
+    """Respond at once if the handler returns a complete response. Otherwise return the task that will respond."""
     try:
         answer = handler(exchange.request)
     except Dropped:
@@ -65,7 +66,7 @@ async def _stream(response: Response, pieces: AsyncIterator[bytes], exchange: Ex
     except Dropped:
         exchange.drop()
     except Exception:
-        # The status has been sent, so all that is left is to let the client notice a cut.
+        # The status has been sent already, so the client can only be informed by closing the connection.
         logger.exception("%s %s", exchange.request.method, exchange.request.target)
         exchange.drop()
     else:

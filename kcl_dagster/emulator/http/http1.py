@@ -11,10 +11,10 @@ from kcl_dagster.emulator.http.exchange import serve
 from kcl_dagster.emulator.http.http_messages import BodyLimit, Handler, Header, HttpRequest, Response
 
 LARGEST_HEAD = 64 * 1024
-PIECE_BYTES = 256 * 1024  # handed to the socket at once: what it does not take is copied by asyncio
+PIECE_BYTES = 256 * 1024  # handed to the socket at a time: asyncio copies the part that the socket does not accept
 END_OF_HEAD = b"\r\n\r\n"
-LONGEST_CHUNK_LINE = 1024  # its size and extensions, which no AWS client sends
-MOST_UNREAD = 1024 * 1024  # bytes that a client sent ahead of an answer; more of them stay in its socket
+LONGEST_CHUNK_LINE = 1024  # the size and extensions of a chunk; no AWS client sends extensions
+MOST_UNREAD = 1024 * 1024  # bytes sent before the client got its response; more of them stay in the socket
 TOO_LARGE = b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _CHUNK_SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
@@ -28,7 +28,7 @@ class BadRequest(Exception):
 
 
 class TooLarge(Exception):
-    """The body is larger than the service takes."""
+    """The body is larger than the service accepts."""
 
 
 class Http1Connection:
@@ -39,7 +39,7 @@ class Http1Connection:
         self._handler = handler
         self._limit = limit
         self._buffer = bytearray()
-        self._searched = 0  # bytes of the buffer in which no head ends
+        self._searched = 0  # so many bytes of the buffer were searched without finding the end of a head
         self._head: _Head | None = None
         self._chunks: _Chunks | None = None
         self._task: asyncio.Task[None] | None = None
@@ -84,7 +84,7 @@ class Http1Connection:
         await self._writable.wait()
 
     def done(self) -> None:
-        """An exchange was answered."""
+        """Continue with the next request, after a response was sent."""
         self._busy = False
         if not self._transport.is_closing():
             self._transport.resume_reading()
@@ -99,8 +99,8 @@ class Http1Connection:
             after()
 
     def _serve_next(self) -> None:
-        """Serve what has arrived, one request after the other. A request that is answered at once calls `done`
-        within `serve`, so this loop goes on instead of calling itself."""
+        """Serve the requests that have arrived, one after the other. A request with an immediate response calls
+        `done` within `serve`, so this is a loop and not a recursion."""
         if self._serving:
             return
         self._serving = True
@@ -183,17 +183,17 @@ def _take(buffer: bytearray, length: int) -> bytes | None:
 
 
 class _Chunks:
-    """A chunked body as it arrives. Every byte is looked at once, however small the chunks and the packets."""
+    """A chunked body as it arrives. Every byte is processed once, however small the chunks and the packets are."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._pieces: list[bytes] = []
         self._length = 0
-        self._left: int | None = None  # of the chunk that is being read, with the end of its line
+        self._left: int | None = None  # bytes that remain of the current chunk and its line end
         self._ended = False
 
     def take(self, buffer: bytearray) -> bytes | None:
-        """The whole body, or None while some of it is still to come. Takes from the buffer what it has read."""
+        """The whole body, or None if it is not complete yet. Removes from the buffer what it has read."""
         while not self._ended:
             if self._left is None:
                 line = _take_line(buffer)
@@ -276,7 +276,7 @@ class _Exchange:
 
 
 def _length(response: Response, body: bytes) -> str:
-    """HEAD answers carry the length of the body that they leave out."""
+    """The length for the header: a response to HEAD states the length of the body that it omits."""
     return next((value for name, value in response.headers if name.lower() == "content-length"), str(len(body)))
 
 

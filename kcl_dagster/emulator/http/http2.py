@@ -1,4 +1,4 @@
-"""HTTP/2 without TLS ("prior knowledge"), which the asynchronous client of the Java SDK insists on."""
+"""HTTP/2 without TLS ("prior knowledge"), which the asynchronous client of the Java SDK requires."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from h2.settings import SettingCodes, Settings
 from kcl_dagster.emulator.http.exchange import serve
 from kcl_dagster.emulator.http.http_messages import BodyLimit, Handler, Header, HttpRequest, Response
 
-# PutRecords carries up to 10 MiB. The default window of 64 KiB would cost a round trip for each 64 KiB of it.
+# PutRecords carries up to 10 MiB. With the default window, each 64 KiB would cost a round trip.
 RECEIVE_WINDOW = 16 * 1024 * 1024
 MOST_STREAMS = 1024
 
 
 class Http2Connection:
-    """One connection; streams are served side by side."""
+    """One connection. Its streams are served concurrently."""
 
     def __init__(self, transport: asyncio.Transport, handler: Handler, limit: BodyLimit) -> None:
         self.transport = transport
@@ -40,7 +40,7 @@ class Http2Connection:
         self._limit = limit
         self._requests: dict[int, _Incoming] = {}
         self._exchanges: dict[int, _Exchange] = {}
-        # Given as initial values: settings that are changed later count only once the peer has confirmed them.
+        # These are initial values, because a later change applies only once the peer has confirmed it.
         self.h2.local_settings = Settings(
             client=False,
             initial_values={
@@ -91,7 +91,7 @@ class Http2Connection:
     def body_received(self, event: DataReceived) -> None:
         incoming = self._requests.get(event.stream_id)
         if incoming is not None and not incoming.add(event.data):
-            del self._requests[event.stream_id]  # the rest of the body is read and thrown away
+            del self._requests[event.stream_id]  # the rest of the body is read and discarded
             self._exchanges[event.stream_id] = exchange = _Exchange(incoming.request(), event.stream_id, self)
             exchange.send(Response(413), b"")
         if event.flow_controlled_length:
@@ -134,7 +134,7 @@ class _Incoming:
         self._body = bytearray()
 
     def add(self, data: bytes) -> bool:
-        """False: the body is larger than it may be, and is not kept any more."""
+        """Add a part of the body. Returns False if the body is too large, and then stops keeping it."""
         self._body += data
         if len(self._body) <= self._largest:
             return True
@@ -150,7 +150,7 @@ class _Incoming:
 
 
 class _Exchange:
-    """The answer on one stream; what the flow control window does not admit yet waits here."""
+    """The response on one stream. It buffers what the flow control window does not admit yet."""
 
     def __init__(self, request: HttpRequest, stream: int, connection: Http2Connection) -> None:
         self.request = request
@@ -185,7 +185,7 @@ class _Exchange:
         self.pump()
 
     def drop(self) -> None:
-        # What a lost connection looks like to this request; the other streams go on.
+        # This request sees a lost connection; the other streams of the connection continue.
         self._guarded(lambda: self._connection.h2.reset_stream(self._stream, ErrorCodes.INTERNAL_ERROR))
         self._connection.forget(self._stream)
         self._connection.flush()
@@ -197,7 +197,7 @@ class _Exchange:
             self.task.cancel()
 
     def pump(self) -> None:
-        """Send what the window admits."""
+        """Send what the flow control window admits."""
         self._guarded(self._pump)
         if self._pending:
             self._drained.clear()

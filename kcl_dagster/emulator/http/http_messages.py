@@ -1,4 +1,4 @@
-"""Requests and responses, whatever version of HTTP carried them."""
+"""Requests and responses, independent of the version of HTTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Header = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """`headers` are by lower-case name; `raw_headers` keep spelling, order and repetition."""
+    """One request. `headers` has lower-case names; `raw_headers` keeps spelling, order and repetition."""
 
     method: str
     target: str  # path and query as they came
@@ -25,7 +25,8 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A body that is an iterator is sent piece by piece as it comes, until it ends or the client hangs up."""
+    """One response. A body that is an iterator is sent in pieces as they come, until it ends or the client
+    disconnects."""
 
     status: int
     body: bytes | AsyncIterator[bytes] = b""

@@ -1,4 +1,4 @@
-"""Listening: every connection speaks HTTP/1.1 unless it opens with the HTTP/2 preface."""
+"""The TCP server: a connection speaks HTTP/2 if it begins with the HTTP/2 preface, otherwise HTTP/1.1."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class _Connection(asyncio.Protocol):
 
 
 class HttpServer:
-    """Serves until closed. To be used on one event loop."""
+    """Serves until it is closed. Used on one event loop."""
 
     def __init__(self, handler: Handler, limit: BodyLimit) -> None:
         self._handler = handler
@@ -78,7 +78,7 @@ class HttpServer:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; answer the port. Raises OSError if it is taken."""
+        """Start to listen and return the port. Raises OSError if the port is taken."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: _Connection(self._handler, self._limit, self._connections), host, port, backlog=BACKLOG
@@ -86,7 +86,7 @@ class HttpServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Stop listening and cut every connection."""
+        """Stop listening and close every connection."""
         if self._server is None:
             return
         self._server.close()

@@ -1,4 +1,4 @@
-"""An in-memory Kinesis that behaves like the real one: see `KinesisService`."""
+"""An in-memory Kinesis that behaves like the service of AWS: see `KinesisService`."""
 
 from __future__ import annotations
 

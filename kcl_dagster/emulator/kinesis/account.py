@@ -1,4 +1,4 @@
-"""Everything one account holds: streams by name, open subscriptions, the clock and the limits."""
+"""The state of one account: streams by name, open subscriptions, the clock and the limits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kcl_dagster.emulator.kinesis.parameters import Parameters, check_name
 from kcl_dagster.emulator.kinesis.stream_state import Mode, Stream, StreamStatus
 from kcl_dagster.emulator.kinesis.subscription import Ending, Subscription
 
-RECREATION_GAP_SECONDS = 1.0  # creation times identify streams by whole seconds (multi-stream lease keys)
+RECREATION_GAP_SECONDS = 1.0  # multi-stream lease keys identify a stream by its creation time in whole seconds
 
 
 class Account:
-    """The state that the operations work on. Not thread-safe by itself."""
+    """The state that the operations work on. Not thread-safe."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Account:
         self._last_created: dict[str, float] = {}
 
     def streams(self) -> list[Stream]:
-        """All that exist, in the order of their names."""
+        """All existing streams, ordered by name."""
         now = self.now()
         for stream in list(self._streams.values()):
             stream.settle(now)
@@ -71,7 +71,7 @@ class Account:
         stream.begin(StreamStatus.DELETING, self.now(), vanish)
 
     def end_subscriptions(self, consumer_arn: str) -> None:
-        """The consumer was deregistered."""
+        """End the open subscriptions of a consumer that was deregistered."""
         for subscription in self.subscriptions.values():
             if subscription.consumer_arn == consumer_arn and subscription.ending is None:
                 subscription.ending = Ending.GONE
@@ -80,7 +80,7 @@ class Account:
         return f"arn:aws:kinesis:{self.region}:{self.number}:stream/{name}"
 
     def named_stream(self, parameters: Parameters) -> Stream:
-        """The stream that `StreamName`, `StreamARN` or both name."""
+        """The stream that is named by `StreamName`, `StreamARN` or both."""
         return self.stream(self.stream_name(parameters))
 
     def stream_name(self, parameters: Parameters) -> str:
@@ -101,7 +101,7 @@ class Account:
 
 
 def stream_name_of(arn: str) -> str:
-    """The stream in a stream's or a consumer's ARN."""
+    """The name of the stream in the ARN of a stream or a consumer."""
     head, slash, tail = arn.partition(":stream/")
     name = tail.partition("/consumer/")[0]
     if not slash or not name or not head.startswith("arn:aws"):

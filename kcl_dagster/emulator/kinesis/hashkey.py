@@ -27,7 +27,7 @@ class KeyRange:
 
 
 def of_partition_key(partition_key: str) -> int:
-    """Where a record goes if it names no explicit hash key."""
+    """The hash key of a record that names no explicit hash key."""
     return int.from_bytes(hashlib.md5(partition_key.encode(), usedforsecurity=False).digest())
 
 

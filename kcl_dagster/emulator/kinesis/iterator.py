@@ -1,4 +1,4 @@
-"""Shard iterators and paging tokens: opaque to clients, self-contained for the service."""
+"""Shard iterators and paging tokens. Clients cannot interpret them; they contain all that the service needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SEPARATOR = "\x1f"
 
 @dataclass(frozen=True, slots=True)
 class ShardIterator:
-    """Where a reader stands. `born` tells a re-created stream from its predecessor."""
+    """The position of a reader. `born`, the creation time of the stream, distinguishes a re-created stream."""
 
     stream: str
     born: float
@@ -24,19 +24,19 @@ class ShardIterator:
 
     @classmethod
     def decode(cls, text: str) -> ShardIterator:
-        """Raises ValueError for what this service did not issue."""
+        """Read an iterator. Raises ValueError if this service did not issue it."""
         stream, born, shard, position, issued_at = unseal("i", text)
         return cls(stream, float(born), shard, int(position), float(issued_at))
 
 
 def seal(kind: str, *parts: str) -> str:
-    """Pack text into a token with a checksum: a token that was mangled must not read as another one."""
+    """Pack text into a token with a checksum, so that a damaged token is not taken for another one."""
     body = _SEPARATOR.join((kind, *parts)).encode()
     return urlsafe_b64encode(zlib.crc32(body).to_bytes(4) + body).decode()
 
 
 def unseal(kind: str, token: str) -> list[str]:
-    """The parts of a token of that kind. Raises ValueError for anything else."""
+    """The parts of a token of this kind. Raises ValueError for any other text."""
     raw = urlsafe_b64decode(token.encode())
     body = raw[4:]
     if zlib.crc32(body).to_bytes(4) != raw[:4]:

@@ -1,4 +1,4 @@
-"""The documented limits of Kinesis, each of which can be changed or switched off."""
+"""The documented limits of Kinesis. Each can be changed; rates and lifetimes can be switched off."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Rates and ceilings that the engine enforces. `None` switches a rate or a lifetime off.
+    """Rates and maximums that the engine enforces. `None` switches a rate or a lifetime off.
 
-    What a call may carry (records, bytes) is part of the API and stays when the rates are off.
+    What one call may carry (records, bytes) is part of the API and is enforced even if the rates are off.
     """
 
-    # per shard and second
+    # Per second per shard.
     reads: float | None = 5
     read_bytes: float | None = 2 * MIB
     written_bytes: float | None = 1 * MIB
@@ -32,7 +32,7 @@ class Limits:
     iterator_seconds: float | None = 300
     token_seconds: float | None = 300
     subscription_seconds: float | None = 300
-    takeover_seconds: float | None = 5  # a second subscription inside it is refused, after it takes over
+    takeover_seconds: float | None = 5  # until then a second subscription is rejected, then it replaces the first
 
     # per stream and per account
     consumers_per_stream: int = 20
@@ -47,12 +47,12 @@ class Limits:
 
     @classmethod
     def aws(cls) -> Limits:
-        """What AWS enforces by default."""
+        """The limits that AWS enforces by default."""
         return cls()
 
     @classmethod
     def none(cls) -> Limits:
-        """No throttling and no expiry: for tests that are about something else."""
+        """No throttling and no expiry, for tests that do not concern limits."""
         return cls(
             reads=None,
             read_bytes=None,

@@ -1,7 +1,7 @@
-"""The records of one shard, kept as finished pieces of the reply.
+"""The records of one shard, stored in the form in which a reply contains them.
 
-A record is turned into its JSON once, when it is put. A read then joins a slice of byte strings, which costs
-next to nothing; readers that want something else than JSON decode the piece.
+A record is encoded as JSON once, when it is put. A read then only joins a slice of byte strings. Readers that need
+another form than JSON decode these strings.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TypedDict
 
 import msgspec
 
-FIRST_NUMBER = 1  # number 0 stands before the first record: a shard's starting sequence number
+FIRST_NUMBER = 1  # number 0 is before the first record: the starting sequence number of the shard
 
 
 class StoredRecord(TypedDict):
-    """One record as readers in the same process see it; the names are the wire's."""
+    """One record for readers in the same process. The names are those of the API."""
 
     SequenceNumber: str
     ApproximateArrivalTimestamp: float
@@ -29,7 +29,7 @@ _decoder = msgspec.json.Decoder(StoredRecord)
 
 
 def decode(fragments: Sequence[bytes]) -> list[StoredRecord]:
-    """Spell out records that a page holds in their JSON form."""
+    """Decode records from the JSON form that a page contains."""
     return [_decoder.decode(fragment) for fragment in fragments]
 
 
@@ -62,7 +62,8 @@ class RecordLog:
         self._through.append(before + size)
 
     def page_end(self, start: int, max_records: int, max_bytes: int) -> int:
-        """The number after the last record of a page that begins at `start`; at least one record if any."""
+        """The number after the last record of a page that begins at `start`. The page has at least one record,
+        if one is left."""
         low = start - self.first
         if low >= len(self._fragments):
             return start
@@ -88,7 +89,7 @@ class RecordLog:
         return self.first + bisect_left(self._arrivals, timestamp)
 
     def trim(self, horizon: float) -> None:
-        """Forget the records that arrived before `horizon`."""
+        """Delete the records that arrived before `horizon`."""
         if not self._arrivals or self._arrivals[0] >= horizon:
             return
         count = bisect_left(self._arrivals, horizon)

@@ -141,7 +141,7 @@ class Parameters:
 
 @lru_cache(maxsize=4096)
 def check_name(value: str, member: str) -> None:
-    """Names of streams, shards and consumers."""
+    """Check the name of a stream, shard or consumer."""
     if not _NAME.fullmatch(value):
         raise service_errors.constraint(
             value, member, "Member must satisfy regular expression pattern: [a-zA-Z0-9_.-]+"

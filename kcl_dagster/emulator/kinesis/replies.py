@@ -1,4 +1,4 @@
-"""What an operation answers: a plain dict, or a page of records that is not spelled out yet."""
+"""The reply of an operation: a plain dict, or a page of records that is still in its JSON form."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kcl_dagster.emulator.kinesis.log import decode
 
 @dataclass(frozen=True, slots=True)
 class RecordPage:
-    """Some records of a shard, and what else the reply or event says.
+    """Some records of a shard, and the other members of the reply or event.
 
-    It holds the pieces by reference: trimming the shard later does not change it.
+    It refers to the encoded records, so trimming the shard later does not change it.
     """
 
     fragments: Sequence[bytes]
@@ -25,7 +25,7 @@ class RecordPage:
         end = b"]," + msgspec.json.encode(self.rest)[1:]
         if not self.fragments:
             return b'{"Records":[' + end
-        # Opening and closing ride on the outer fragments, so that a page of megabytes is copied only once.
+        # The brackets are added to the first and last fragment, so that a page of megabytes is copied only once.
         pieces = list(self.fragments)
         pieces[0] = b'{"Records":[' + pieces[0]
         pieces[-1] += end

@@ -51,7 +51,7 @@ class SequenceNumber:
 
 
 def stem(opened: int, shard: int) -> int:
-    """What all sequence numbers of one shard share."""
+    """The bits that all sequence numbers of one shard share."""
     return (
         MARK << _MARK_SHIFT
         | opened << _OPENED_SHIFT
@@ -62,12 +62,12 @@ def stem(opened: int, shard: int) -> int:
 
 
 def numbered(shard_stem: int, number: int, written: int) -> int:
-    """The sequence number of one record: what `SequenceNumber` computes, without building one."""
+    """The sequence number of one record as an integer: the same value as `int(SequenceNumber(...))`, but faster."""
     return shard_stem | number << _NUMBER_SHIFT | written << _WRITTEN_SHIFT
 
 
 def parse(text: str) -> SequenceNumber:
-    """Read a sequence number of ours. Raises ValueError for anything else."""
+    """Read a sequence number that this emulator made. Raises ValueError for any other text."""
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{text!r} is not a decimal number")
     value = int(text)

@@ -1,4 +1,4 @@
-"""Kinesis as a state machine: requests in, replies out, no I/O, no threads, no clock of its own."""
+"""Kinesis as a state machine: it takes requests and returns replies, without I/O, threads or a clock of its own."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ DEFAULT_REGION = "us-east-1"
 class KinesisService:
     """All streams of one account in one region.
 
-    `clock` gives seconds since the epoch and may be under a test's control. Calls may come from any thread and
-    are served one at a time. Nothing is shared between two services.
+    `clock` returns seconds since the epoch; a test may control it. Calls may come from any thread and are served
+    one at a time. Two services share nothing.
 
     >>> kinesis = KinesisService(clock=lambda: 1_700_000_000.0)
     >>> kinesis.call("CreateStream", {"StreamName": "clicks", "ShardCount": 2})
@@ -58,7 +58,8 @@ class KinesisService:
         return reply.as_dict() if isinstance(reply, RecordPage) else reply
 
     def execute(self, operation: str, parameters: Mapping[str, Any]) -> Reply:
-        """As `call`, but a page of records stays in the form that a server can send without building it."""
+        """Serve one request like `call`, but leave a page of records encoded, so that a server can send it
+        without copying."""
         serve = OPERATIONS.get(operation)
         if serve is None:
             raise service_errors.unknown_operation(operation)
@@ -66,16 +67,16 @@ class KinesisService:
             return serve(self._account, Parameters(parameters))
 
     def subscribe(self, parameters: Mapping[str, Any]) -> Subscription:
-        """SubscribeToShard: the caller polls what is returned for events."""
+        """Open a subscription (SubscribeToShard). The caller gets its events by `poll`."""
         with self._lock:
             return subscribing.subscribe(self._account, Parameters(parameters))
 
     def poll(self, subscription: Subscription) -> RecordPage | None:
-        """The next event of a subscription, or None when there is nothing to say yet or it is over."""
+        """The next event of a subscription, or None if there is none yet or the subscription has ended."""
         with self._lock:
             return subscribing.poll(self._account, subscription)
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """The consumer hung up."""
+        """End a subscription, because the consumer has disconnected."""
         with self._lock:
             subscribing.end(self._account, subscription)

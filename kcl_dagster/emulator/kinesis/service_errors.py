@@ -1,4 +1,4 @@
-"""What Kinesis answers when it refuses: an error name, a message for people, an HTTP status."""
+"""The errors with which Kinesis rejects a request: an error name, a message for people, an HTTP status."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ SERVER_ERROR = 500
 
 
 class KinesisError(Exception):
-    """A refusal as the wire shows it; `code` is the name that clients switch on."""
+    """A rejected request. `code` is the error name that clients compare."""
 
     def __init__(self, code: str, message: str, status: int = CLIENT_ERROR) -> None:
         super().__init__(f"{code}: {message}")
@@ -17,12 +17,12 @@ class KinesisError(Exception):
 
 
 def validation(message: str) -> KinesisError:
-    """The request does not have the shape that the API model asks for."""
+    """The error for a request that does not have the shape of the API model."""
     return KinesisError("ValidationException", message)
 
 
 def constraint(value: object, member: str, rule: str) -> KinesisError:
-    """One member of the request breaks a rule of the API model, in the wording the service uses."""
+    """The error for a member of the request that breaks a rule of the API model, in the words that Kinesis uses."""
     shown = "null" if value is None else f"'{value}'"
     return validation(
         f"1 validation error detected: Value {shown} at '{member[:1].lower()}{member[1:]}' "

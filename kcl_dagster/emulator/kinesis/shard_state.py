@@ -1,4 +1,4 @@
-"""One shard: a range of hash keys, a log of records, a place in the family tree."""
+"""One shard: a range of hash keys, a log of records, parents and children."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shard_id(index: int) -> str:
 
 
 class ShardState:
-    """Mutable, owned by its stream. `epoch` is the whole second that its sequence numbers start with."""
+    """A mutable shard, owned by its stream. `epoch` is the whole second with which its sequence numbers begin."""
 
     __slots__ = (
         "_stem",
@@ -88,9 +88,9 @@ class ShardState:
         self.children = tuple(children)
 
     def append(self, data: bytes, partition_key: str, size: int, now: float) -> str:
-        """Store one record; answer its sequence number. `size` is that of the data and the key, in bytes."""
-        # Whole milliseconds, as readers see them, and never going back whatever the clock does: reads search
-        # by them.
+        """Store one record and return its sequence number. `size` is that of the data and the key, in bytes."""
+        # Arrival times are whole milliseconds, as readers see them, and never decrease, even if the clock does: the
+        # log finds records by binary search.
         arrival = max(round(now, 3), self.log.last_arrival)
         number = str(sequence.numbered(self._stem, self.log.next, int(arrival)))
         fragment = b'{"SequenceNumber":"%b","ApproximateArrivalTimestamp":%.3f,"Data":"%b","PartitionKey":%b}' % (
@@ -103,15 +103,15 @@ class ShardState:
         return number
 
     def position_of(self, number: sequence.SequenceNumber) -> int:
-        """The record number to read at for AT_SEQUENCE_NUMBER, inside what is stored."""
+        """The record number where AT_SEQUENCE_NUMBER begins to read, limited to the records that are stored."""
         return min(max(number.number, self.log.first), self.log.next)
 
     def continuation(self, position: int, now: float) -> str:
-        """A sequence number after which a reader at `position` goes on, records or not."""
+        """A sequence number after which a reader at `position` can continue, even if no record was read."""
         return str(sequence.numbered(self._stem, max(position - 1, FIRST_NUMBER - 1), int(max(now, self.epoch))))
 
     def issued(self, number: sequence.SequenceNumber) -> bool:
-        """Could this shard have given out that sequence number?"""
+        """Whether this shard could have given out this sequence number."""
         return number.shard == self.index and number.opened == self.epoch
 
     def describe(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One stream: its shards, its settings, its status, its consumers."""
+"""One stream: its shards, settings, status and consumers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_RETENTION_HOURS = 24
 LONGEST_RETENTION_HOURS = 8760  # 365 days
 DEFAULT_RECORD_KIB = 1024
 LARGEST_RECORD_KIB = 10_240
-EXPIRY_GRAIN_SECONDS = 1.0  # retention is hours: looking at every shard on every call would buy nothing
+EXPIRY_GRAIN_SECONDS = 1.0  # retention is hours: checking every shard at every call would be wasteful
 
 
 class StreamStatus(StrEnum):
@@ -33,9 +33,9 @@ class Mode(StrEnum):
 
 
 class Stream:
-    """Mutable; the service owns it and serialises access.
+    """A mutable stream. The service owns it and serialises access.
 
-    A change of status takes `transition_seconds`; what it brings (new shards, say) takes effect when it ends.
+    A change of status takes `transition_seconds`. Its effect, such as new shards, begins when the change ends.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Stream:
         return self._status
 
     def begin(self, status: StreamStatus, now: float, effect: Callable[[float], None]) -> None:
-        """Enter a passing status; `effect` is called with the time at which it ends."""
+        """Enter a transitional status. `effect` is called with the time at which the status ends."""
         self._status = status
         self._due = (now + self._transition_seconds, effect)
         if self._transition_seconds == 0:
             self.settle(now)
 
     def settle(self, now: float) -> None:
-        """Let time pass: finish a transition that is due, forget what retention no longer keeps."""
+        """Apply what is due at `now`: finish a transition, and delete what is past retention."""
         if self._due is not None and self._due[0] <= now:
             at, effect = self._due
             self._due = None
@@ -104,12 +104,12 @@ class Stream:
 
     @property
     def shards(self) -> list[ShardState]:
-        """All that still hold or may get records, oldest first."""
+        """All shards that have records or may get some, oldest first."""
         return list(self._shards.values())
 
     @property
     def open_shards(self) -> list[ShardState]:
-        """In the order of their hash ranges."""
+        """The open shards, in the order of their hash ranges."""
         return self._open
 
     def shard(self, shard_id: str) -> ShardState:
@@ -132,7 +132,7 @@ class Stream:
         return self._next_index
 
     def shards_changed(self) -> None:
-        """To be called after shards were added or closed."""
+        """Update the list of open shards. Called after shards were added or closed."""
         self._open = sorted((s for s in self._shards.values() if s.is_open), key=lambda s: s.hash_range.start)
         self._starts = [shard.hash_range.start for shard in self._open]
 
@@ -144,11 +144,11 @@ class Stream:
     # retention
 
     def horizon(self, now: float) -> float:
-        """The oldest moment whose records are kept."""
+        """The arrival time of the oldest records that are kept."""
         return now - self.retention_hours * HOUR
 
     def expire(self, now: float) -> None:
-        """Forget records and closed shards that are past retention."""
+        """Delete records and closed shards that are past retention."""
         self._next_expiry = now + EXPIRY_GRAIN_SECONDS
         horizon = self.horizon(now)
         gone = []

@@ -1,4 +1,6 @@
-"""One SubscribeToShard: a position in a shard that is pushed to a consumer for a while."""
+"""One SubscribeToShard: records of a shard that are pushed to a consumer, from a position on, until the
+subscription ends.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,13 @@ from enum import StrEnum
 from kcl_dagster.emulator.kinesis.shard_state import ShardState
 from kcl_dagster.emulator.kinesis.throttle import Bucket
 
-HEARTBEAT_SECONDS = 5.0  # an event without records, so that a reader learns how far it is
+HEARTBEAT_SECONDS = 5.0  # an event without records, which informs the reader of its position
 EVENT_BYTES = 1024 * 1024  # one push carries about half a second of a shard's rate
 EVENT_RECORDS = 10_000
 
 
 class Ending(StrEnum):
-    """Why a subscription is over."""
+    """The reason why a subscription has ended."""
 
     EXPIRED = "expired"
     TAKEN_OVER = "taken over"
@@ -22,7 +24,7 @@ class Ending(StrEnum):
 
 
 class Subscription:
-    """Mutable; advanced by the account. `ending` is set when no further event will come."""
+    """A mutable subscription, advanced by the account. `ending` is set when no further event can follow."""
 
     __slots__ = (
         "allowance",

@@ -1,8 +1,8 @@
-"""Token buckets: how much of a rate a shard has left at a moment."""
+"""Token buckets: how much of its rate a shard may use now."""
 
 from __future__ import annotations
 
-BURST_SECONDS = 1.0  # the documented rates are per second, so one second's worth may come at once
+BURST_SECONDS = 1.0  # the documented rates are per second, so the amount of one second may be used at once
 
 
 class Bucket:
@@ -17,7 +17,8 @@ class Bucket:
         self._seen: float | None = None
 
     def take(self, amount: float, now: float) -> bool:
-        """Spend `amount` if it is available. A request above the amount of one second needs a full bucket."""
+        """Spend `amount` if it is available, and return whether it was. A request for more than one second's
+        amount needs a full bucket."""
         if self._rate is None:
             return True
         self._refill(now)
@@ -34,8 +35,8 @@ class Bucket:
         return self._balance > 0
 
     def charge(self, amount: float, now: float) -> None:
-        """Spend `amount` for a response that was served. If it was more than the balance, the next request waits
-        for all of it: after 10 MiB at 2 MiB/s for 5 s."""
+        """Spend `amount` for a response that was served. If it exceeds the balance, the next request is rejected
+        until all of it is refilled: after 10 MiB at 2 MiB/s, for 5 s."""
         if self._rate is None:
             return
         self._refill(now)

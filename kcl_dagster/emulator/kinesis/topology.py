@@ -1,4 +1,4 @@
-"""Resharding: which shards close and which open. Every step is a split or a merge, as on AWS."""
+"""Resharding: which shards are closed and which are opened. Every step is a split or a merge, as on AWS."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def split(stream: Stream, shard: ShardState, at_key: int, now: float) -> None:
 
 
 def merge(stream: Stream, lower: ShardState, upper: ShardState, now: float) -> None:
-    """Close two neighbours; their child covers both ranges."""
+    """Close two adjacent shards, and open one that covers both ranges."""
     _replace(stream, [lower, upper], (KeyRange(lower.hash_range.start, upper.hash_range.end),), now)
 
 
 def scale_uniformly(stream: Stream, count: int, now: float) -> None:
-    """Reach `count` shards of equal range: cut at every new border, then merge across the old ones."""
+    """Reach `count` shards of equal range: split at every new border, then merge across the old ones."""
     targets = uniform(count)
     for target in targets:
         shard = stream.shard_for(target.start)

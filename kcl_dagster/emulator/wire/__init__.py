@@ -1,1 +1,1 @@
-"""How Kinesis requests and replies are spelled: JSON, CBOR, event streams."""
+"""The encodings of Kinesis requests and replies: JSON, CBOR, event streams."""

@@ -1,4 +1,4 @@
-"""The CBOR protocol of Kinesis, which the Java SDK speaks: blobs are bytes, timestamps are milliseconds."""
+"""The CBOR protocol of Kinesis, which the Java SDK uses: blobs are bytes, timestamps are milliseconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TIMESTAMPS = frozenset(
 
 
 def decode(operation: str, body: bytes) -> dict[str, Any]:  # noqa: ARG001 - the JSON twin needs it
-    """Raises `KinesisError` for what is not a request."""
+    """Decode a request. Raises `KinesisError` if the body is not one."""
     if not body:
         return {}
     try:

@@ -14,7 +14,7 @@ _FIXED_BYTES = _PRELUDE.size + 2 * _CHECKSUM.size
 
 
 def frame(headers: dict[str, str], payload: bytes) -> bytes:
-    """One message."""
+    """Encode one message."""
     encoded = b"".join(_header(name, value) for name, value in headers.items())
     prelude = _PRELUDE.pack(_FIXED_BYTES + len(encoded) + len(payload), len(encoded))
     prelude += _CHECKSUM.pack(zlib.crc32(prelude))

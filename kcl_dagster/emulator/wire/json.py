@@ -18,7 +18,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode(operation: str, body: bytes) -> dict[str, Any]:
-    """Raises `KinesisError` for what is not a request."""
+    """Decode a request. Raises `KinesisError` if the body is not one."""
     try:
         parameters = _decoder.decode(body or b"{}")
         if operation == "PutRecord":

@@ -1,4 +1,4 @@
-"""Whether everything an application depends on is as it should be, and what to do about what is not."""
+"""Checks of everything that an application depends on, with a remedy for each problem."""
 
 from kcl_dagster.operations.doctor.diagnosis import examine
 from kcl_dagster.operations.doctor.finding import Diagnosis, DoctorFinding, DoctorVerdict

@@ -1,4 +1,4 @@
-"""The doctor's round: asks, and has what was answered judged."""
+"""Runs the checks of the doctor: sends the requests, and has their results judged."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,15 +45,16 @@ from kcl_dagster.tables.coordination import LEADER_KEY
 from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.table_layout import detect_layout
 
-WATCH_SECONDS: Final = 15.0  # a leader writes its lock with every tick, which is every five seconds
-LEAST_WATCHED: Final = 10.0  # two ticks; a leader that was silent for less may be well
+WATCH_SECONDS: Final = 15.0  # a leader writes its lock at every tick, which is every five seconds
+LEAST_WATCHED: Final = 10.0  # two ticks; a leader that was silent for a shorter time may be running
 LOOK_SECONDS: Final = 1.0
 LEASES_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisSubject:
-    """What is looked at. `instance`: the settings of the Dagster instance, None to leave it out."""
+    """The application that is examined, with its clients. `instance`: the settings of the Dagster instance; None
+    to skip their check."""
 
     application: Application
     dynamodb: aws.Client
@@ -64,24 +65,25 @@ class DiagnosisSubject:
     java: FindJava = find_java
     watch_seconds: float = WATCH_SECONDS
     cloudwatch: Callable[[], aws.Client] | None = None
-    """Makes a client; asked only where the application publishes metrics."""
+    """Makes the client. Called only if the application publishes metrics."""
 
     stores: Mapping[str, Callable[[], Store]] = field(default_factory=dict)
-    """Opens what the application writes to: the sink, chains beside its data, dead letters."""
+    """Functions that open the stores to which the application writes: the sink, the chains (logs of committed
+    batches) beside its data, the dead letters."""
 
     why_no_sink: str = ""
-    """Said where `stores` has no sink."""
+    """The reason why `stores` has no sink. It is reported."""
 
     complete_within: float | None = None
-    """Seconds. With it, the application is read by bounded runs; see `Status`."""
+    """Seconds. If set, the application is read by bounded runs; see `Status`."""
 
 
 def examine(subject: DiagnosisSubject) -> Iterator[DoctorFinding]:
-    """All checks, each finding as soon as it is made and no finding twice. Never raises a KclError; what could not
-    be asked is a finding, and so is what was not looked at. Leaves nothing changed: the probe of a sink is removed
-    again.
+    """Run all checks. Each finding is yielded as soon as it is made, and only once.
 
-    Takes some seconds, `watch_seconds` at most where there is a leader to watch.
+    Never raises a KclError: a request that fails becomes a finding, and so does a check that was skipped. Changes
+    nothing: the file that tests a sink is removed again. Takes some seconds, at most `watch_seconds` if there is a
+    leader to watch.
     """
     seen: set[DoctorFinding] = set()
     for finding in _all(subject):
@@ -117,7 +119,8 @@ def _guarded(check: str, look: Callable[[], Iterator[DoctorFinding]]) -> Iterato
 
 
 def _credentials(subject: DiagnosisSubject) -> Generator[DoctorFinding, None, bool]:
-    """One request that needs no table: without credentials, every other answer would be the same."""
+    """Check the credentials with one request that needs no table. If they are rejected, all other requests would
+    fail in the same way."""
     finding = probed(
         subject.dynamodb, "dynamodb", "describe_table", subject.application.lease_table,
         TableName=subject.application.lease_table,
@@ -203,13 +206,14 @@ def _index(
 def _rows(
     subject: DiagnosisSubject, layout: TableLayout, *, is_allowed: bool
 ) -> Generator[DoctorFinding, None, Status | None]:
-    """What the tables contain, and whether the leader and the workers go on. Two looks, `watch_seconds` apart."""
+    """Check what the tables contain, and whether the leader and the workers make progress. Reads them twice,
+    `watch_seconds` apart."""
     try:
         before = _status(subject)
         yield from _leader(subject, layout)
         after = _status(subject, Unread(subject.kinesis, subject.runtime))
     except KclError as error:
-        if is_allowed:  # else the right that is missing has been named
+        if is_allowed:  # otherwise the missing right was reported already
             yield fail("rows", str(error), "see the message")
         return None
     yield judge_leases(before, after)
@@ -230,7 +234,7 @@ def _status(subject: DiagnosisSubject, unread: Unread | None = None) -> Status:
 
 
 def judge_complete(seen: Status) -> Iterator[DoctorFinding]:
-    """Whether bounded runs come often enough. Nothing is said of an application that a fleet reads."""
+    """Whether bounded runs come often enough. Yields nothing if a fleet reads the application."""
     if seen.complete_within is None:
         return
     through = seen.complete_through or f"a moment that is not known ({seen.why_not_known})"
@@ -244,7 +248,7 @@ def judge_complete(seen: Status) -> Iterator[DoctorFinding]:
 
 
 def judge_bounded_run(seen: Status) -> Iterator[DoctorFinding]:
-    """Whether the last bounded run failed, and what it said, and which runs have not ended."""
+    """Whether the last bounded run failed, its error, and the runs that have not ended."""
     if seen.failed_run is not None and seen.about_last_run is not None:
         judged = fail if seen.is_run_missed else warn
         yield judged("bounded run", seen.about_last_run, "mend what it names; the next run reads what is left")
@@ -253,7 +257,7 @@ def judge_bounded_run(seen: Status) -> Iterator[DoctorFinding]:
 
 
 def judge_leases(before: Status, after: Status) -> DoctorFinding:
-    """By two looks: a lease is without a worker for a moment whenever it changes hands."""
+    """Compare two reads of the leases: a lease has no worker for a moment whenever it changes its owner."""
     earlier = {lease.key for lease in before.unserved}
     unserved = sorted(lease.key for lease in after.unserved if lease.key in earlier)
     if not unserved:
@@ -267,7 +271,7 @@ def judge_leases(before: Status, after: Status) -> DoctorFinding:
 
 
 def judge_stopped(seen: Status) -> DoctorFinding:
-    """Shards that keep failing and do not go on by themselves."""
+    """Report shards that keep failing and do not continue by themselves."""
     why = seen.why_stopped
     if not why:
         return ok("stopped", "no shard is stopped by failures")
@@ -280,7 +284,7 @@ def judge_stopped(seen: Status) -> DoctorFinding:
 
 
 def judge_code(seen: Status) -> Iterator[DoctorFinding]:
-    """Whether the consumer's code comes back, and whether what it did is tried again."""
+    """Report batches in which the consumer's code does not return, and failed batches that are retried."""
     hung = {key: f"since {datetime.fromtimestamp(at, UTC):%H:%M} UTC" for key, at in seen.slow_since.items()}
     failing = {
         key: f"attempt {attempt}" if attempt else "attempt not known"
@@ -301,7 +305,8 @@ def judge_code(seen: Status) -> Iterator[DoctorFinding]:
 
 
 def judge_threads(seen: Status) -> Iterator[DoctorFinding]:
-    """Whether the threads of the workers that keep leases go on. Nothing is said if they do."""
+    """Report workers that keep leases although a thread of theirs does not continue. Yields nothing if there are
+    none."""
     lines = seen.held_threads
     if lines:
         yield fail(

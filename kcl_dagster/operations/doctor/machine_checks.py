@@ -1,4 +1,4 @@
-"""This machine: its clock, its Java, its Spark."""
+"""Checks of this machine: its clock, its Java, its Spark."""
 
 from collections.abc import Callable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
@@ -9,19 +9,21 @@ from kcl_dagster.errors import JavaMissing
 from kcl_dagster.operations.doctor.finding import DoctorFinding, fail, ok, warn
 from kcl_dagster.spark.java import Java, find_java
 
-SKEW_REFUSED: Final = 240.0  # seconds; AWS refuses signatures that are five minutes off
-SKEW_WORTH_A_WARNING: Final = 5.0  # seconds; ours measure durations, Java leaders compare clocks
+SKEW_REFUSED: Final = 240.0  # seconds; AWS rejects signatures that are five minutes off
+# Seconds; workers of this package only measure durations, but Java leaders compare clocks.
+SKEW_WORTH_A_WARNING: Final = 5.0
 
 FindJava = Callable[[Mapping[str, str]], Java]
 
 
 def judge_clock(headers: Mapping[str, str], sent: float, answered: float) -> DoctorFinding:
-    """By the Date of an answer, to the second. `sent`, `answered`: our clock, epoch seconds."""
+    """Compare our clock with the `Date` header of a response, which is precise to a second. `sent` and
+    `answered`: the times of request and response by our clock, in epoch seconds."""
     date = headers.get("date")
     if date is None:
         return ok("clock", "the endpoint does not tell the time")
     theirs = parsedate_to_datetime(date).timestamp()
-    # Their second began at `theirs`, somewhere between sending and answering.
+    # The second of their clock began at `theirs`, which is between sending and the response.
     skew = sent - theirs - 1 if sent > theirs + 1 else min(0.0, answered - theirs)
     if abs(skew) >= SKEW_REFUSED:
         return fail("clock", f"this machine's clock is {skew:+.0f} s off AWS's", "switch time synchronisation on")

@@ -1,4 +1,4 @@
-"""What can be wrong with a Dagster instance. Pure, from the settings in its dagster.yaml."""
+"""Checks of a Dagster instance. Pure, from the settings in its dagster.yaml."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -6,8 +6,9 @@ from typing import Any, Final
 from kcl_dagster.application import Application
 from kcl_dagster.operations.doctor.finding import DoctorFinding, fail, ok, warn
 
-DEFAULT_CONCURRENT_RUNS: Final = 10  # Dagster's, when nothing is configured
-RUNS_FOR_OTHERS: Final = 1  # compaction and whatever else must not wait for a worker to end, which it does not
+DEFAULT_CONCURRENT_RUNS: Final = 10  # Dagster's default
+# Compaction and other runs must not wait for the end of a worker, because workers run on.
+RUNS_FOR_OTHERS: Final = 1
 WORKER_TAG: Final = "kcl/worker"
 COMPACTION_TAG: Final = "kcl/compaction"
 
@@ -62,7 +63,7 @@ def judge_instance(application: Application, settings: Mapping[str, Any]) -> Ite
 
 
 def _runs(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Where the limits stand: under `concurrency`, in older files under `run_queue` or `run_coordinator`."""
+    """The settings of the limits: under `concurrency`, in older files under `run_queue` or `run_coordinator`."""
     found: dict[str, Any] = {}
     for part in (
         (settings.get("run_coordinator") or {}).get("config"),

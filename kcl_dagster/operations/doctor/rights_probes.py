@@ -1,7 +1,7 @@
-"""Which actions the credentials allow, asked one by one with requests that change nothing.
+"""Find out which actions the credentials allow, by requests that change nothing.
 
-Writes carry a condition that can never hold: DynamoDB checks the right first and the condition then. Which rights
-are needed stands in `operations.rights`.
+Writes have a condition that is never true: DynamoDB checks the right before the condition. The rights that are
+needed are listed in `operations.rights`.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,9 +26,9 @@ from kcl_dagster.spark.storage import LocalStore, Store
 from kcl_dagster.tables.attributes import OWNER, OWNER_INDEX
 from kcl_dagster.tables.places import Place
 
-CHAINS: Final = "chains"  # the name of a store in which chains of entries are kept
-SINK: Final = "sink"  # how the names of stores begin in which records are stored
-PROBE_KEY: Final = "kdDoctor"  # no row has this key, and none gets it
+CHAINS: Final = "chains"  # the name of the store for chains of entries (logs of committed batches)
+SINK: Final = "sink"  # the names of stores for records begin with this
+PROBE_KEY: Final = "kdDoctor"  # no row has this key, and none is made with it
 _NO_STATISTICS: Final = {"SampleCount": 0.0, "Sum": 0.0, "Minimum": 0.0, "Maximum": 0.0}
 _NEVER: Final = "attribute_exists(#key) AND attribute_not_exists(#key)"
 
@@ -41,9 +41,10 @@ PROBED: Final = frozenset(
         *("cloudwatch:PutMetricData", "s3:PutObject", "s3:DeleteObject"),
     }
 )
-"""The rights that the doctor asks for, where the application needs them."""
+"""The rights that the doctor checks, if the application needs them."""
 
-# What an application says of itself. Roles, keys, lakes and catalogs are known to the deployment only.
+# Conditions that the application's settings decide. Roles, keys, lakes and catalogs are known to the deployment
+# only.
 KNOWN: Final = frozenset(
     {When.ALWAYS, When.FANOUT, When.TABLES_ARE_MADE, When.TAGGED, When.BACKED_UP, When.METRICS}
 )
@@ -52,7 +53,7 @@ Probe = Callable[[], Any]
 
 
 def table_rights(client: aws.Client, place: Place) -> Iterator[DoctorFinding]:
-    """What leader and workers need of a table that exists, by the table of rights."""
+    """Check the rights of leader and workers on a table that exists, according to the table of rights."""
     key = {place.key: {"S": PROBE_KEY}}
     never = {"ConditionExpression": _NEVER, "ExpressionAttributeNames": {"#key": place.key}}
     probes: dict[str, dict[str, Any]] = {
@@ -70,7 +71,8 @@ def table_rights(client: aws.Client, place: Place) -> Iterator[DoctorFinding]:
 
 
 def creation_right(client: aws.Client, table: str) -> DoctorFinding:
-    """A table without attributes for its key: DynamoDB checks the right first and the definition then."""
+    """Check the right by a definition whose key has no attributes: DynamoDB checks the right before the
+    definition."""
 
     def create() -> None:
         with suppress(aws.RequestRefused):
@@ -87,8 +89,8 @@ def creation_right(client: aws.Client, table: str) -> DoctorFinding:
 
 
 def sink_right(name: str, store: Store, probe_id: str) -> DoctorFinding:
-    """By a small file, under a name that readers pass over, which is removed again, and so are folders that were
-    made for it."""
+    """Check the right to write and to delete by a small file, whose name readers ignore. It is removed again,
+    and so are folders that were made for it."""
     path = f"_kcl_dagster_doctor.{probe_id}"
     made = _missing_folders(store)
     try:
@@ -110,7 +112,8 @@ def sink_right(name: str, store: Store, probe_id: str) -> DoctorFinding:
 
 
 def chains_right(name: str, store: Store, probe_id: str) -> DoctorFinding:
-    """Whether chains of entries can be kept beside the data: by a file that is created twice, and removed again."""
+    """Check whether the chains of entries (logs of committed batches) can be stored beside the data, by creating
+    a file twice. It is removed again."""
     made = _missing_folders(store, FOLDER)
     try:
         check_store(store, probe_id)
@@ -125,7 +128,7 @@ def chains_right(name: str, store: Store, probe_id: str) -> DoctorFinding:
 
 
 def _missing_folders(store: Store, folder: str = "") -> list[Path]:
-    """Folders that do not exist and that a first file would make, the deepest first."""
+    """Folders that do not exist and that writing a first file would create, the deepest first."""
     if not isinstance(store, LocalStore):
         return []
     root = Path(store.root, folder)
@@ -133,15 +136,15 @@ def _missing_folders(store: Store, folder: str = "") -> list[Path]:
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Not those that a worker has stored files in meanwhile."""
+    """Remove folders that are empty. A worker may have stored files in them meanwhile."""
     with suppress(OSError):
         for folder in folders:
             folder.rmdir()
 
 
 def unprobed(application: Application) -> Iterator[DoctorFinding]:
-    """What the table of rights has for such an application and the doctor does not ask for, because most of it
-    would change something."""
+    """Report the rights that such an application needs and that the doctor does not check, because checking most
+    of them would change something."""
     deployment = Deployment(application, region="", account="")
     needed = {grant.action for grant in RIGHTS if grant.when in KNOWN and deployment.needs(grant.when)}
     left = sorted(needed - PROBED)
@@ -169,12 +172,12 @@ def index_right(client: aws.Client, table: str) -> DoctorFinding:
     )
     if finding.verdict != "fail":
         return finding
-    # Our workers scan instead, which costs more; Java workers stand still without it.
+    # Workers of this package scan instead, which costs more. Java workers cannot work without the index.
     return warn(finding.check, f"{finding.says}; workers scan for their leases instead", finding.do)
 
 
 def stream_rights(client: aws.Client, stream: str) -> Iterator[DoctorFinding]:
-    """What reading a stream that exists needs."""
+    """Check the rights to read a stream that exists."""
     shards: list[Any] = []
     iterators: list[str] = []
 
@@ -202,7 +205,7 @@ def stream_rights(client: aws.Client, stream: str) -> Iterator[DoctorFinding]:
 
 
 def metrics_right(client: aws.Client) -> DoctorFinding:
-    """A datum that says two things at once: CloudWatch checks the right first and refuses the datum then."""
+    """Check the right by a contradictory datum: CloudWatch checks the right before it rejects the datum."""
     impossible = {"MetricName": PROBE_KEY, "Value": 0.0, "StatisticValues": _NO_STATISTICS}
 
     def put() -> None:
@@ -213,7 +216,7 @@ def metrics_right(client: aws.Client) -> DoctorFinding:
 
 
 def probed(client: aws.Client, service: str, method: str, resource: str, **parameters: Any) -> DoctorFinding:
-    """One action by one request."""
+    """Check the right to one action by one request."""
     return _judged(_right(service, method), resource, lambda: aws.call(client, method, **parameters))
 
 

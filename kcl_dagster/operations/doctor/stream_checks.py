@@ -1,4 +1,4 @@
-"""What can be wrong with a stream. Pure, from what DescribeStreamSummary and ListStreamConsumers answer."""
+"""Checks of a stream. Pure, from the responses to DescribeStreamSummary and ListStreamConsumers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -7,8 +7,8 @@ from kcl_dagster.application import Application, Retrieval
 from kcl_dagster.model.counting import counted
 from kcl_dagster.operations.doctor.finding import DoctorFinding, fail, ok, warn
 
-LAG_WORTH_A_WARNING: Final = 0.5  # of the retention; time is left to add workers, or to lengthen it
-LAG_CRITICAL: Final = 0.8  # of the retention; records are lost soon
+LAG_WORTH_A_WARNING: Final = 0.5  # of the retention; time is left to add workers, or to extend the retention
+LAG_CRITICAL: Final = 0.8  # of the retention; records will be lost soon
 _SECONDS_PER_HOUR: Final = 3600
 
 
@@ -34,8 +34,8 @@ def judge_stream(stream: str, summary: Mapping[str, Any]) -> Iterator[DoctorFind
 
 
 def judge_consumers(application: Application, stream: str, consumers: Sequence[Mapping[str, Any]]) -> DoctorFinding:
-    """Judge the consumer of the application. Fan-out consumers have throughput of their own. There is no request
-    that returns which other applications poll."""
+    """Judge the consumer of the application. Fan-out consumers have their own throughput. No request returns
+    which other applications poll the stream."""
     names = [str(consumer["ConsumerName"]) for consumer in consumers]
     if application.batch.retrieval is Retrieval.POLLING:
         others = f"; fan-out consumers, which do not count: {', '.join(names)}" if names else ""

@@ -1,11 +1,11 @@
-"""Which versions of the packages that an image needs are installed here."""
+"""The installed versions of the packages that an image needs."""
 
 import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Final
 
-# What the image installs.
+# Installed by the image.
 ROOTS: Final = (
     "kcl-dagster",
     "dagster-webserver",
@@ -17,16 +17,16 @@ ROOTS: Final = (
     "opentelemetry-exporter-otlp-proto-http",
     "pyiceberg",
 )
-# Needed by the tests of a project, and by no image.
+# Needed by the tests of a project, but not in the image.
 NOT_IN_IMAGES: Final = frozenset({"moto", "pytest"})
 _REQUIREMENT: Final = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[(?P<extras>[^]]*)\])?")
 _EXTRA: Final = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 
 
 def installed(roots: tuple[str, ...] = ROOTS) -> dict[str, str]:
-    """Name -> version of the roots and of what they require, at any depth, as far as it is installed.
+    """Name -> version of the roots and of their requirements, at any depth, as far as they are installed.
 
-    Requirements are followed whatever their markers say: a constraint that is not needed installs nothing.
+    Markers of requirements are ignored: a superfluous constraint installs nothing.
     """
     found: dict[str, str] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -46,7 +46,7 @@ def installed(roots: tuple[str, ...] = ROOTS) -> dict[str, str]:
 
 
 def _required(requirements: list[str], extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
-    """The names, with the extras that are asked of them, without those that only other extras than these need."""
+    """The names of requirements with their extras. Requirements of extras that are not in `extras` are omitted."""
     for requirement in requirements:
         named, only_with = _REQUIREMENT.match(requirement), _EXTRA.search(requirement)
         if named is not None and (only_with is None or _normal(only_with[1]) in extras):

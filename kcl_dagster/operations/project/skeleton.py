@@ -1,4 +1,4 @@
-"""The files of a new project. Pure but for `write`."""
+"""The files of a new project. Pure except for `write`."""
 
 import keyword
 import re
@@ -17,13 +17,13 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.cloudformation import ACCOUNT, REGION, to_yaml
 from kcl_dagster.operations.rights import Deployment
 
-# The base image of each Python, down to the patch.
+# The base image of each Python, with its patch version.
 PYTHONS: Final[Mapping[str, str]] = {"3.11": "3.11.14", "3.12": "3.12.12", "3.13": "3.13.9"}
-LONGEST_NAME: Final = 40  # it is part of the names of pods and service accounts
+LONGEST_NAME: Final = 40  # because it becomes part of the names of pods and service accounts
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _TOKEN: Final = re.compile(r"%([A-Z]+)%")
-_SUFFIX: Final = ".tmpl"  # the files are no modules of ours
-# Names that the code and the tests of a project use for other things.
+_SUFFIX: Final = ".tmpl"  # so that tools do not take the files for modules of this package
+# Names that the code and the tests of a project use otherwise.
 _TAKEN: Final = frozenset(
     {
         "arrived",
@@ -63,14 +63,15 @@ _TAKEN: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A project of one consumer. Its name is also that of its module, in which hyphens are underscores."""
+    """A project with one consumer. The name of the project is also that of its module, with underscores for
+    hyphens."""
 
     name: str
     stream: str
     lake: str
     python: str = PYTHONS["3.12"]
     day: date = date(2026, 11, 1)
-    """The first with partitions: the one before the application begins, so that it has hours that are over."""
+    """The first day with partitions: the day before the application begins, so that it has complete hours."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or len(self.name) > LONGEST_NAME:
@@ -87,7 +88,7 @@ class Project:
             raise ConfigurationError(f"{self.name!r} cannot be the name of a project: {module} is taken in Python")
         if not self.lake.startswith("s3://"):
             raise ConfigurationError(f"{self.lake!r} is not of the form s3://bucket/prefix")
-        # Refused here, not by the first run of the project.
+        # Raises here, so that the first run of the project does not.
         _ = self.deployment
 
     @property
@@ -105,7 +106,7 @@ class Project:
 
 
 def render(project: Project, versions: Mapping[str, str]) -> dict[str, str]:
-    """Path below the project's folder -> text. `versions` are those that the image installs, by package."""
+    """Path below the project's folder -> text. `versions`: the packages that the image installs, by name."""
     words = {
         "NAME": project.name,
         "MODULE": project.module,
@@ -129,7 +130,7 @@ def render(project: Project, versions: Mapping[str, str]) -> dict[str, str]:
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> None:
-    """Raises ConfigurationError if the folder has something in it already, or cannot be written."""
+    """Write the files. Raises ConfigurationError if the folder is not empty or cannot be written."""
     try:
         if folder.exists() and any(folder.iterdir()):
             raise ConfigurationError(f"{folder} is not empty: choose another folder with --directory")

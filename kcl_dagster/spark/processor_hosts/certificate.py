@@ -1,4 +1,4 @@
-"""The certificate of a worker: made at start, for one session, and kept nowhere."""
+"""The certificate of a worker. It is made at the start for one session, and not stored."""
 
 import ssl
 import tempfile
@@ -14,14 +14,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 NAME: Final = "kcl-dagster worker"
-# A session trusts this one certificate for as long as it lives, whatever the clocks of its machines show.
+# A session trusts this one certificate as long as it runs, whatever the clocks of its machines show.
 VALID_FROM: Final = datetime(2000, 1, 1, tzinfo=UTC)
 VALID_UNTIL: Final = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # RFC 5280: no well-defined end
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Self-signed. `certificate`: PEM, and no secret. `key`: PEM."""
+    """A self-signed certificate. `certificate`: PEM, not secret. `key`: PEM."""
 
     certificate: str
     key: bytes = field(repr=False)
@@ -45,11 +45,11 @@ class Certificate:
         return cls(made.public_bytes(Encoding.PEM).decode(), private)
 
     def context(self) -> ssl.SSLContext:
-        """For the worker's ends of connections."""
+        """The TLS context for the worker's side of connections."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.num_tickets = 0  # no connection is resumed
-        # `ssl` reads keys from files only. This one can be read by its owner, for a moment.
+        # `ssl` reads keys from files only. This file exists for a moment, and only its owner can read it.
         with tempfile.TemporaryDirectory(prefix="kcl-") as folder:
             file = Path(folder, "certificate.pem")
             file.write_bytes(self.key + self.certificate.encode())

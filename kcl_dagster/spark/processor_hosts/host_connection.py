@@ -14,12 +14,12 @@ from kcl_dagster.spark.processor_hosts.messages import Answer, Close, End, Order
 from kcl_dagster.worker.hosted_processor import HostLost, ProcessorFailed
 from kcl_dagster.worker.instance import ProcessorContext
 
-CLOSING_SECONDS: Final = 2.0  # a connection to ourselves
+CLOSING_SECONDS: Final = 2.0  # for a connection to this process itself
 BACKLOG: Final = 64  # executors that connect at the same time
 
 
 class HostConnection:
-    """One connected host. Calls come one at a time, on any thread."""
+    """The connection to one host. Calls are made one at a time, on any thread."""
 
     def __init__(self, host: int, line: Line) -> None:
         self.host = host
@@ -29,7 +29,7 @@ class HostConnection:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the process at the other end is known to be gone. Asks the operating system, not the host, and
+        """Whether the host's process is known to have ended. Asks the operating system instead of the host, and
         does not wait for a call in progress."""
         if not self._is_lost and self._in_call.acquire(blocking=False):
             try:
@@ -43,10 +43,10 @@ class HostConnection:
         return self._is_lost
 
     def call(self, order: Order, context: ProcessorContext | None = None) -> End:
-        """Send an order, and answer questions until it is done.
+        """Send an order, and answer the host's questions until the order is done.
 
-        Raises HostLost if the process of the host ended, or if the order needs a processor that a former process
-        had. Raises ProcessorFailed if user code raised. `context` does not raise.
+        Raises HostLost if the process of the host has ended, or if the order needs a processor of a former process.
+        Raises ProcessorFailed if user code raised. `context` does not raise.
         """
         try:
             with self._in_call:
@@ -55,7 +55,7 @@ class HostConnection:
             self._lose()
             raise HostLost(f"the executor process of host {self.host} is gone") from error
         except BaseException:
-            self.close()  # the host waits for an answer that will not come
+            self.close()  # otherwise the host would wait for an answer for ever
             raise
         match end:
             case messages.Absent():
@@ -67,8 +67,8 @@ class HostConnection:
         return end
 
     def end_read(self) -> None:
-        """End the fetch that another thread has called for, if it is still carried out."""
-        with suppress(OSError):  # the call notices
+        """End the fetch that another thread has requested, if it is still running."""
+        with suppress(OSError):  # the call detects it
             self._line.send(messages.EndRead())
 
     def _exchange(self, order: Order, context: ProcessorContext | None) -> End:
@@ -99,7 +99,7 @@ def _answer(question: Question, context: ProcessorContext | None) -> Answer:
 
 
 class HostListener:
-    """Accepts connections of hosts, on threads of its own. Closes connections of clients without the secret."""
+    """Accepts connections of hosts, on its own threads. Closes connections of clients without the secret."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class HostListener:
         secret: bytes,
         on_host: Callable[[HostConnection], None],
     ) -> None:
-        """`on_host`: called with each new host, on a thread of the listener."""
+        """Start to listen. `on_host`: called with each new host, on a thread of the listener."""
         self._context = certificate.context()
         self._secret = secret
         self._on_host = on_host
@@ -124,7 +124,7 @@ class HostListener:
     def close(self) -> None:
         self._is_closed = True
         with suppress(OSError):
-            # Closing a socket does not end an `accept` that is waiting on it; a connection does.
+            # Closing a socket does not end an `accept` that is waiting on it, but a connection does.
             create_connection(self._socket.getsockname()[:2], CLOSING_SECONDS).close()
         self._socket.close()
 

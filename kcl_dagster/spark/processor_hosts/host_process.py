@@ -1,4 +1,4 @@
-"""The executor's side: one host, from its connection to the worker until that ends."""
+"""The executor's side: one host, as long as its connection to the worker exists."""
 
 import logging
 import signal
@@ -30,29 +30,30 @@ from kcl_dagster.worker.processor import ProcessorFactory, Record
 
 log = logging.getLogger(__name__)
 
-LISTENING_SECONDS: Final = 0.05  # after which a listener sees that the fetch is over
+LISTENING_SECONDS: Final = 0.05  # within this time a listener detects that the fetch has ended
 
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """How a host reaches the worker and makes processors. Comes with the task, and has no secret."""
+    """How a host connects to the worker and makes processors. It is part of the task, and contains no secret."""
 
     address: tuple[str, int]
     certificate: str = field(repr=False)
-    """Of the worker, in PEM. The host connects to no other."""
+    """The certificate of the worker, in PEM. The host connects to no other worker."""
 
     factory: bytes = field(repr=False)
-    """Makes a processor; pickled, since it can be read only where the driver's modules are found."""
+    """Makes a processor. It is pickled separately, because it can be unpickled only where the driver's modules
+    are found."""
 
     path: tuple[str, ...]
-    """Where the driver finds its modules. What an executor does not have is passed over."""
+    """The driver's import path. Entries that do not exist on the executor are ignored."""
 
 
 class HostTask:
-    """What `mapInArrow` runs. One input row has the number of the host; there is no output.
+    """The function for `mapInArrow`. One input row has the number of the host; there is no output.
 
-    `secret`: proves to the worker that a host is of this session. It is no part of the task or of Spark's plan, in
-    which is the number of the broadcast variable.
+    `secret`: proves to the worker that a host belongs to this session. Neither the task nor Spark's plan contains
+    it, but only the number of its broadcast variable.
     """
 
     def __init__(self, plan: HostPlan, secret: Broadcast[bytes]) -> None:
@@ -91,8 +92,8 @@ def _uninterrupted() -> Iterator[None]:
 
 
 class _WorkerGone(BaseException):
-    """The connection to the worker ended. Not an Exception, so that user code which catches those does not stop
-    it."""
+    """The connection to the worker has ended. It is no Exception, so that user code that catches Exceptions does
+    not catch it."""
 
 
 @contextmanager
@@ -105,7 +106,7 @@ def _to_the_worker() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _RemoteContext:
-    """An `instance.ProcessorContext`."""
+    """An `instance.ProcessorContext` that sends each call to the worker."""
 
     line: Line
 
@@ -123,7 +124,8 @@ class _RemoteContext:
 
 
 class ProcessorHost:
-    """The processors in one process, and the records that were read for them. One thread, one order at a time."""
+    """The processors in one process, and the records that were read for them. It has one thread, and serves one
+    order at a time."""
 
     def __init__(self, line: Line, factory: bytes) -> None:
         self._line = line
@@ -134,7 +136,7 @@ class ProcessorHost:
         self._read: dict[LeaseKey, list[pa.RecordBatch]] = {}
 
     def serve(self) -> None:
-        """Serve orders. Returns after `Close`, or if the worker is gone."""
+        """Serve orders. Returns after `Close`, or when the connection to the worker has ended."""
         try:
             while not isinstance(order := self._next(), messages.Close):
                 end = self._carry_out(order)
@@ -146,7 +148,7 @@ class ProcessorHost:
     def _next(self) -> Order:
         with _to_the_worker():
             message = self._line.recv()
-            while isinstance(message, messages.EndRead):  # it came when the fetch had ended
+            while isinstance(message, messages.EndRead):  # it arrived after the fetch had ended
                 message = self._line.recv()
             order: Order = message
             return order
@@ -208,7 +210,7 @@ class ProcessorHost:
         return self._factory()
 
     def _fetch(self, order: messages.Fetch) -> End:
-        """Read into memory: a host's part of the batch's budget, as every task of a fetch."""
+        """Read a host's share of the batch's budget into memory, like every task of a fetch."""
         read: dict[LeaseKey, list[pa.RecordBatch]] = defaultdict(list)
         trailers: dict[LeaseKey, bytes] = {}
         runtime = system()
@@ -226,12 +228,13 @@ class ProcessorHost:
         return messages.WasRead(trailers)
 
     def _until_told(self, read: Iterator[pa.RecordBatch], deadline: ReadDeadline) -> Iterator[pa.RecordBatch]:
-        """What is read, until the deadline or until the worker ends the fetch. The worker sends nothing else
-        meanwhile. The listener reads nothing, so it may see the next order as well, and is not waited for."""
+        """The batches that are read, until the deadline or until the worker ends the fetch. During the fetch the
+        worker sends nothing else. The listener only polls and reads nothing, so it may also see the next order,
+        and nothing waits for its end."""
         over = threading.Event()
 
         def listen() -> None:
-            with suppress(OSError):  # `_next` notices
+            with suppress(OSError):  # `_next` detects it
                 while not over.is_set():
                     if self._line.poll(LISTENING_SECONDS):
                         deadline.bring_forward()
@@ -245,7 +248,7 @@ class ProcessorHost:
 
 
 def records_of(batch: pa.RecordBatch) -> list[Record]:
-    """As processors get them."""
+    """The records of an Arrow batch as processors get them."""
     arrivals = batch.column("arrival_timestamp").cast(pa.int64())  # microseconds
     columns = (
         batch.column("data").to_pylist(),

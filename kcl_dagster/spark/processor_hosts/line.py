@@ -15,29 +15,29 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any, Final, Self
 
-HANDSHAKE_SECONDS: Final = 10.0  # a peer that has not proved itself by then is disconnected
+HANDSHAKE_SECONDS: Final = 10.0  # a peer that has not proved its identity by then is disconnected
 ACCEPTED: Final = b"\x01"  # the worker's response to the secret
-LENGTH: Final = struct.Struct(">Q")  # comes before each object
+LENGTH: Final = struct.Struct(">Q")  # sent before each object
 CHUNK: Final = 1 << 18
 
-# A connection whose other machine has vanished ends after half a minute; one whose process died, at once.
+# If the other machine has vanished, a connection ends after half a minute; if the process has died, at once.
 KEEPALIVE: Final = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-UNACKNOWLEDGED: Final = ("TCP_USER_TIMEOUT", 30_000)  # milliseconds; the same for data that is under way
+UNACKNOWLEDGED: Final = ("TCP_USER_TIMEOUT", 30_000)  # milliseconds; the same limit for data that was sent
 
 
 class PeerRefused(OSError):
-    """The peer has not proved what it has to."""
+    """The peer has not proved its identity."""
 
 
 class Line:
-    """One end. Objects may be sent on any thread, also while another thread receives.
+    """One end of a connection. Objects may be sent on any thread, even while another thread receives.
 
-    TLS works in memory here: an object of `ssl` must not be used by two threads at once, and one thread waits in
-    `recv` while another sends.
+    TLS works in memory here, because an object of `ssl` must not be used by two threads at once, and one thread
+    waits in `recv` while another one sends.
     """
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, *, is_worker: bool) -> None:
-        """Runs the handshake of TLS. Raises OSError, also for a certificate that is not trusted, or EOFError."""
+        """Carry out the TLS handshake. Raises OSError, also for a certificate that is not trusted, or EOFError."""
         self._socket = connection
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_worker)
@@ -49,11 +49,11 @@ class Line:
 
     @classmethod
     def connect(cls, address: tuple[str, int], certificate: str, secret: bytes) -> Self:
-        """The host's end. Raises OSError or EOFError if the worker is not the one of the certificate (PEM), or does
-        not accept the secret."""
+        """Connect as a host. Raises OSError or EOFError if the worker does not have this certificate (PEM), or
+        does not accept the secret."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # this one certificate is trusted, at whichever address
+        context.check_hostname = False  # only this certificate is trusted, at any address
         context.load_verify_locations(cadata=certificate)
         connection = socket.create_connection(address, HANDSHAKE_SECONDS)
         try:
@@ -69,9 +69,10 @@ class Line:
 
     @classmethod
     def accept(cls, connection: socket.socket, context: ssl.SSLContext, secret: bytes) -> Self:
-        """The worker's end. Raises OSError or EOFError if the peer has not sent the secret in HANDSHAKE_SECONDS."""
+        """Accept a host as the worker. Raises OSError or EOFError if the peer has not sent the secret within
+        HANDSHAKE_SECONDS."""
         connection.settimeout(HANDSHAKE_SECONDS)
-        # A peer that sends a byte now and then would never meet that limit.
+        # A peer that sends a byte from time to time would never reach that limit.
         closing = threading.Timer(HANDSHAKE_SECONDS, _shut, (connection,))
         closing.daemon = True
         closing.start()
@@ -89,19 +90,19 @@ class Line:
         return line
 
     def send(self, message: Any) -> None:
-        """Blocks until the operating system has taken all of it. Raises OSError."""
+        """Send an object. Blocks until the operating system has accepted all of it. Raises OSError."""
         content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         self._write(LENGTH.pack(len(content)) + content)
 
     def recv(self) -> Any:
-        """Blocks until an object has come. Raises EOFError or OSError when the connection ends."""
+        """Receive an object. Blocks until it has arrived. Raises EOFError or OSError if the connection ends."""
         with self._receiving:
             (length,) = LENGTH.unpack(self._read(LENGTH.size))
             return pickle.loads(self._read(length))  # noqa: S301 - the peer has sent the secret
 
     def poll(self, seconds: float) -> bool:
-        """Whether something comes in this time: a part of an object, or the end of the connection. False at once
-        while another thread receives."""
+        """Whether something arrives within this time: a part of an object, or the end of the connection. Returns
+        False at once if another thread is receiving."""
         if not self._receiving.acquire(blocking=False):
             return False
         try:
@@ -115,7 +116,7 @@ class Line:
             self._receiving.release()
 
     def close(self) -> None:
-        """Ends a `recv` of another thread, too."""
+        """Close the connection. A `recv` of another thread ends, too."""
         _shut(self._socket)
         self._socket.close()
 
@@ -144,7 +145,7 @@ class Line:
 
     def _write(self, content: bytes) -> None:
         left = memoryview(content)
-        with self._sending:  # what is encrypted first is sent first
+        with self._sending:  # the data must be sent in the order of encryption
             while left:
                 with self._in_tls:
                     left = left[self._tls.write(left[:CHUNK]) :]
@@ -162,7 +163,7 @@ class Line:
         return content
 
     def _decrypt(self) -> bool:
-        """Decrypt what has come. Returns whether it was at least a byte."""
+        """Decrypt what has arrived. Returns whether that was at least one byte."""
         with self._in_tls:
             try:
                 content = self._tls.read(CHUNK)
@@ -184,7 +185,7 @@ class Line:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Notice a peer whose machine is gone. Send small messages at once."""
+    """Make the system detect a peer whose machine has vanished, and send small messages at once."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if connection.family == getattr(socket, "AF_UNIX", None):
         return

@@ -1,6 +1,7 @@
 """The messages between a worker and a host, over one connection, one call at a time.
 
-The worker sends an order. The host answers with any number of questions, each of which is answered, and one end.
+The worker sends an order. The host sends any number of questions, each of which the worker answers, and finally one
+end.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from kcl_dagster.worker.batch import PoisonRecord
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Read the shards of task `task`, in place of everything that was read before. Ends in `WasRead`."""
+    """Read the shards of task `task`, and discard everything that was read before. Ends in `WasRead`."""
 
     plan: FetchPlan
     task: int
@@ -29,7 +30,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Initialize:
-    """A new processor for a shard, in place of the one that may be there."""
+    """Make a new processor for a shard. It replaces one that may exist."""
 
     lease: LeaseKey
     shard_id: str
@@ -38,7 +39,8 @@ class Initialize:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecords:
-    """Call the shard's processor with the records that were read. Ends in `Returned` with the last one's place."""
+    """Call the shard's processor with the records that were read. Ends in `Returned` with the position of the
+    last one."""
 
     lease: LeaseKey
     millis_behind: int | None
@@ -52,7 +54,8 @@ class ShardEnded:
 
 @dataclass(frozen=True, slots=True)
 class CallLeaseLost:
-    """The host discards the processor after this call, as after the two that follow."""
+    """Call the processor's `lease_lost`. The host discards the processor after this call, and after the two that
+    follow here."""
 
     lease: LeaseKey
 
@@ -69,7 +72,7 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The task ends. Has no end of its own."""
+    """End the task. The host sends no end."""
 
 
 Order = (
@@ -79,8 +82,8 @@ Order = (
 
 @dataclass(frozen=True, slots=True)
 class EndRead:
-    """No order, and without an answer. Sent while a `Fetch` is carried out: other hosts have records to deliver.
-    Has no effect later."""
+    """End the running `Fetch`, because other hosts have records to deliver. It is no order and gets no answer.
+    Without a running `Fetch` it has no effect."""
 
 
 # Questions, and their answers
@@ -88,7 +91,8 @@ class EndRead:
 
 @dataclass(frozen=True, slots=True)
 class WantsCheckpoint:
-    """See `instance.ProcessorContext.checkpoint`. Answered by None, or the KCL's name for why it was refused."""
+    """See `instance.ProcessorContext.checkpoint`. The answer is None, or the KCL's name for the reason of the
+    rejection."""
 
     at: Checkpoint | None
     delivered: Checkpoint | None
@@ -96,7 +100,7 @@ class WantsCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class WantsSetAside:
-    """See `instance.ProcessorContext.set_aside`. Answered by a truth value."""
+    """See `instance.ProcessorContext.set_aside`. The answer is a boolean."""
 
     record: PoisonRecord
     error_type: str
@@ -111,21 +115,21 @@ Answer = str | bool | None
 
 @dataclass(frozen=True, slots=True)
 class WasRead:
-    """`trailers`: see `fetch.Trailer`, as JSON."""
+    """The fetch has ended. `trailers`: see `fetch.Trailer`, as JSON."""
 
     trailers: Mapping[LeaseKey, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What was ordered is done."""
+    """The order was carried out."""
 
     last: Checkpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """User code raised; the host discards the processor, unless the call was `shard_ended`."""
+    """User code raised an error. The host discards the processor, unless the call was `shard_ended`."""
 
     kind: str
     text: str
@@ -133,7 +137,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The host has no such processor or records: they were in a host that is gone."""
+    """The host does not have the processor or the records: they were in a former process."""
 
 
 End = WasRead | Returned | Raised | Absent

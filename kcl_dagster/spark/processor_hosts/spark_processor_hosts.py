@@ -1,4 +1,4 @@
-"""The hosts of one worker: started as Spark tasks, filled with shards, replaced when they are lost."""
+"""The hosts of one worker: they are started as Spark tasks, get shards, and are replaced when they are lost."""
 
 import os
 import sys
@@ -35,22 +35,22 @@ from kcl_dagster.worker.hosted_processor import HostLost
 from kcl_dagster.worker.instance import ProcessorContext
 from kcl_dagster.worker.processor import ProcessorFactory
 
-CLUSTER_HOSTS: Final = 2  # where the number of cores is not ours to know; each keeps a task slot for good
-# A JVM that starts its first Python process takes several seconds, an executor that is launched half a minute.
+CLUSTER_HOSTS: Final = 2  # if the number of cores is not known; each host occupies a task slot permanently
+# A JVM takes several seconds to start its first Python process, and launching an executor takes half a minute.
 START_SECONDS: Final = 60.0
 SECRET_BYTES: Final = 32
-CLOSING_SECONDS: Final = 10.0  # a task ends at once on request; one that runs user code is canceled
+CLOSING_SECONDS: Final = 10.0  # on request, a task ends at once; if it runs user code, it is canceled
 
 _SPARK_ERRORS: Final = (PySparkException, Py4JError, RuntimeError, OSError)
 
 HOST: Final = "spark.kclDagster.processors.host"
 PORT: Final = "spark.kclDagster.processors.port"
-"""Where executors find the worker; left out, the driver's host and any free port."""
+"""Where executors find the worker. Default: the driver's host and any free port."""
 
 
 @dataclass(slots=True)
 class HostedRead:
-    """What the hosts have read. Implements `worker.batch.Read`."""
+    """The result of a fetch, whose records are in the hosts. Implements `worker.batch.Read`."""
 
     progress: Mapping[LeaseKey, Progress]
     failures: Mapping[LeaseKey, Exception]
@@ -102,7 +102,8 @@ class _HostedProcessor:
 
 
 class SparkProcessorHosts:
-    """Implements `hosted_processor.ProcessorHosts`. `close` ends its tasks and threads; the session remains."""
+    """Implements `hosted_processor.ProcessorHosts`. `close` ends its tasks and threads; the session remains
+    open."""
 
     def __init__(
         self,
@@ -114,10 +115,10 @@ class SparkProcessorHosts:
         runtime: Runtime | None = None,
         patience: float = START_SECONDS,
     ) -> None:
-        """`settings.tasks` is the number of hosts: one for each core of a local session when left out.
-        `patience`: seconds to wait for the first host.
+        """Open the hosts' side. `settings.tasks`: the number of hosts; by default one for each core of a local
+        session. `patience`: seconds to wait for the first host.
 
-        Raises ConfigurationError where executors cannot reach this process.
+        Raises ConfigurationError if executors cannot reach this process.
         """
         if not is_classic(spark):
             raise ConfigurationError(
@@ -151,7 +152,7 @@ class SparkProcessorHosts:
     # Reading
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> HostedRead:
-        """See `worker.batch.Reader.fetch`. The records stay in the hosts."""
+        """See `worker.batch.Reader.fetch`. The records remain in the hosts."""
         try:
             return self._fetch(ranges, budget)
         except Exception as error:
@@ -174,7 +175,9 @@ class SparkProcessorHosts:
 
         answers = [self._pool.submit(read, task) for task in range(len(parts))]
         if budget.linger is not None and any(_has_records(done) for done in as_completed(answers)):
-            for number in numbers:  # those that still read have nothing; what has come is delivered now
+            for number in (
+                numbers
+            ):  # hosts that are still reading have no records, so the records that have arrived are delivered now
                 connections[number].end_read()
         for part, answer in zip(parts, answers, strict=True):
             try:
@@ -189,7 +192,7 @@ class SparkProcessorHosts:
         return HostedRead(progress, failures, [connections[number] for number in numbers])
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
-        """Nothing is read ahead: where a shard goes on is known when its processor has returned."""
+        """Do nothing: where reading of a shard continues is known only when its processor has returned."""
 
     # Processors
 
@@ -243,8 +246,8 @@ class SparkProcessorHosts:
     # Hosts
 
     def _present(self, wanted: int) -> dict[int, HostConnection]:
-        """The hosts that are there, of `wanted`; those that are missing are started. Waits for all of them at
-        first, and later only while there is none."""
+        """The hosts that are connected, of `wanted`; missing ones are started. The first call waits for all of
+        them, later calls wait only if there is none."""
         with self._changed:
             for number, connection in list(self._connections.items()):
                 if connection.is_lost:
@@ -263,7 +266,7 @@ class SparkProcessorHosts:
             return dict(self._connections)
 
     def _place(self, leases: Sequence[LeaseKey], connections: Mapping[int, HostConnection]) -> None:
-        """Choose a host for each lease. A lease keeps its host while that lives."""
+        """Choose a host for each lease. A lease keeps its host as long as the host is connected."""
         self._host_of = {lease: host for lease, host in self._host_of.items() if host in connections}
         load = Counter(self._host_of.values())
         for lease in leases:
@@ -273,7 +276,7 @@ class SparkProcessorHosts:
                 load[host] += 1
 
     def _start(self, number: int) -> None:
-        """Run the task of a host, on a thread that waits for its end."""
+        """Run the task of a host, on a thread that waits for the task's end."""
         thread = threading.Thread(target=self._run, args=(number,), name=f"kcl-host-{number}-task", daemon=True)
         self._running[number] = thread
         thread.start()
@@ -298,7 +301,7 @@ class SparkProcessorHosts:
         with self._changed:
             former = self._connections.get(connection.host)
             if self._is_closed or (former is not None and not former.is_lost):
-                connection.close()  # a second attempt of the same task
+                connection.close()  # the connection is of a second attempt of the same task
                 return
             self._connections[connection.host] = connection
             self._changed.notify_all()
@@ -321,7 +324,7 @@ def _fitting_hosts(spark: SparkSession, wanted: int | None) -> int:
 
 
 def _addresses(spark: SparkSession) -> tuple[str, str]:
-    """Where executors find the driver, and what it listens on."""
+    """The address at which executors find the driver, and the address at which it listens."""
     conf: Any = spark.sparkContext.getConf()
     host = spark.conf.get(HOST, None) or conf.get("spark.driver.host") or "127.0.0.1"
     return host, conf.get("spark.driver.bindAddress") or host

@@ -1,1 +1,1 @@
-"""Where batches go. Each sink stores the records of a part once, however often the part is written."""
+"""The sinks, which store batches. Each stores the records of a part once, however often the part is written."""

@@ -1,7 +1,7 @@
-"""Where the chains of an Iceberg table are: below the table's location, or at a place of their own.
+"""The place of an Iceberg table's chains (logs of committed batches): below the table's location, or elsewhere.
 
-The location is asked of the catalog when it is first needed, so that a catalog which does not answer is an outage
-like any other.
+The location is requested from the catalog when it is first needed, so that a catalog that does not respond is
+handled like any other outage.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,8 @@ from kcl_dagster.spark.storage import Store, StoredFile, open_store
 
 @dataclass(slots=True)
 class ChainFolder:
-    """See `chains.store.FileStore`. `path`: the place, if it is not below the table's location."""
+    """The store of the chains, see `chains.store.FileStore`. `path`: its place, if not below the table's
+    location."""
 
     table: CatalogTable
     path: str | None = None
@@ -42,12 +43,13 @@ class ChainFolder:
 
     @property
     def location(self) -> str | None:
-        """Where a table is made that has its chains below it. None: the catalog decides."""
+        """The location for a new table that has its chains below it. None: the catalog decides."""
         _ = self.store
         return None if self.path is not None else self._location
 
     def check(self, location: str) -> None:
-        """Raise SinkError if a table at this location has its chains elsewhere: it was made or moved meanwhile."""
+        """Raise SinkError if a table at this location has its chains elsewhere, because it was created or moved
+        meanwhile."""
         if self.path is None and open_store(location, self.table.s3).root != self.root:
             raise SinkError(
                 f"{self.table.name} is at {location}, and the chains of this worker are at {self.root}: the table "

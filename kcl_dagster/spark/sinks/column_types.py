@@ -1,6 +1,6 @@
-"""The types of the columns below a path, kept beside the data, so that all workers store the same.
+"""The types of the columns below a path, stored beside the data, so that all workers store the same types.
 
-Each column has one file, which is created once and never replaced. Readers pass over names that begin with an
+Each column has one file, which is created once and never replaced. Readers ignore names that begin with an
 underscore.
 """
 
@@ -19,13 +19,13 @@ _DIGEST_CHARACTERS: Final = 32
 
 @dataclass(slots=True)
 class ColumnTypes:
-    """Used on the driver. Errors of the store are raised as SinkError."""
+    """The stored types of columns. Used on the driver. Errors of the store are raised as SinkError."""
 
     store: Store
     _known: dict[str, pa.DataType] | None = field(default=None)
 
     def known(self) -> dict[str, pa.DataType]:
-        """By name. Lists the files with the first call; others may have been added since."""
+        """Column name -> type. The first call lists the files; workers may have added others since."""
         if self._known is None:
             try:
                 found = [self._read(file.path) for file in self.store.files(f"{FOLDER}/", hidden=True)]
@@ -35,8 +35,8 @@ class ColumnTypes:
         return dict(self._known)
 
     def add(self, types: dict[str, pa.DataType]) -> None:
-        """Before columns are stored for the first time. Raises TransformError if another worker has stored a
-        column in another type meanwhile."""
+        """Store the types of new columns, before their first data. Raises TransformError if another worker has
+        stored a column with another type meanwhile."""
         known = self.known()
         for name, kind in types.items():
             if name in known:
@@ -61,6 +61,6 @@ class ColumnTypes:
 
 
 def path_of(name: str) -> str:
-    """Of the file of a column. Names that differ in case only have the same file."""
+    """The path of the file of a column. Names that differ only in case have the same file."""
     digest = hashlib.sha256(name.casefold().encode()).hexdigest()
     return f"{FOLDER}/{digest[:_DIGEST_CHARACTERS]}"

@@ -1,11 +1,11 @@
-"""Through when an application is complete, kept with its data for engines that never ask Dagster.
+"""The time through which an application is complete, stored with its data for engines that do not use Dagster.
 
-Each entry says: every record that arrived at the streams before `through` was stored before the entry was written.
-A reset or an import begins another epoch, in which records from before `through` of the former epoch may be stored
-again. So the newest epoch counts, and in it the latest moment. An older entry is true, too: it is a lower bound.
+Each entry means: every record that arrived at the streams before `through` was stored before the entry was written.
+A reset or an import begins a new epoch, in which records from before the former epoch's `through` may be stored
+again. So the newest epoch counts, and in it the latest time. Older entries are lower bounds.
 
-In a Parquet folder, the entry is a file for each application. Tables keep it with their commits. If a table gets no
-commit for longer than a window, a commit without data, or a property of the table, has it.
+In a Parquet folder, the entry is a file for each application. Tables have it in their commits. If a table gets no
+commit for longer than a window, the entry is in a commit without data, or in a property of the table.
 """
 
 import json
@@ -19,14 +19,14 @@ from kcl_dagster.aws import RequestRefused
 from kcl_dagster.spark.storage import NOT_THERE, Store
 from kcl_dagster.tables.completeness_row import WrittenThrough
 
-FOLDER: Final = "_kcl_dagster_complete/"  # readers pass over names that begin with an underscore
+FOLDER: Final = "_kcl_dagster_complete/"  # readers ignore names that begin with an underscore
 FORMAT: Final = 1
 RECENT_COMMITS: Final = 100  # of a table, in which an entry is looked for; if it is older, another one does no harm
 
 
 class CompletenessFile(msgspec.Struct, frozen=True):
-    """The content of the file beside Parquet. `through` is ISO 8601 in UTC, `through_epoch` the same in epoch
-    seconds; `epoch` grows with each reset and import."""
+    """The content of the file in a Parquet folder. `through` is ISO 8601 in UTC, and `through_epoch` the same
+    time in epoch seconds. `epoch` grows with each reset and import."""
 
     application: str
     epoch: int
@@ -41,7 +41,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def application_key(application: str) -> str:
-    """Names the application, or one of its series of commits, in a table's metadata."""
+    """The name of the application, or of one of its series of commits, in a table's metadata."""
     return f"kcl-dagster/{application}"
 
 
@@ -51,14 +51,14 @@ def completeness_key(application: str) -> str:
 
 
 def completeness_record(application: str, known: WrittenThrough | None) -> dict[str, str]:
-    """The entry for the metadata of a commit; empty while no moment is known."""
+    """The entry for the metadata of a commit. Empty if no time is known."""
     if known is None or known.through is None:
         return {}
     return {completeness_key(application): json.dumps({"epoch": known.epoch, "through": _iso(known.through)})}
 
 
 def is_in_table(entries: Iterable[object], epoch: int, moment: int) -> bool:
-    """Whether one of a table's entries is of a later epoch, or of this one and at least as late as `moment`."""
+    """Whether one of a table's entries has a later epoch, or this epoch and a time of at least `moment`."""
     return any((known.epoch, known.through or 0) >= (epoch, moment) for known in map(_parsed, entries) if known)
 
 
@@ -68,7 +68,7 @@ def file_of(application: str) -> str:
 
 
 def write_file(store: Store, application: str, known: WrittenThrough) -> bool:
-    """Write the application's file unless it has a moment as late. Returns whether it was written.
+    """Write the application's file unless it has a time that is as late. Returns whether it was written.
 
     Two workers may write at once, and one of them may have been paused before it wrote: then the file goes back to
     an older moment, which is a true lower bound, until the next write, ten minutes later at most. Raises OSError
@@ -85,7 +85,7 @@ def write_file(store: Store, application: str, known: WrittenThrough) -> bool:
 
 
 def _file(store: Store, application: str) -> CompletenessFile | None:
-    """What the file says; None if there is none, or another content."""
+    """The content of the file; None if there is no file, or it has another format."""
     try:
         return msgspec.json.decode(store.get(file_of(application)), type=CompletenessFile)
     except (FileNotFoundError, msgspec.DecodeError):

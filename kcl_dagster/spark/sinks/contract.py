@@ -1,4 +1,4 @@
-"""What the engine, the worker and the leader know of a sink of this package."""
+"""The interface of this package's sinks for the engine, the worker and the leader."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -13,18 +13,19 @@ from kcl_dagster.worker.staging import StagedBatch, StagingSink
 
 
 class SparkSink(StagingSink[Records], Protocol):
-    """Stages batches whose rows are in Spark."""
+    """Stages batches whose rows are in Spark (writes their files, which become visible when the batch is
+    committed)."""
 
     @property
     def stores_into(self) -> Sequence[Store]:
-        """Where executors write the files, as far as no catalog says it."""
+        """The stores into which executors write the files, unless a catalog decides that."""
 
     def staging(self) -> FetchStaging | None:
         """See `spark.engine.StagingOfFetches`."""
 
     def version(self) -> Mapping[str, Any]:
-        """The newest version of the table, as fields of `KclWindowMetadataSet`. Empty where there is no table. One
-        or two requests; any thread may call it."""
+        """The newest version of the table, as fields of `KclWindowMetadataSet`. Empty if there is no table.
+        Takes one or two requests; may be called by any thread."""
 
     def staged(self, data: Records, batch: Batch, chain: ChainId, number: int) -> Staging[StagedBatch]:
-        """As `stage` does, by a job of Spark that others may share."""
+        """Stage a batch like `stage`, but by a Spark job that others may share."""

@@ -1,4 +1,4 @@
-"""Delta tables whose batches are decided in chains of entries, see `table_sink`. The first rows make a table."""
+"""Delta tables whose batches are committed in chains (logs of committed batches), see `table_sink`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,9 +32,11 @@ from kcl_dagster.worker.table_committer import COMMIT_SECONDS, ChainedTable
 class DeltaSink(TableSink):
     """Stages batches for the Delta table at `path`, a shared local directory or `s3://bucket/prefix`.
 
-    The table is made with the first batch, with the schema of the output, and partitioned by `partition_by`. A
-    table that is there already is written to by its own rules, see `delta_rules`. `commit_seconds`: between two
-    commits. `merge_on`, `delete_when`, `order_by`: the output is change rows, see `model.change_rules`.
+    The table is created with the first batch, with the schema of the output and partitioned by `partition_by`. An
+    existing table is written to according to its own rules, see `delta_rules`.
+
+    - `commit_seconds`: the time between two commits.
+    - `merge_on`, `delete_when`, `order_by`: the output consists of change rows, see `model.change_rules`.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class DeltaSink(TableSink):
 
 @dataclass(frozen=True, slots=True)
 class DeltaFormat:
-    """See `table_sink.TableFormat`."""
+    """The Delta format, see `table_sink.TableFormat`."""
 
     log: DeltaLog
     runtime: Runtime
@@ -135,7 +137,7 @@ class DeltaFormat:
         return DeltaWriting(self.log, rules) if self.changes is None else self._of_changes(rules, self.changes)
 
     def first_rules(self, output: pa.Schema) -> WritingRules:
-        """The first rows make the table."""
+        """The rules for a new table, which is made by the first rows."""
         if self.changes is None:
             return DeltaWriting(self.log, None)
         return self._of_changes(None, self.changes, without_mark(output))
@@ -154,7 +156,7 @@ class DeltaFormat:
 
 @dataclass(frozen=True, slots=True)
 class DeltaWriting:
-    """See `table_sink.WritingRules`. `rules`: None where there is no table yet."""
+    """The writing to a Delta table, see `table_sink.WritingRules`. `rules`: None if there is no table yet."""
 
     log: DeltaLog
     rules: DeltaRules | None

@@ -1,10 +1,13 @@
-"""What versions of this package that decided batches in leases have stored, for leases that they left pinned.
+"""Batches that former versions of this package have stored, for leases that are still pinned to such a batch.
 
-They stored a file for each lease and partition value of a batch. In a folder, its name says which part it is of,
-and an attempt that failed may have stored some files of a part and not the others. A table got all files of a batch
-with one commit, which also recorded the last part of each shard, so that no part was added twice. Workers of a
-former version may still live. The record of a part that is withdrawn keeps them from adding it later. Where there
-is no table yet, there is no such record.
+Those versions announced a batch in its leases before they wrote the files. If the worker was killed, the leases
+still name the batch: they are pinned to it. A file was stored for each lease and partition value of a batch.
+
+- In a folder, the file's name identifies its part (the records of one shard in a batch). A failed attempt may have
+  stored some files of a part and not the others.
+- A table got all files of a batch with one commit, which also recorded the last part of each shard, so that no part
+  was added twice. The record of a withdrawn part keeps a worker of such a version, which may still run, from adding
+  it later. If there is no table yet, there is no such record.
 """
 
 import hashlib
@@ -34,30 +37,35 @@ if TYPE_CHECKING:
 # Version 0.1 counted the batches of a lease from 1 and named files without the application.
 _NUMBERS_OF_VERSION_0_1: Final = range(10**12)
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
-# Says which application has the names of version 0.1 in a folder. Batches of others were refused there.
+# Names the application to which names of version 0.1 in a folder belong; batches of others were rejected there.
 _PART_FILE: Final = re.compile(r".+\.[A-Z_0-9]+-\d+\.\d+\.parquet")
 OWNER_FILE: Final = "_kcl_dagster_application"
-LISTED_SECONDS: Final = 60.0  # for which a list of a folder is used
+LISTED_SECONDS: Final = 60.0  # how long a listing of a folder is used
 
 
 # Folders
 
 
 def file_stem(part: Part) -> str:
-    """Names a part's file: by application and lease, because applications may share a folder; by where the part
-    begins; and by its number, because a part that was cut in two begins where its first half does, and a lease that
-    was made again begins where the former one did."""
+    """The stem of the name of a part's file. It consists of
+
+    - application and lease, because applications may share a folder,
+    - the checkpoint after which the part begins,
+    - the part's number, because a part that was split begins where its first half does, and a lease that was made
+      again begins where the former one did.
+    """
     stem = _stem_of_version_0_1(part)
     return stem if part.number in _NUMBERS_OF_VERSION_0_1 else f"{_short_name(part.application)}.{stem}"
 
 
 def _stem_of_version_0_1(part: Part) -> str:
-    lease = part.lease.replace(":", ".")  # object stores and Hadoop give colons a meaning
+    lease = part.lease.replace(":", ".")  # object stores and Hadoop interpret colons
     return f"{lease}.{part.after.sequence}-{part.after.sub_sequence}.{part.number}"
 
 
 def _short_name(application: str) -> str:
-    """Distinct for distinct names. An application's name may be as long as a file's name may be."""
+    """A name of limited length, distinct for each application. The application's own name may be as long as a
+    file's name may be."""
     if _PLAIN_NAME.fullmatch(application):
         return application
     digest = hashlib.sha256(application.encode()).hexdigest()[:8]
@@ -65,9 +73,10 @@ def _short_name(application: str) -> str:
 
 
 def _file_names(part: Part, owner: str | None) -> Iterator[str]:
-    """All names that files of the part, and of the parts that it replaces, may have. `owner`: the application that
-    has the names of version 0.1. It may have a part of the same lease, place and number, which begin at 1."""
-    is_owner = owner in (None, part.application.partition("/")[0])  # of the replays of an application, too
+    """All names that files of the part, and of the parts that it replaces, may have. `owner`: the application to
+    which names of version 0.1 belong. It may have a part of the same lease, place and number, because numbers of
+    that version begin at 1."""
+    is_owner = owner in (None, part.application.partition("/")[0])  # also for the replays of an application
     for number in range(_first_number(part), part.number + 1):
         one = replace(part, number=number)
         if is_owner or number not in _NUMBERS_OF_VERSION_0_1:
@@ -76,18 +85,19 @@ def _file_names(part: Part, owner: str | None) -> Iterator[str]:
 
 
 def _first_number(part: Part) -> int:
-    """Of the part, and of those that it replaces."""
+    """The first number of the part and of those that it replaces."""
     return part.number if part.instead_of is None else part.instead_of
 
 
 @dataclass(slots=True)
 class FolderParts:
-    """See `worker.staging.FormerParts`. Which files a part should have is not known, so none counts as stored."""
+    """The parts in a folder, see `worker.staging.FormerParts`. It is not known which files a part should have,
+    so no part counts as stored."""
 
     store: Store
     clock: Clock = field(default_factory=lambda: system().clock)
     _files: dict[str, list[str]] = field(default_factory=dict)
-    """Paths by the name of the file, as they were listed."""
+    """File name -> paths, as they were last listed."""
 
     _listed: float = float("-inf")
 
@@ -95,8 +105,8 @@ class FolderParts:
         return None
 
     def withdraw(self, part: Part) -> None:
-        """Looks through the whole folder, which may take a minute: former versions may have written into any
-        folder for partition values."""
+        """Remove all files of the part. This lists the whole folder, which may take a minute, because former
+        versions wrote files to a folder for each partition value."""
         try:
             with uninterrupted():
                 names = set(_file_names(part, self._owner()))
@@ -110,8 +120,9 @@ class FolderParts:
             ) from error
 
     def _paths(self, name: str) -> list[str]:
-        """Many leases may be pinned, and a list of a large folder takes minutes. The owners of these leases are
-        gone, and their files are as old."""
+        """The paths of files with this name. The listing is reused, because many leases may be pinned and
+        listing a large folder takes minutes. It cannot miss files: the workers that wrote them have ended long
+        before."""
         now = self.clock.monotonic()
         if now - self._listed > LISTED_SECONDS:
             self._files.clear()
@@ -123,7 +134,7 @@ class FolderParts:
         return self._files.pop(name, [])
 
     def _owner(self) -> str | None:
-        """The application that has the names of version 0.1; None if none has."""
+        """The application to which names of version 0.1 belong; None if there is none."""
         content = found_content(self.store, OWNER_FILE)
         return None if content is None else content.decode(errors="replace")
 
@@ -133,7 +144,7 @@ class FolderParts:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """The last part of a shard, as the metadata of a table has it. Those of a part that was withdrawn are empty."""
+    """The last part of a shard in the metadata of a table. Checkpoints are empty if the part was withdrawn."""
 
     number: int
     after: str
@@ -157,7 +168,7 @@ class StoredPart:
 
 
 def owner_key(part: Part) -> str:
-    """Names the writer of a shard's parts inside a table: several applications may share one."""
+    """The name of the writer of a shard's parts within a table, which several applications may share."""
     return f"{application_key(part.application)}/{part.stream}/{part.shard_id}"
 
 
@@ -184,7 +195,7 @@ def stored_to(
 
 
 def withdrawn(part: Part) -> str:
-    """The record of a part that is withdrawn."""
+    """The record of a withdrawn part."""
     return str(StoredPart(part.number, "", ""))
 
 
@@ -195,7 +206,8 @@ def _checkpoint(text: str) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class DeltaParts:
-    """See `worker.staging.FormerParts`. Each shard is an application of the table's transaction log."""
+    """The parts in a Delta table, see `worker.staging.FormerParts`. Each shard is an application in the table's
+    transaction log."""
 
     log: DeltaLog
 
@@ -225,7 +237,8 @@ class DeltaParts:
                 app_transactions=[Transaction(key, part.number)],
                 max_commit_retries=LOG_RETRIES,
             )
-            # Refused if another writer of this shard came in between: the next attempt looks again.
+            # It fails if another writer of this shard has committed meanwhile: the next attempt reads the table
+            # again.
             table.create_write_transaction(
                 [], "append", table.schema(), partition_by=list(columns) or None, commit_properties=properties
             )
@@ -233,14 +246,16 @@ class DeltaParts:
 
 
 def _delta_records(table: "DeltaTable", key: str) -> Iterator[str]:
-    """The last commits have most of them. All commits take minutes to read, if there are those of a month."""
+    """The records of a shard's parts. The last commits are read first, because they have most of them; reading
+    all commits of a month takes minutes."""
     for limit in (RECENT_COMMITS, None):
         yield from (commit[key] for commit in table.history(limit) if key in commit)
 
 
 @dataclass(frozen=True, slots=True)
 class IcebergParts:
-    """See `worker.staging.FormerParts`. Properties of the table have the last part of each shard."""
+    """The parts in an Iceberg table, see `worker.staging.FormerParts`. Properties of the table have the last
+    part of each shard."""
 
     table: CatalogTable
     runtime: Runtime

@@ -1,12 +1,14 @@
-"""Which rows of a batch belong in one file, and in which folder the file lies.
+"""The distribution of a batch's rows among files, and the folder of each file.
 
-Partition values in folder names and in the log of a Delta table are text. They are written as Spark writes them:
+Partition values in folder names and in the log of a Delta table are text, in the form in which Spark writes them:
 
 - Null and the empty string are one value, and read back as null.
 - NaN is one value. 0.0 and -0.0 are two.
-- The text `__HIVE_DEFAULT_PARTITION__` is not null. Its folder is escaped, and Spark reads the text back. Readers
-  that remove escapes before they look for null, such as pyarrow, read null. No row shares a file with a null.
-- A timestamp is written in UTC: the same records must go into the same folder, whatever zone a session has.
+- The text `__HIVE_DEFAULT_PARTITION__` is not null. Its folder name is escaped, and Spark reads the text back.
+  Readers that remove escapes before they compare with null, such as pyarrow, read null. No row shares a file with a
+  null.
+- A timestamp is written in UTC, so that the same records are stored in the same folder, whatever time zone a
+  session has.
 """
 
 import hashlib
@@ -27,11 +29,11 @@ from kcl_dagster.errors import ConfigurationError, RecordRefused
 from kcl_dagster.spark.sinks.split import distinct
 from kcl_dagster.spark.storage import is_hidden
 
-NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and Athena expect
+NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"  # expected by Hive, Spark and Athena
 
-# The characters that Spark escapes. All others stand for themselves: Spark reads %C3%BC as two characters.
+# The characters that Spark escapes. Others must not be escaped: Spark reads %C3%BC as two characters.
 _ESCAPED: Final = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
-# A folder of a table needs no value in its name, so only names that no store and no URL changes are kept.
+# The folder name of a table's file need not contain the value, so only values without special characters are kept.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _DIGEST_CHARACTERS: Final = 32
 _HAVE_TEXT: Final = (
@@ -49,28 +51,28 @@ _WORDS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 class Layout(Protocol):
-    """How the rows of a lease become files. A layout is a value that can be sent to an executor."""
+    """How the rows of a lease are distributed among files. A layout is a value that can be sent to an executor."""
 
     @property
     def is_flat(self) -> bool:
-        """Whether a lease has one file, with all columns, at the root."""
+        """Whether there is one file per lease, with all columns, at the root."""
 
     def check(self, output: StructType) -> None:
         """Raise ConfigurationError if an output of this schema cannot be partitioned like this."""
 
     def keys(self, rows: pa.RecordBatch) -> list[pa.Array]:
-        """For each level of the partitioning, the value of each row. Raises RecordRefused for a value that has no
-        place in the partitioning."""
+        """For each level of the partitioning, the value of each row. Raises RecordRefused for a value that
+        cannot be a partition value."""
 
     def folder(self, key: Sequence[Any]) -> str:
         """The folder of the rows with these values, relative to the sink's root; empty for the root itself. Two
         keys never have the same folder."""
 
     def values(self, key: Sequence[Any]) -> dict[str, Any]:
-        """The partition values of a file, by column, as JSON can hold them."""
+        """The partition values of a file by column, in types that JSON supports."""
 
     def body(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """What is stored of the rows."""
+        """The columns that are stored in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +108,11 @@ class TextPartitions:
 
 @dataclass(frozen=True, slots=True)
 class Folders(TextPartitions):
-    """For files without a catalog: the folders' names are all that says what the values are."""
+    """Partitions of files without a catalog, where only the names of the folders contain the values."""
 
     @classmethod
     def of(cls, columns: Sequence[str]) -> Self:
-        """Raises ConfigurationError for columns whose folders readers pass over."""
+        """Make the partitioning. Raises ConfigurationError for columns whose folders readers would ignore."""
         hidden = [name for name in columns if is_hidden(name)]
         if hidden:
             raise ConfigurationError(f"readers pass over folders that begin with {hidden}: rename the columns")
@@ -122,7 +124,7 @@ class Folders(TextPartitions):
 
 @dataclass(frozen=True, slots=True)
 class TableFolders(TextPartitions):
-    """For a table that keeps the values in its log, so that a value may be as long as it likes."""
+    """Partitions of a table that has the values in its log, so that their length is not limited."""
 
     def folder(self, key: Sequence[Any]) -> str:
         return "/".join(table_folder(name, text) for name, text in zip(self.columns, key, strict=True))
@@ -132,7 +134,7 @@ UNPARTITIONED: Final = Folders(())
 
 
 def hive_folder(name: str, text: str | None) -> str:
-    """The folder of a partition value, as Spark names it; an empty text is null."""
+    """The folder of a partition value, with the name that Spark uses; an empty text is null."""
     if not text:
         return f"{_escaped(name)}={NULL_PARTITION}"
     if text == NULL_PARTITION:
@@ -141,7 +143,7 @@ def hive_folder(name: str, text: str | None) -> str:
 
 
 def table_folder(name: str, text: str | None) -> str:
-    """A folder for a partition value of a table: readable where the value is, of bounded length in any case."""
+    """A folder for a partition value of a table: readable if the value is simple, and always of limited length."""
     value = NULL_PARTITION if text is None else _plain(text)
     return f"{_plain(name)}={value}"
 
@@ -153,16 +155,16 @@ def _escaped(text: str) -> str:
 def _plain(text: str) -> str:
     if _PLAIN.fullmatch(text) and text != NULL_PARTITION:
         return text
-    # Delta's own compaction does not find a file that has `~` in its path.
+    # Delta's own compaction does not find files with `~` in their path.
     return f"!{hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]}"
 
 
 def texts(values: pa.Array, name: str) -> pa.Array:
-    """The values of a partition column as text, null for null and for what is empty."""
+    """The values of a partition column as text. Null and empty values are null."""
     few, places = distinct(values)
     try:
         words = [_text(value, values.type) for value in few.to_pylist()]
-    except (ValueError, OverflowError) as error:  # bytes that are no UTF-8, a year beyond 9999
+    except (ValueError, OverflowError) as error:  # bytes that are no UTF-8, or a year after 9999
         raise RecordRefused(
             f"partition column {name} has a value of type {values.type} that cannot be written "
             f"as text ({type(error).__name__})"
@@ -177,7 +179,7 @@ def _text(value: object, kind: pa.DataType) -> str | None:
         case bool():
             return "true" if value else "false"
         case float():
-            # A float of 32 bits has fewer digits than the double that Python makes of it.
+            # A 32-bit float has fewer digits than the double into which Python converts it.
             word = str(np.float32(value)) if kind == pa.float32() else repr(value)
             return _WORDS.get(word, word)
         case Decimal():

@@ -1,7 +1,7 @@
-"""Names of files on file systems that do not tell upper from lower case, as those of macOS and Windows.
+"""Names of files on case-insensitive file systems, such as those of macOS and Windows.
 
-There, the folders of two partition values that differ in case only are one folder. Versions of this package that
-named files after parts told such files of one part apart by a digest at the end of the name.
+There, the folders of two partition values that differ only in case are one folder. Former versions of this package,
+which named files after parts, distinguished such files of one part by a digest at the end of the name.
 """
 
 import re
@@ -12,5 +12,5 @@ _SUFFIX: Final = re.compile(rf"~[0-9a-f]{{{_DIGEST_CHARACTERS}}}(?=\.parquet$)")
 
 
 def plain_name(path: str) -> str:
-    """The name of a file without what tells its folder apart."""
+    """The name of a file without the digest that distinguishes its folder."""
     return _SUFFIX.sub("", path.rpartition("/")[2])

@@ -1,9 +1,12 @@
-"""Parquet files of batches that are decided in a chain of entries: each record once, whatever the transform does.
+"""Parquet files of batches that are committed in a chain (a worker's log of committed batches): each record once,
+whatever the transform does.
 
-The output of a batch is one set of files: rows of several shards are in one file, and rows need no `lease_key`. The
-executors stage the files; they get the names by which readers find them when the batch is decided. Records that are
-stored as they were read are staged by the fetch itself, where the transform says no more than `return records`. The
-same holds for the output of a function of Arrow tables, from the second batch of a chain on.
+The output of a batch is one set of files: a file may have rows of several shards, and rows need no `lease_key`. The
+executors stage the files (write them under temporary names); when the batch is committed, they get the names by
+which readers find them. The fetch itself stages the files in two cases:
+
+- The transform is no more than `return records`, so records are stored as they were read.
+- The transform is a function of Arrow tables. This applies from the second batch of a chain on.
 """
 
 import itertools
@@ -57,19 +60,22 @@ from kcl_dagster.worker.batch import Batch, PartCounts
 from kcl_dagster.worker.processing_watch import uninterrupted
 from kcl_dagster.worker.staging import Destination, StagedBatch
 
-TARGET_BYTES: Final = 128 * 1024 * 1024  # what query engines read best
-# Numbers of batches are in the names of staged files. Those that fetches stage are above all that workers count.
+TARGET_BYTES: Final = 128 * 1024 * 1024  # the size that query engines read best
+# Names of staged files contain the number of the batch. The numbers of files that fetches stage are above all those
+# of batches.
 FIRST_NUMBER_OF_FETCHES: Final = 10**12
-# The first attempt may find types in one task that do not fit those of another one, and the second one knows both.
+# Tasks of the first attempt may use different types for a column; the second attempt knows all of them.
 ATTEMPTS_AT_TYPES: Final = 2
 
 
 class ParquetSink:
     """Stages batches below `path`: a local directory that driver and executors share, or `s3://bucket/prefix`.
 
-    `partition_by` names columns of the output that become folders (`kind=buy/`), or units of their time
-    (`day(arrival_timestamp)`), see `spark.partitioning`. Applications may share a path. `target_bytes`: a file that
-    is as large is closed, and the next one begun.
+    - `partition_by`: columns of the output that become folders (`kind=buy/`), or units of their time
+      (`day(arrival_timestamp)`), see `spark.partitioning`.
+    - `target_bytes`: a file of this size is closed, and the next one is begun.
+
+    Applications may share a path.
     """
 
     def __init__(
@@ -133,8 +139,8 @@ class ParquetSink:
         return FolderParts(self._store)
 
     def staging(self) -> FetchStaging | None:
-        """See `spark.engine.StagingOfFetches`. Files that are staged for a chain that has ended meanwhile
-        are not used."""
+        """See `spark.engine.StagingOfFetches`. Files that are staged for a chain that has ended meanwhile are
+        not used."""
         chain = self._chain
         if chain is None or not self._is_staged_by_fetches(chain):
             return None
@@ -186,12 +192,12 @@ class ParquetSink:
                 self._check_store()
                 return (yield from self._stage(data, batch, chain, number))
         except BaseException:
-            with suppress(KclError, OSError), uninterrupted():  # what is left is removed when the chain is settled
+            with suppress(KclError, OSError), uninterrupted():  # the settling of the chain removes the rest
                 self._store.delete(staged_of_batch(self._store, chain, number))
             raise
 
     def _check_store(self) -> None:
-        """Before the first batch of this process."""
+        """Check the store, before the first batch of this process."""
         if not self._is_checked:
             try:
                 check_store(self._store, self._runtime.new_id())
@@ -273,8 +279,8 @@ def _staged_files(files: Sequence[BatchFile]) -> tuple[StagedFile, ...]:
 
 
 def as_read_counts(files: Sequence[BatchFile], batch: Batch) -> dict[LeaseKey, PartCounts]:
-    """Of records that are stored as they were read: rows are counted by the fetch. The bytes of the files are
-    shared out by records, and files are counted with the first lease."""
+    """The counts for records that are stored as they were read, whose rows are counted by the fetch. The bytes
+    of the files are distributed by records, and the files are counted with the first lease."""
     size, records = sum(file.bytes for file in files), max(1, batch.records)
     return {
         part.lease: PartCounts(None, size * part.records // records, len(files) if place == 0 else 0)

@@ -1,12 +1,14 @@
-"""Making few large files out of the many small ones that batches leave in a folder of Parquet.
+"""Compaction of a Parquet folder: merges the many small files of batches into few large ones.
 
-`merge_groups` decides which files are merged: none that may still be written again, and none of other programs. A
-stalled writer may still have an older part in hand, so files have to be old, too, and what it holds in hand is
-taken from it first (see `_compact`). Files are merged folder by folder, oldest first, and several merges are at
-work at once. Each merge is journalled before its result appears, so one that is cut off anywhere is finished by the
-next. Two compactions at once would both merge the same files, so they exclude each other by a lock.
+- Which files: `merge_groups` chooses them. It takes no file that may still be written again, and none of other
+  programs. Because a stale writer may still write an older part, files must have a minimum age, and the drafts of
+  such a writer are removed first (see `_compact`).
+- Order: folder by folder, oldest files first, several merges at a time.
+- Crashes: each merge is recorded in a journal before its result becomes visible, so the next compaction finishes
+  one that was interrupted.
+- Locking: two compactions at once would merge the same files, so a lock prevents that.
 
-What cannot be read or merged is left as it is, and the rest is merged.
+Files that cannot be read or merged remain unchanged, and the others are merged.
 """
 
 import logging
@@ -40,34 +42,35 @@ from kcl_dagster.spark.store_lock import StoreLock, store_lock
 
 log = logging.getLogger(__name__)
 
-TARGET_BYTES: Final = 128 * 1024 * 1024  # what query engines read best, and what fits in memory while it is made
-# A stalled writer has lost its lease long before; its last task may still be writing.
+# The size that query engines read best, and that fits in memory while a file is written.
+TARGET_BYTES: Final = 128 * 1024 * 1024
+# A stale writer has lost its lease long before, but its last task may still be writing.
 MIN_AGE_SECONDS: Final = 3600.0
-JOURNAL: Final = "_compaction"  # readers pass over names that begin with an underscore
+JOURNAL: Final = "_compaction"  # readers ignore names that begin with an underscore
 DRAFTS: Final = "_drafts"  # of version 0.1: files that a fetch has written and no batch has published
 LOCKS: Final = "_compaction_turns"
-MERGES_AT_ONCE: Final = 2  # each has its sources, its result and what it sends in memory
+MERGES_AT_ONCE: Final = 2  # each has its sources, its result and its request in memory
 GETS_AT_ONCE: Final = 8  # of each merge
-# After which no merge is begun: the first compaction of a large folder is not the last one, and they are hourly.
+# No merge is begun later. Compactions are hourly, and the next one continues in a large folder.
 MOST_SECONDS: Final = 2700.0
 ROWS_AT_ONCE: Final = 65_536
-# The next file, or the next group, would fail as this one did.
+# Errors with which the next file or group would fail, too.
 _OF_ALL: Final = (Unsafe, CredentialsRefused, EndpointUnreachable, OutcomeUnknown, Throttled)
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What a compaction did."""
+    """The result of a compaction."""
 
     merged: int
     into: int
     bytes: int
     finished: int = 0
-    """Merges of an earlier compaction that was cut off."""
+    """Merges of an earlier compaction that was interrupted."""
     failed: tuple[str, ...] = ()
-    """What could not be merged, and why. The rest was merged."""
+    """Files that could not be merged, with the reason. The others were merged."""
     left_alone: str | None = None
-    """Why nothing was merged."""
+    """The reason why nothing was merged, if so."""
     deleted: int = 0
     """Files that a vacuum has deleted."""
 
@@ -82,8 +85,8 @@ def compact(
     runtime: Runtime | None = None,
     by: str = "a compaction",
 ) -> Compaction:
-    """Merge the small files below `path`. May run beside the consumer. Raises StoreLocked beside another
-    compaction, which knows this one as `by`.
+    """Merge the small files below `path`. May run beside the consumer. Raises StoreLocked if another compaction is
+    running, which reports this one as `by`.
 
     Between the appearance of a merged file and the removal of its sources, readers find the records twice. This
     takes some milliseconds. If this compaction is killed at that moment, it lasts until the next one.
@@ -107,12 +110,14 @@ def _compact(
 ) -> Compaction:
     """Merge files that were last written until `before`.
 
-    A worker that was paused since it pinned a part may have a draft of it, or a file that it has written and not
-    yet renamed. Its successor stored the part later than that. So if the part's file is old enough to be merged,
-    the file of the stale writer is older still. It is removed before any file is chosen, and the later copy or
-    rename by the stale writer fails. Two cases remain: S3 was already copying the draft when it was removed, and
-    the copy takes longer than the merge of a group; and a Spark job writes the part `min_age_seconds` late, because
-    its worker was paused exactly between the check of its lease and the start of the job.
+    A worker that was paused after it had pinned a part (announced it in the lease) may have a draft of the part, or
+    a file that is written and not yet renamed. Its successor has stored the part later than that. So if the part's
+    file is old enough to be merged, the file of the stale writer is older still: it is removed before any file is
+    chosen, and a later copy or rename by the stale writer fails. Two cases remain:
+
+    - S3 was already copying the draft when it was removed, and the copy takes longer than the merge of a group.
+    - A Spark job writes the part `min_age_seconds` late, because its worker was paused exactly between the check of
+      its lease and the start of the job.
     """
     sweep(store, before)
     merging = _Merging(store, runtime, lock, runtime.clock.monotonic() + MOST_SECONDS)
@@ -139,22 +144,23 @@ class _Merging:
     runtime: Runtime
     lock: StoreLock
     until: float
-    """By the monotonic clock. No merge is begun later."""
+    """The time (monotonic) after which no merge is begun."""
 
     failed: list[str] = field(default_factory=list)
     _over: Event = field(default_factory=Event)
-    """Set when one merge has failed as all others would, and when the compaction is interrupted."""
+    """Set when a merge has failed with an error that all others would have, and when the compaction is
+    interrupted."""
 
     def is_late(self) -> bool:
         return self.runtime.clock.monotonic() >= self.until
 
     def all_of(self, planned: Iterable[Sequence[StoredFile]], at_once: int) -> Compaction:
-        """Several at once: a merge waits for S3 half of its time, and pyarrow works beside other threads."""
+        """Carry out merges, several at a time: half of a merge is waiting for S3, and pyarrow releases the GIL."""
         with ThreadPoolExecutor(at_once, "kcl-merge") as pool:
             asked = [pool.submit(self._group, group) for group in planned]
             try:
                 done = [one.result() for one in asked]
-            except BaseException:  # an interruption arrives on this thread alone
+            except BaseException:  # only this thread gets an interruption
                 self._over.set()
                 raise
         return Compaction(*(sum(getattr(one, name) for one in done) for name in ("merged", "into", "bytes")))
@@ -187,15 +193,15 @@ def _note(failed: list[str], what: str, error: Exception) -> None:
 
 @dataclass(slots=True)
 class _Sources:
-    """Files that can be one file together. Their contents are kept as they were read, which is compressed."""
+    """Files that can be merged into one. Their contents are kept compressed, as they were read."""
 
     schema: pa.Schema
     files: list[StoredFile] = field(default_factory=list)
     contents: list[pa.Buffer] = field(default_factory=list)
 
     def take(self, file: StoredFile, content: pa.Buffer, schema: pa.Schema) -> bool:
-        """Whether the file can be part of it. Two spellings of a column's name in one file are two columns for
-        Parquet, and the same for Spark."""
+        """Add a file, and return whether that was possible. Two column names that differ only in case are two
+        columns in Parquet, but the same column in Spark."""
         try:
             both = pa.unify_schemas([self.schema, schema])
         except pa.ArrowException:
@@ -220,10 +226,10 @@ class _Unreadable(Exception):
 
 
 def _mergeable(store: Store, group: Sequence[StoredFile], lock: StoreLock, failed: list[str]) -> list[_Sources]:
-    """What the files of a group hold: those together that can be one file.
+    """The files of a group, divided into those that can be merged into one file.
 
-    A column whose type was changed begins another file: readers see each file as it was written. A file that cannot
-    be read stays where it is.
+    A column whose type was changed begins another file, because readers use the schema of each file. A file that
+    cannot be read remains unchanged.
     """
     found: list[_Sources] = []
     for file, asked in _contents(store, group):
@@ -249,13 +255,14 @@ def _is_gone(error: Exception) -> bool:
 
 
 def _of_any(schema: pa.Schema) -> pa.Schema:
-    """What the schemas of files have in common that differ in what the merged file does not need: Spark's literals
-    are columns without nulls, and other writers leave descriptions that are true of their file alone."""
+    """A schema without properties that differ between files and that the merged file does not need: Spark's
+    literals are non-nullable columns, and the descriptions of other writers apply to their file only."""
     return pa.schema([one.with_nullable(True) for one in schema])
 
 
 def _contents(store: Store, group: Sequence[StoredFile]) -> Iterator[tuple[StoredFile, Future[bytes]]]:
-    """Of one group, together the size of a merged file. Several at once: most of a get from S3 is waiting."""
+    """The contents of one group's files, which together have the size of a merged file. Several are read at a
+    time, because most of the time is spent waiting for S3."""
     asked: deque[tuple[StoredFile, Future[bytes]]] = deque()
     with ThreadPoolExecutor(GETS_AT_ONCE) as pool:
         for file in group:
@@ -266,8 +273,8 @@ def _contents(store: Store, group: Sequence[StoredFile]) -> Iterator[tuple[Store
 
 
 def _merge(store: Store, sources: _Sources, name: str, lock: StoreLock, failed: list[str]) -> int:
-    """One merge: the result is made, journalled, shown, and only then are its sources removed. Sources that cannot
-    be read are taken out of `sources`, all of them if another program has changed one meanwhile."""
+    """Carry out one merge: write the journal, make the result visible, and only then remove its sources. Sources
+    that cannot be read are removed from `sources`; all of them if another program has changed one meanwhile."""
     content = _content(store, sources, failed)
     lock.check()
     if content is not None and not _are_unchanged(store, sources.files):
@@ -279,12 +286,12 @@ def _merge(store: Store, sources: _Sources, name: str, lock: StoreLock, failed: 
     paths = [file.path for file in sources.files]
     folder = paths[0].rpartition("/")[0]
     target = "/".join(part for part in (folder, merged_name(sources.files, name)) if part)
-    lock.check()  # a lock lasts far longer than what is left to do
-    # A file that was staged for an entry of a chain may be given its name again, until it is staged no more.
+    lock.check()  # the lock lasts far longer than the remaining steps take
+    # Another process may publish a staged file of a chain again, as long as its staged form exists.
     store.delete([staged for path in paths if (staged := staged_for(path)) is not None])
     journal = f"{JOURNAL}/{name}.json"
     store.put(journal, msgspec.json.encode(_Merge(target, tuple(paths))))
-    lock.check()  # if it was lost, another compaction removes the journal, and may merge the sources
+    lock.check()  # if the lock was lost, another compaction removes the journal, and may merge the sources
     store.put(target, content)
     store.delete(paths)
     store.delete([journal])
@@ -303,7 +310,7 @@ def _content(store: Store, sources: _Sources, failed: list[str]) -> memoryview |
 
 
 def _merged(sources: _Sources) -> memoryview:
-    """Some rows at a time: what is compressed well takes many times the space in memory."""
+    """Merge the contents, some rows at a time, because well-compressed data take many times the space in memory."""
     whole = ParquetFile(sources.schema)
     for place, content in enumerate(sources.contents):
         try:
@@ -315,7 +322,7 @@ def _merged(sources: _Sources) -> memoryview:
 
 
 def _conformed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Columns that a file does not have are null."""
+    """Rows with the columns of the schema. Columns that a file does not have are null."""
     has = set(rows.schema.names)
     columns = [
         rows.column(one.name).cast(one.type) if one.name in has else pa.nulls(rows.num_rows, one.type)
@@ -327,20 +334,20 @@ def _conformed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def _are_unchanged(store: Store, files: Sequence[StoredFile]) -> bool:
     """Whether the files are as they were listed: another program may have redacted or deleted records.
 
-    Each is asked for by its name. To list them would take a look at the whole folder for each merge.
+    Each file is requested by name. Listing would take one pass over the whole folder for each merge.
     """
     with ThreadPoolExecutor(GETS_AT_ONCE) as pool:
         return all(map(_is_same, files, pool.map(store.found, [file.path for file in files])))
 
 
 def _is_same(listed: StoredFile, now: StoredFile | None) -> bool:
-    # S3 lists times with fractions of a second, and answers for one file without.
+    # S3 lists times with fractions of a second, but reports those of a single file without.
     return now is not None and now.bytes == listed.bytes and abs(now.modified - listed.modified) < 1
 
 
 def sweep(store: Store, before: float) -> int:
-    """Remove files that were never finished and drafts, last written until `before`, in epoch seconds; how many. A
-    worker that comes back to one of them cannot publish it, and reads its records again."""
+    """Remove drafts and unfinished files that were last written until `before` (epoch seconds), and return their
+    number. A worker that continues cannot publish them any more, and reads its records again."""
     found = [*store.files(f"{DRAFTS}/", hidden=True), *store.unfinished("")]
     left = [file.path for file in found if file.modified <= before]
     store.delete(left)
@@ -348,23 +355,23 @@ def sweep(store: Store, before: float) -> int:
 
 
 class _Merge(msgspec.Struct, frozen=True):
-    """What a journal announces."""
+    """The content of a journal."""
 
     target: str
     sources: tuple[str, ...]
 
 
 def _finish_all(store: Store, lock: StoreLock, failed: list[str]) -> tuple[int, set[str]]:
-    """Carry through what journals announced: a target stands for its sources as soon as it is there. Returns how
-    many, and the files of those that cannot be carried through."""
+    """Finish the merges in journals of interrupted compactions: once the merged file exists, it replaces its
+    sources. Returns the number of finished merges, and the files of merges that cannot be finished."""
     finished, unfinished = 0, set()
     for journal in list(store.files(f"{JOURNAL}/", hidden=True)):
-        lock.check()  # listing a large store takes time, and the journals may belong to another compaction by now
+        lock.check()  # listing a large store takes time, and by now the journals may belong to another compaction
         try:
             plan = _read_journal(store, journal.path)
         except (KclError, OSError) as error:
             if _is_gone(error):
-                continue  # a compaction that has lost its lock has finished it
+                continue  # finished by a compaction that has lost its lock
             raise
         try:
             is_shown = store.found(plan.target) is not None
@@ -382,8 +389,8 @@ def _finish_all(store: Store, lock: StoreLock, failed: list[str]) -> tuple[int, 
 
 
 def _read_journal(store: Store, journal: str) -> _Merge:
-    """Raises Unsafe for a journal that no compaction wrote: who can write to the lake must not be able to have
-    other files deleted."""
+    """Read a journal. Raises Unsafe if no compaction wrote it: a program that can write to the folder must not
+    be able to have other files deleted."""
     try:
         plan = msgspec.json.decode(store.get(journal), type=_Merge)
         folder, _, name = within(plan.target).rpartition("/")

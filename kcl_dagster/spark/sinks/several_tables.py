@@ -1,7 +1,8 @@
-"""Several tables of one consumer: its function returns a DataFrame for each, by name.
+"""Several tables of one consumer, whose function returns a DataFrame for each, by name.
 
-A batch is decided for all of them by one entry, in the chain beside the first table. So it becomes visible in all
-tables or in none, whatever formats they have. Readers may see it in one table before they see it in another one.
+One entry in the chain (log of committed batches) beside the first table commits a batch for all of them. So it
+becomes visible in all tables or in none, whatever their formats are. Readers may see it in one table before they
+see it in another.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,12 +28,13 @@ from kcl_dagster.worker.batch import Batch, PartCounts
 from kcl_dagster.worker.staging import Destination, FormerParts, StagedBatch
 
 OutputsTransform = Callable[[DataFrame], Mapping[str, DataFrame]]
-"""User code: from the records of a batch to what is stored, by table."""
+"""The user's function, from the records of a batch to the rows of each table."""
 
 
 @dataclass(slots=True)
 class _Outputs:
-    """What the function returns for the records of one batch. Each table takes its own: the function runs once."""
+    """The result of the function for the records of one batch. Each table takes its rows from it, so that the
+    function is called only once."""
 
     transform: OutputsTransform
     names: tuple[str, ...]
@@ -64,8 +66,8 @@ class _Outputs:
 
 
 class SeveralTables:
-    """Stages batches for several sinks. `opened`: makes the sink of each table, given a function from the records
-    to the rows of this table. The chains are beside the first one."""
+    """Stages batches for several sinks. `opened`: makes the sink of each table, from a function that turns
+    records into the rows of this table. The chains are beside the first table."""
 
     def __init__(self, opened: Mapping[str, Callable[[Transform], SparkSink]], transform: OutputsTransform) -> None:
         called: Any = guarded(transform)  # type: ignore[arg-type]
@@ -75,7 +77,7 @@ class SeveralTables:
         self._is_checked = False
 
     def _by_key(self) -> dict[str, SparkSink]:
-        """As entries name the tables."""
+        """The sinks by the names that entries use for the tables."""
         return dict(zip([FIRST, *list(self.sinks)[1:]], self.sinks.values(), strict=True))
 
     @property
@@ -95,15 +97,15 @@ class SeveralTables:
 
     @property
     def former_parts(self) -> FormerParts:
-        """See `worker.staging.StagingSink`. Versions that had any knew one table only."""
+        """See `worker.staging.StagingSink`. Versions that stored such parts supported only one table."""
         return self._first.former_parts
 
     def version(self) -> dict[str, Any]:
-        """See `spark.sinks.contract.SparkSink`. Each table is asked by itself."""
+        """See `spark.sinks.contract.SparkSink`. Empty, because each table's version is requested separately."""
         return {}
 
     def staging(self) -> None:
-        """See `spark.engine.StagingOfFetches`. A fetch does not know which records belong to which table."""
+        """See `spark.engine.StagingOfFetches`. None: a fetch does not know which records belong to which table."""
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         """See `worker.staging.StagingSink`."""
@@ -111,13 +113,13 @@ class SeveralTables:
         for sink in self.sinks.values():
             try:
                 sink.keep_complete(application, known, wanted)
-            except Exception as error:  # of one store; the others are asked all the same
+            except Exception as error:  # an error of one store; the others are called nevertheless
                 problems.append(error)
         if problems:
             raise problems[0]
 
     def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
-        """See `worker.staging.StagingSink`. Fetches stage nothing."""
+        """See `worker.staging.StagingSink`. Does nothing, because fetches stage nothing."""
 
     def stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """See `worker.staging.StagingSink.stage`."""
@@ -145,8 +147,9 @@ class SeveralTables:
         )
 
     def _refuse_shared(self) -> None:
-        """Before the first batch of this process. Where a table of a catalog is, is not known earlier. A table with
-        two names would get the rows of one of them: the other commit would have the same number."""
+        """Raise ConfigurationError if two names are the same table. It would get the rows of only one of them,
+        because the other commit would have the same number. Called before the first batch of this process: the
+        location of a catalog's table is not known earlier."""
         if self._is_checked:
             return
         owners: dict[str, str] = {}
@@ -158,7 +161,7 @@ class SeveralTables:
         self._is_checked = True
 
     def _discard(self, chain: ChainId, key: str, batch: StagedBatch) -> None:
-        """Remove the files of a table where another one failed. Files that cannot be removed now are removed with
+        """Remove the files of a table if another one failed. Files that cannot be removed now are removed with
         the chain, or by a vacuum of the table."""
         place, paths = self.destinations[key], [file.path for file in batch.files]
         with suppress(KclError, OSError):
@@ -169,7 +172,8 @@ class SeveralTables:
 
 
 def _together(counts: list[Mapping[LeaseKey, PartCounts]]) -> dict[LeaseKey, PartCounts]:
-    """What the tables hold of each lease, those left out whose rows do not say it."""
+    """The counts of all tables by lease. Leases whose rows cannot be counted, because the output has no
+    `lease_key`, are left out."""
     found: dict[LeaseKey, PartCounts] = {}
     for lease in sorted({lease for one in counts for lease in one}):
         known = [one[lease].files for one in counts if lease in one]

@@ -1,7 +1,7 @@
-"""The rows of a record batch, split by key.
+"""Splits the rows of a record batch by key.
 
-Pure. Every row is in exactly one group: a row's group is found by its number, never by comparing its values with
-those of the group again, because null, NaN and the zeros do not compare as they group.
+Pure. Every row is in exactly one group. Rows are assigned by their number, and not by comparing values again,
+because null, NaN and zeros compare differently from how they are grouped.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _BITS: Final = {pa.float16(): pa.int16(), pa.float32(): pa.int32(), pa.float64()
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rows of one key, in their order."""
+    """The rows of one key, in order."""
 
     key: tuple[Any, ...]
     rows: pa.RecordBatch
@@ -26,7 +26,7 @@ class Group:
 def split(rows: pa.RecordBatch, keys: Sequence[pa.Array]) -> list[Group]:
     """The groups of `rows` by `keys`, arrays of the same length, in the order in which they first appear.
 
-    Null is a key of its own, and so is NaN, whatever its bits are. 0.0 and -0.0 are two keys, as Spark keeps them.
+    Null is a separate key, and so is NaN, whatever its bits are. 0.0 and -0.0 are two keys, as in Spark.
     """
     if rows.num_rows == 0:
         return []
@@ -48,7 +48,7 @@ def split(rows: pa.RecordBatch, keys: Sequence[pa.Array]) -> list[Group]:
 
 
 def distinct(values: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The distinct values, and for each value its place among them. Equality is that of `split`."""
+    """The distinct values, and for each value its index among them. Equality is that of `split`."""
     encoded = _encoded(values)
     indices = encoded.indices
     _, firsts = np.unique(indices.to_numpy(zero_copy_only=False), return_index=True)

@@ -1,5 +1,7 @@
-"""The Spark job that writes the files of a batch which is decided in a chain. One job may write those of several
-tables: then all of them are made of the same evaluation of `current_timestamp()`."""
+"""The Spark job that stages a batch: it writes the files of a batch that is committed in a chain (a log of
+committed batches). One job may write the files of several tables; then all of them use the same evaluation of
+`current_timestamp()`.
+"""
 
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -62,12 +64,13 @@ _warned = _Warned()
 Manifest = list[dict[str, Any]]
 T = TypeVar("T")
 Staging = Generator[DataFrame, Manifest, T]
-"""What a sink does to stage a batch. It yields the DataFrame whose rows are the manifest of the files, is sent
-these rows, and returns what was staged. A sink whose files are there already yields nothing."""
+"""The steps of a sink that stages a batch. It yields the DataFrame whose rows are the manifest of the files, is
+sent these rows, and returns what was staged. A sink whose files exist already yields nothing.
+"""
 
 
 def stage(staging: Staging[T]) -> T:
-    """Run the job."""
+    """Run the job of a staging, and return what was staged."""
     try:
         job = next(staging)
     except StopIteration as end:
@@ -75,7 +78,7 @@ def stage(staging: Staging[T]) -> T:
     try:
         manifest = [row.asDict() for row in job.collect()]
     except BaseException as error:
-        staging.throw(error)  # it knows what the error means
+        staging.throw(error)  # the sink knows what the error means
         raise
     return _ended(staging, manifest)
 
@@ -96,7 +99,9 @@ def together(stagings: Mapping[str, Staging[T]], discard: Callable[[str, T], Non
         for name in jobs:
             try:
                 staged[name] = _ended(stagings[name], manifests[name])
-            except BaseException as error:  # the other sinks are told of their files all the same, to remove them
+            except (
+                BaseException
+            ) as error:  # the other sinks get their manifests nevertheless, so that their files can be removed
                 problems.append(error)
         if problems:
             raise next((one for one in problems if not isinstance(one, Exception)), problems[0])
@@ -112,7 +117,8 @@ def together(stagings: Mapping[str, Staging[T]], discard: Callable[[str, T], Non
 
 
 def _manifests(jobs: Mapping[str, DataFrame], stagings: Mapping[str, Staging[T]]) -> Staging[dict[str, Manifest]]:
-    """What fails is raised in the first sink: each of them knows what the errors of a job mean."""
+    """The manifests by sink. An error of the job is raised in the first sink, because each sink can interpret
+    such errors."""
     found: dict[str, Manifest] = {name: [] for name in jobs}
     if not jobs:
         return found
@@ -138,7 +144,7 @@ def _ended(staging: Staging[T], manifest: Manifest) -> T:
 
 @dataclass(slots=True)
 class StagingJob:
-    """`sink`: named in messages. `table`: set where the files belong to a table."""
+    """The job for one sink. `sink`: its name for messages. `table`: set if the files belong to a table."""
 
     sink: str
     store: StagingStore
@@ -146,7 +152,7 @@ class StagingJob:
     target_bytes: int
     table: ForTable | None = None
     schema: pa.Schema | None = None
-    """Of the output; only where the files belong to a table."""
+    """The schema of the output, only if the files belong to a table."""
 
     steps: tuple[Step, ...] = ()
     """See `StageFiles`."""
@@ -161,15 +167,15 @@ class StagingJob:
         *,
         is_as_read: bool,
     ) -> "Staging[tuple[list[BatchFile], dict[LeaseKey, PartCounts]]]":
-        """Write the files, and count what they hold of each lease. Raises what Spark raises. `held`: what the
-        fetch holds, if the output is the records as they were read, with no further columns. `is_as_read`: each
-        record is a row."""
+        """Write the files, and count the rows of each lease in them. Raises what Spark raises. `held`: the
+        records in the form of the fetch, if the output is the unchanged records without further columns.
+        `is_as_read`: whether each record is a row."""
         if not self.layout.is_flat:
             self.layout.check(output.schema)
         if self.table is not None and self.table.target is not None and self.schema is not None:
             self.table.target.check(self.schema)
         if isinstance(held, Sealed):
-            rows, unseal = held.frame, held.unseal()  # opened where it is written
+            rows, unseal = held.frame, held.unseal()  # opened in the task that writes it
         else:
             rows, unseal = output, None
         time_column = batch.time_column
@@ -201,14 +207,15 @@ class StagingJob:
         return files, {} if time_column is None else counts_of(files, batch)
 
     def check_rows(self, files: Sequence[BatchFile], batch: Batch) -> None:
-        """Of records that are stored as they were read, it is known how many there are."""
+        """Raise SinkError if records that are stored as they were read would be stored in another number of
+        rows."""
         rows = sum(file.rows for file in files)
         if rows != batch.records:
             raise SinkError(f"{self.sink}: a batch of {batch.records} records would be stored in {rows} rows")
 
     def discard(self, files: Sequence[BatchFile]) -> None:
-        """Remove the files of a table's batch that is not decided. What cannot be removed now stays until the table
-        is vacuumed. Files that are staged are removed with their chain."""
+        """Remove the files of a table's batch that is not committed. Files that cannot be removed now remain
+        until the table is vacuumed. Files in staging folders are removed with their chain."""
         if self.table is not None and not self.table.holds_changes:
             with suppress(KclError, OSError), uninterrupted():
                 self.store.delete([file.path for file in files])
@@ -219,14 +226,14 @@ def _has_texts(output: DataFrame, column: str) -> bool:
 
 
 def _has_times(output: DataFrame, files: Sequence[BatchFile], column: str) -> bool:
-    """Whether the output has the column, and the files hold times of it as far as is known."""
+    """Whether the output has the column, and the files have times in it, as far as is known."""
     counted = [held.minutes for file in files for held in (file.leases or {}).values()]
     return column in output.columns and (not counted or any(minutes is not None for minutes in counted))
 
 
 def counts_of(files: Sequence[BatchFile], batch: Batch) -> dict[LeaseKey, PartCounts]:
-    """What the files hold of each lease of the batch; empty where that is not known: the output does not say which
-    lease a row is of, or it names others than those of the batch."""
+    """The counts of each lease of the batch in the files. Empty if they are not known: the output does not
+    contain the lease of a row, or contains leases that are not of the batch."""
     found: dict[LeaseKey, list[tuple[FileCounts, RowsOfLease]]] = {part.lease: [] for part in batch.parts}
     for file in files:
         if file.leases is None or not file.leases.keys() <= found.keys():
@@ -248,17 +255,18 @@ def _of_lease(shares: Sequence[tuple[FileCounts, RowsOfLease]]) -> PartCounts:
 
 
 def schema_of(output: DataFrame) -> pa.Schema:
-    """As the files will have it, partition columns included. Evaluates nothing."""
+    """The schema of the output as the files will have it, including partition columns. Evaluates nothing."""
     return utc(output.limit(0).toArrow().schema)
 
 
 def has_own_times(time_column: str | None) -> bool:
-    """Whether rows are counted by a time of their own, and may be late."""
+    """Whether rows are counted by an event time, so that they may be late."""
     return time_column not in (None, ARRIVAL)
 
 
 def warn_of_no_times(root: str, column: str) -> None:
-    """At most once an hour. It fails no batch: a policy could then set all records aside, which are good ones."""
+    """Warn that the output has no event times, at most once an hour. No batch fails because of this: the failure
+    policy could then set all records aside, although they are valid."""
     if _warned.is_due(f"{root} {column}"):
         log.warning(
             "the output for %s has no timestamp column %s, which event_time names: its rows count for no window, "
@@ -269,7 +277,8 @@ def warn_of_no_times(root: str, column: str) -> None:
 
 
 def warn_of_large_batch(root: str, files: int) -> None:
-    """At most once an hour; of a batch whose files are those of all its shards."""
+    """Warn of a batch with many files, at most once an hour. Only for batches whose files are shared by all
+    their shards."""
     if files > MANY_FILES and _warned.is_due(root):
         log.warning(
             "a batch wrote %d files into %s, one for each task and partition value: partition by a column with "

@@ -1,4 +1,4 @@
-"""Errors of the libraries of tables."""
+"""A context for errors of table libraries."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +10,8 @@ from kcl_dagster.worker.processing_watch import uninterrupted
 
 @contextmanager
 def table_errors(table: str) -> Iterator[None]:
-    """For what a table's own library does; see `spark.failures.of_table`. No code of the consumer runs in there, so
-    `batch.max_process_seconds` interrupts nothing of it."""
+    """Map the errors of a table's own library; see `spark.failures.of_table`. No code of the consumer runs in
+    it, so `batch.max_process_seconds` does not interrupt it."""
     try:
         with uninterrupted():
             yield

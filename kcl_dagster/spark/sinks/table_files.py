@@ -1,7 +1,7 @@
-"""Files of a table that are written through the table's own access to its storage.
+"""Writes the files of a table through the table's own access to its storage.
 
-A catalog may hand out credentials for one table and some minutes (Polaris, Unity, Lake Formation, S3 Tables). They
-are in the properties of the table as it was loaded, so the table is loaded for each batch.
+A catalog may issue credentials for one table and some minutes (Polaris, Unity, Lake Formation, S3 Tables). They are
+in the properties of the loaded table, so the table is loaded for each batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from kcl_dagster.errors import SinkError
 from kcl_dagster.spark.storage import LONGEST_KEY, S3Options, Store, open_store
 
 _OF_FILES: Final = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "py-io-impl")
-_WITHOUT_COPIES: Final = "--table-s3"  # ends the names of the buckets of S3 Tables, which know few requests
+_WITHOUT_COPIES: Final = "--table-s3"  # the end of the names of buckets of S3 Tables, which support few requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class TableFiles:
             output = load_file_io(dict(self.properties), self.root).new_output(f"{self.root}/{path}")
             with output.create(overwrite=True) as stream:
                 stream.write(bytes(content))
-        except Exception as error:  # of whichever library the FileIO uses
+        except Exception as error:  # of the library that the FileIO uses
             raise SinkError(f"{self.root}/{path}: {type(error).__name__}: {error}") from error
 
     def delete(self, paths: Sequence[str]) -> None:
@@ -50,8 +50,8 @@ class TableFiles:
 
 
 def files_of(root: str, properties: Mapping[str, Any], own: Mapping[str, str], s3: S3Options) -> Store | TableFiles:
-    """How the files below `root` are written: by the sink's own client if the table asks for no more than `own`,
-    which the sink gave to the catalog, and else through the table's FileIO."""
+    """The store for files below `root`: the sink's own client if the table's properties about files are those in
+    `own`, which the sink gave to the catalog. Otherwise the table's FileIO."""
     given = {name: str(value) for name, value in properties.items() if isinstance(value, str)}
     is_ours = _about_files(given) == _about_files(own)
     scheme, _, rest = root.partition("://")

@@ -1,7 +1,7 @@
-"""The columns that a table takes, and what becomes of an output whose columns are of other types.
+"""The columns of a table, and whether an output with columns of other types can be stored in it.
 
 A type of the output may be narrower than the table's: integers, floats and decimals are widened when the file is
-written. Whatever may lose a value, or break a promise that the table makes to its readers, is refused.
+written. A type that might lose a value, or break a guarantee of the table, is rejected.
 """
 
 from base64 import b64decode, b64encode
@@ -17,20 +17,20 @@ from kcl_dagster.errors import RecordRefused, SinkError
 from kcl_dagster.spark.parquet_file import Footer, null_counts, read_footer
 from kcl_dagster.spark.schema import LEASE_KEY
 
-_EXACT_IN_A_DOUBLE: Final = 32  # bits of the widest integer that a double holds
+_EXACT_IN_A_DOUBLE: Final = 32  # bits of the widest integer type that a double represents exactly
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A table's columns. A target is a value that can be sent to an executor."""
+    """The columns of a table. A target is a value that can be sent to an executor."""
 
     table: str
     schema: pa.Schema
     hint: str = ""
-    """How columns are added to such a table."""
+    """How a user adds columns to such a table, for messages."""
 
     required_by: str = "the table"
-    """What allows no nulls in some columns."""
+    """The reason why some columns allow no nulls, for messages."""
 
     def check(self, output: pa.Schema) -> None:
         """Raise SinkError if an output of this schema does not fit into the table."""
@@ -53,14 +53,14 @@ class Target:
             raise SinkError(f"{self.table}: the output lacks {missing}, which the table requires{added}")
 
     def strange(self, output: pa.Schema) -> pa.Schema:
-        """The columns of an output that the table does not have, or not in a type that holds their values. Raises
+        """The columns of an output that the table does not have, or whose values do not fit its type. Raises
         SinkError as `known` does."""
         self.known(output.names)
         return pa.schema(field for field in output if not self._holds(field))
 
     def known(self, output: Sequence[str]) -> list[str]:
-        """Those of these columns that the table has. Raises SinkError for one whose name differs from a column's in
-        case only: most readers take them for one."""
+        """Select the columns that the table has. Raises SinkError if a name differs from a column's only in
+        case: most readers treat both as the same column."""
         names = {name.casefold(): name for name in self.schema.names}
         for name in sorted(set(output) - set(self.schema.names)):
             if name.casefold() in names:
@@ -82,12 +82,12 @@ class Target:
     def fulfilled(
         self, output: pa.Schema, conditions: Mapping[str, str] | None = None, table: str | None = None
     ) -> TableRules:
-        """What files of this output fulfil that were written for this target. The rest: see `TableRules`."""
+        """The rules that files of this output, written for this target, satisfy. Parameters: see `TableRules`."""
         return TableRules(encoded_schema(self.stored(output)), self.required, dict(conditions or {}), table)
 
     def check_rules(self, rules: TableRules, conditions: Mapping[str, str] | None = None) -> None:
-        """Raise SinkError if files that were written by these rules do not fit into the table: it was altered
-        since. `conditions`: those that are true of every row of the table."""
+        """Raise SinkError if files that were written by these rules do not fit into the table because it was
+        altered since. `conditions`: conditions that every row of the table satisfies."""
         self.check(decoded_schema(rules.schema))
         nulls = set(self.required) - set(rules.required)
         others = {name for name, sql in (conditions or {}).items() if rules.conditions.get(name) != sql}
@@ -105,7 +105,7 @@ class Target:
             raise RecordRefused(f"{self.table}: a row has null in {wrong}, which {self.required_by} does not allow")
 
     def stored(self, output: pa.Schema) -> pa.Schema:
-        """The schema of what is stored of an output."""
+        """The schema in which an output is stored."""
         fields = []
         for field in output:
             index = self.schema.get_field_index(field.name)
@@ -120,7 +120,7 @@ class Target:
 
 
 def encoded_schema(schema: pa.Schema) -> str:
-    """As text, for `decoded_schema`."""
+    """The schema as text, for `decoded_schema`."""
     return b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()
 
 
@@ -129,7 +129,7 @@ def decoded_schema(text: str) -> pa.Schema:
 
 
 def fits(output: pa.DataType, table: pa.DataType) -> bool:
-    """Whether every value of the one type is a value of the other."""
+    """Whether the table's type can represent every value of the output's type."""
     if output == table or kinds.is_null(output):
         return True
     if kinds.is_signed_integer(output) and kinds.is_signed_integer(table):
@@ -158,7 +158,8 @@ def _field_fits(output: pa.Field, table: pa.Field) -> bool:
 
 
 def nullable(schema: pa.Schema) -> pa.Schema:
-    """For a table that is made after an output: that a literal is never null is no promise of the next output."""
+    """The schema with nullable columns, for a table that is created from an output: a literal is never null in
+    this output, but the next output may have nulls."""
     return pa.schema([pa.field(field.name, _nullable(field.type)) for field in schema])
 
 

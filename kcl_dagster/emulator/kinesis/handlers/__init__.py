@@ -1,4 +1,4 @@
-"""The operations by name. Each takes the account and the request, and answers or raises `KinesisError`."""
+"""The operations by name. Each takes the account and the request, and returns a reply or raises `KinesisError`."""
 
 from __future__ import annotations
 

@@ -70,7 +70,8 @@ def list_consumers(account: Account, request: Parameters) -> Reply:
 
 
 def consumer_by_arn(account: Account, arn: str) -> RegisteredConsumer:
-    """Raises ResourceNotFoundException for a consumer that is gone, even if one of that name is back."""
+    """The consumer with this ARN. Raises ResourceNotFoundException if it was deregistered, even if another one
+    with the same name was registered since."""
     stream = account.stream(stream_name_of(arn))
     for consumer in stream.consumers.values():
         if consumer.arn == arn:

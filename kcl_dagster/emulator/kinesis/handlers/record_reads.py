@@ -76,7 +76,7 @@ def starting_position(
     timestamp: float | None,
     now: float,
 ) -> int:
-    """The record number at which a reader that asks for that position begins."""
+    """The record number at which a reader with this starting position begins."""
     wants_number = kind in ("AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER")
     if wants_number != (sequence_number is not None):
         raise service_errors.invalid_argument(
@@ -106,18 +106,19 @@ def starting_position(
 
 
 def page(account: Account, shard: ShardState, position: int, max_records: int, max_bytes: int) -> tuple[int, int]:
-    """First and last-but-one record numbers of the next page; records trimmed meanwhile are skipped."""
+    """The record number at which the next page begins, and the one after its last record. Records that were
+    trimmed meanwhile are skipped."""
     start = max(position, shard.log.first)
     return start, shard.log.page_end(start, min(max_records, account.limits.records_per_get), max_bytes)
 
 
 def is_finished(shard: ShardState, position: int) -> bool:
-    """A closed shard of which nothing is left to read."""
+    """Whether the shard is closed and nothing remains to be read at `position`."""
     return not shard.is_open and position >= shard.log.next
 
 
 def millis_behind(shard: ShardState, position: int, now: float) -> int:
-    """How long ago the oldest record arrived that is still unread; 0 at the tip."""
+    """Milliseconds since the oldest unread record arrived; 0 at the tip."""
     if position >= shard.log.next:
         return 0
     return max(1, round((now - shard.log.arrival(position)) * MILLIS))

@@ -14,7 +14,7 @@ from kcl_dagster.emulator.kinesis.shard_state import ShardState
 from kcl_dagster.emulator.kinesis.stream_state import Stream, StreamStatus
 
 MOST_RESULTS = 10_000  # accepted in a request
-RESULTS_PER_PAGE = 1_000  # returned at most, whatever was asked for
+RESULTS_PER_PAGE = 1_000  # returned at most, even if the request asks for more
 
 FILTERS = (
     "AFTER_SHARD_ID",
@@ -94,12 +94,12 @@ def _select(stream: Stream, selection: dict[str, Any], now: float) -> list[Shard
             return [shard for shard in shards if shard.was_open_at(since)]
         case "FROM_TIMESTAMP":
             return [shard for shard in shards if shard.closed_at is None or shard.closed_at >= since]
-        case _:  # FROM_TRIM_HORIZON is what a listing without a filter gives
+        case _:  # FROM_TRIM_HORIZON is the same as no filter
             return shards
 
 
 def _check_creation(account: Account, stream: Stream, asked: float | None) -> None:
-    # Clients send whole seconds or milliseconds of what they were told.
+    # Clients send the creation time in whole seconds or milliseconds.
     if asked is not None and int(asked) != int(stream.created_at):
         raise service_errors.not_found(
             f"Stream {stream.name} under account {account.number} created at {asked} not found."

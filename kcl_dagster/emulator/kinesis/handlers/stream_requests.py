@@ -1,4 +1,4 @@
-"""Streams as a whole: create, describe, configure, delete."""
+"""Operations on whole streams: create, describe, configure, delete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SubscribeToShard: opening a subscription and drawing events from it."""
+"""SubscribeToShard: opening a subscription and reading events from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from kcl_dagster.emulator.kinesis.subscription import (
 
 
 def subscribe(account: Account, request: Parameters) -> Subscription:
-    """Open a subscription; one that the same consumer has on the shard for long enough gives way."""
+    """Open a subscription. It replaces one that the same consumer opened on the shard more than
+    `takeover_seconds` ago."""
     consumer = consumer_by_arn(account, request.text("ConsumerARN"))
     stream = account.stream(stream_name_of(consumer.arn))
     now = account.now()
@@ -69,7 +70,7 @@ def subscribe(account: Account, request: Parameters) -> Subscription:
 
 
 def poll(account: Account, subscription: Subscription) -> RecordPage | None:
-    """The next event, or None if there is nothing to say now; sets `ending` once there never will be."""
+    """The next event, or None if there is none now. Sets `ending` when no event can follow."""
     if subscription.ending is not None:
         return None
     now = account.now()
@@ -93,7 +94,7 @@ def poll(account: Account, subscription: Subscription) -> RecordPage | None:
     subscription.spoke_at = now
     rest: dict[str, Any] = {"MillisBehindLatest": millis_behind(shard, stop, now)}
     if finished:
-        # At the end there is nothing to continue from, which is how the KCL recognises it.
+        # The last event has no continuation number. By this the KCL recognises the end of the shard.
         rest["ChildShards"] = shard.describe_children()
         subscription.ending = Ending.SHARD_END
     else:
@@ -102,7 +103,7 @@ def poll(account: Account, subscription: Subscription) -> RecordPage | None:
 
 
 def end(account: Account, subscription: Subscription) -> None:
-    """The consumer went away."""
+    """End the subscription of a consumer that has disconnected."""
     key = (subscription.consumer_arn, subscription.shard.id)
     if account.subscriptions.get(key) is subscription:
         del account.subscriptions[key]
