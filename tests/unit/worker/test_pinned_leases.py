@@ -319,5 +319,24 @@ def test_of_a_begun_batch_that_no_table_has_what_is_left_is_read(trimmed: int, l
     assert int(losses[-1].facts["until"]) == trimmed + 1
 
 
+def test_a_pinned_lease_that_keeps_failing_delays_no_other_shard() -> None:
+    world = ChainWorld(shards=2, batch={"on_data_loss": "stop"})
+    world.stream.put(A, *"abc")
+    former = world.worker("w1")
+    former.sink.refuses = refuses_everything
+    world.assign(former)
+    former.round()
+    assert world.lease(A).pending_checkpoint is not None
+    world.stream.shards[A].trimmed_through = 102
+    world.stream.put(B, *"xyz")
+    run = world.chain_worker("w2")
+    world.assign(run)
+    report = run.round()
+    outcomes = {one.lease: one.outcome for one in report.leases}
+    assert outcomes[A] is Outcome.NOT_READ
+    assert outcomes[B] is Outcome.COMMITTED, "in the round in which the pinned lease fails"
+    assert "".join(row[2] for row in sorted(world.stored())) == "xyz"
+
+
 def refuses_everything(_: Data) -> None:
     raise SinkError("no space")
