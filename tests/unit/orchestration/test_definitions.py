@@ -498,4 +498,4 @@ class Narrower(KclApplicationComponent):
 def test_a_users_own_component_is_described_as_a_whole() -> None:
     properties = Narrower.model().model_json_schema()["properties"]
     assert properties["country"]["description"] == "Whose clicks are kept."
-    assert properties["stream"]["description"] == "Name of the stream."
+    assert properties["stream"]["description"] == "The name of the stream."
