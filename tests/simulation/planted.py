@@ -34,8 +34,8 @@ class Needed:
 class Mutant:
     """A bug. `also`: what else has to go, because one defence stands behind another. `needs`: the fault without
     which the bug changes nothing. `in_chains`: it shows only where batches are decided in chains, so it is hunted
-    with those seeds. `has_two`: the same, where the sink has two destinations. `kind`: of the scenarios, see
-    `campaign.KINDS`."""
+    with those seeds. `has_two`: the same, where the sink has two destinations. `is_upgraded`: it shows only where
+    workers of version 0.1 began. `kind`: of the scenarios, see `campaign.KINDS`."""
 
     name: str
     module: str
@@ -45,6 +45,7 @@ class Mutant:
     needs: Needed | None = None
     in_chains: bool = False
     has_two: bool = False
+    is_upgraded: bool = False
     kind: str = "fleet"
 
     @property
@@ -498,6 +499,7 @@ MUTANTS: Final = (
         "part.through if key in this.unread else self.parts.stored_to(part)",
         "part.through if key in this.unread else None",
         in_chains=True,
+        is_upgraded=True,
     ),
     Mutant(
         "events are written on the thread on which they happen",
