@@ -1,4 +1,4 @@
-"""What `dagster dev` opens: the clickstream, on the AWS of the environment. `make demo` has an embedded one."""
+"""What `dagster dev` opens: the clickstream, on the AWS that boto3 finds. `make demo` has an embedded one."""
 
 import dagster as dg
 

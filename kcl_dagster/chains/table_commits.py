@@ -169,8 +169,9 @@ class TableCommits:
         """Make the plan of a commit. Returns False if another worker has made a plan with this or a higher number.
         If this raises, the plan may have been made.
 
-        The create also succeeds with the number of a deleted plan. The plans are therefore listed again: the last
-        one is always kept, so a higher number shows in the listing.
+        If a worker was paused, its number may be that of a plan that has been carried out and deleted. The create
+        then succeeds, although the new plan is out of date. To detect this, the plans are listed after the create.
+        The last plan is never deleted, so the listing then contains a higher number.
         """
         path = self._path(number)
         if not self.files.create(path, msgspec.json.encode(commit)):

@@ -174,8 +174,10 @@ class Syncer:
         return state.shards if state is not None else ()
 
     def listings(self) -> dict[str, tuple[Shard, ...]]:
-        """Complete listings by the text of the stream's identifier, which is empty in a single-stream
-        application."""
+        """The shards of each stream, by its last complete listing. Streams without one are left out.
+
+        The key is the stream's identifier as text. In a single-stream application, it is the empty text.
+        """
         return {
             str(state.identifier)
             if state.identifier is not None and state.identifier.is_multi

@@ -133,7 +133,8 @@ class KclLagMetadataSet(KclMetadataSet):
 
 
 class KclDecisionsMetadataSet(KclMetadataSet):
-    """Metadata about the leader's decisions. `decisions` lists the latest first; the numbers count its rows."""
+    """Metadata about the leader's decisions. `decisions` is a table of the newest ones, the newest first. `moves`,
+    `starts` and `ends` are the numbers of its rows of these kinds."""
 
     decisions: TableMetadataValue | None = None
     moves: int | None = None

@@ -115,8 +115,8 @@ def finished(instance: DagsterInstance, run_ids: Collection[str]) -> Collection[
 
 
 def report_failed(instance: DagsterInstance, run_id: str) -> None:
-    """Record a run whose process has ended as failed, so that its slot becomes free. If its worker is alive
-    after all, it detects that its run has ended, and ends."""
+    """Mark a run as failed because its worker seems to be gone, so that its slot becomes free. If the worker was
+    only paused, it ends when it continues, because its run has ended."""
     run = instance.get_run_by_id(run_id)
     if run is not None and run.status in (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED):
         instance.report_run_failed(run, "The worker of this run has not written its row for minutes: it is gone.")

@@ -18,9 +18,12 @@ VERSIONED: Final = frozenset({"deltalake", "iceberg"})  # kinds of sinks
 
 
 def newest_versions(consumer: Consumer, kcl: KclResource) -> Mapping[str, Mapping[str, Any]]:
-    """The newest version of each table of the consumer, by its name (see `SinkChoice.each`), as fields of
-    `KclWindowMetadataSet`. Tables without versions are left out, and so are tables that cannot be read, because
-    a leader needs no rights to them. Waits at most `ANSWER_SECONDS`."""
+    """The newest version of each table of the consumer, as fields of `KclWindowMetadataSet`. The keys are the names
+    of the tables in `SinkChoice.each`. Tables without versions are left out.
+
+    A table that cannot be read is left out, too: a leader works without the right to read tables. Waits at most
+    `ANSWER_SECONDS`.
+    """
     found: dict[str, Mapping[str, Any]] = {}
 
     def ask(name: str, open_staging: OpenStagingSink) -> None:

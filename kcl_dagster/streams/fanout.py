@@ -113,9 +113,16 @@ class FanoutReader:
     def pages(
         self, allowance: Allowance, deadline: ReadDeadline, is_stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[list[StreamRecord]]:
-        """Yield the records of the range, as `ShardReader.pages` does. An open range that begins with a new
-        subscription differs in two points: if a subscription is not allowed before `deadline`, nothing is yielded;
-        if the wait is shorter, the deadline is extended by the time waited."""
+        """Yield the records of the range, as `ShardReader.pages` does.
+
+        A new subscription may have to wait: the service allows it a few seconds after the last one
+        (RESUBSCRIBE_SECONDS), and a pause follows each failed attempt. If an open range (one whose end is not known
+        yet) begins with such a wait, reading differs in two points:
+
+        - If the wait would not end before `deadline`, nothing is yielded.
+        - Otherwise the range may be read beyond `deadline`. After the wait, it is read for at least
+          RESUBSCRIBE_SECONDS, or for as long as without the wait if that is shorter.
+        """
         pinned = self._cut.is_pinned
         patience = PINNED_PATIENCE_SECONDS if pinned else OPEN_PATIENCE_SECONDS
         began = self._now()

@@ -77,7 +77,8 @@ class Checkpointer:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCheckpoint:
-    """A pending checkpoint. Without a checkpointer, it was the stored one already, and `commit` does nothing."""
+    """A pending checkpoint. If it equals the checkpoint that was already stored, there is nothing to write:
+    `_checkpointer` is None, and `commit` does nothing."""
 
     at: Checkpoint
     _checkpointer: Checkpointer | None = field(default=None, repr=False)

@@ -44,8 +44,12 @@ class Unstored:
 
 
 def unstored_of(leases: Iterable[Lease], failing: Collection[LeaseKey]) -> dict[LeaseKey, Unstored]:
-    """The unfinished batches that the rows of the leases record. This information survives the owners of the
-    leases."""
+    """For each lease, the batch that is begun and not stored, as the lease's row records it. A batch that a former
+    owner has begun is found, too, because the row remains when its owner ends.
+
+    If the row records no such batch and the lease is in `failing`, the result has the moment through which its
+    shard is stored. Other leases are left out.
+    """
     found = {}
     for lease in leases:
         pin = pin_of(lease)

@@ -32,7 +32,8 @@ class _LeaseStore:
     rules: WindowRules | None = None
     children: frozenset[str] = field(default_factory=frozenset)
     delivered: list[Progress] = field(default_factory=list)
-    """What was delivered since the last checkpoint that included everything delivered."""
+    """The ranges that were delivered since the processor last checkpointed all delivered records. If records are
+    not counted, only the last of these ranges."""
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         children = self.children if checkpoint.is_shard_end else frozenset[str]()
@@ -47,14 +48,18 @@ class _LeaseStore:
         self.delivered.clear()
 
     def add(self, progress: Progress) -> None:
-        """Record a range before it is delivered. If records are not counted, only the last range is kept, because a
-        processor may run for days without a checkpoint of everything."""
+        """Record a range before it is delivered.
+
+        If records are counted, all ranges are kept until the processor checkpoints all delivered records, because
+        that checkpoint counts their records. If records are not counted, only the last range is kept: a processor
+        may run for days without such a checkpoint, and the list would grow all the time.
+        """
         if self.rules is None:
             self.delivered.clear()
         self.delivered.append(progress)
 
     def _counts(self) -> BatchCounts | None:
-        """The counts of what was read: a processor stores records in its own way."""
+        """The counts of the records that were delivered. It is not known what the processor stores of them."""
         if self.rules is None:
             return None
         found = [self.rules.counts(self.lease, progress, PartCounts(None)) for progress in self.delivered]

@@ -1,11 +1,12 @@
-"""Commits of what chains have decided to an Iceberg table, with pyiceberg: one snapshot each.
+"""Commits batches to an Iceberg table with pyiceberg, after chains have decided them. A commit makes one snapshot.
 
-The number of an application's last commit is a property of the table, written by the same commit as the snapshot.
-So it outlives the snapshot, which may be expired. It is in the summary of the snapshot as well, for tables whose
-properties were removed by hand. A commit is refused if the table has got another snapshot since it was read.
+The number of an application's last commit is a property of the table. One transaction writes the property and the
+snapshot, and the property remains when the snapshot is expired. The summary of the snapshot has the number as well,
+for tables whose properties were removed by hand. A commit is refused if the table has got another snapshot since it
+was read.
 
-A commit of change rows may be made in several steps, see `change_steps`. Each of them but the last one keeps how
-many entries are applied, in the same two places.
+A commit of change rows may be made in several steps (see `change_steps`), with one snapshot each. Each step but the
+last one writes the number of entries that the table contains so far, also as a property and in the summary.
 """
 
 from collections.abc import Sequence
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 
 class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the table keeps of the application's last commit, as JSON. `chains`: where it was planned. `entries`:
-    how many of them the table contains, of a commit that is not finished."""
+    """What the table stores about the application's last commit, as JSON. `chains`: where it was planned.
+    `entries`: if the commit is not finished, how many of its entries the table contains."""
 
     number: int
     chains: str
@@ -70,7 +71,7 @@ class IcebergCommits:
     def _made_step(
         self, series: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
     ) -> MergeStep:
-        """Commits the next step. The last one if another worker has made the commit."""
+        """Commit the next step, and return it. If another worker has made the commit, return the last step."""
         made = MergeStep((), len(entries))
         prepared: tuple[Table, Addition] | None = None
 
@@ -115,7 +116,7 @@ class IcebergCommits:
     def _files(
         self, table: "Table", which: tuple[str, int, int, int], step: MergeStep
     ) -> "tuple[list[DataFile], Sequence[DataFile]]":
-        """Those that the table gets with the step, and those that it loses."""
+        """The files that the step adds to the table, and those that it removes."""
         if step.changes is None:
             return [file for entry in step.entries if entry.rules for file in files_of_entry(table, entry)], ()
         refuse_changes(table, self.table.name, step.changes)
@@ -147,7 +148,7 @@ class IcebergCommits:
         return self._last(table, series, commit_key(series)).number
 
     def _done(self, table: "Table", series: str, number: int) -> int:
-        """How many entries of a commit the table contains that is not finished."""
+        """How many entries of the commit the table contains, if earlier steps of it were made."""
         last = self._last(table, series, step_key(series))
         return last.entries if last.number == number else 0
 

@@ -85,8 +85,8 @@ class Replaced:
 
 @dataclass(slots=True)
 class IcebergMerge:
-    """The changes of one step of a commit. `rows`: one of each key. `unique`: never the same again, for the names
-    of files."""
+    """The changes of one step of a commit. `rows`: one change for each key. `unique`: a part of the names of files,
+    which no other merge has."""
 
     table: CatalogTable
     changes: ChangeRules
@@ -94,7 +94,7 @@ class IcebergMerge:
     unique: str
     _keys: ChangeKeys | None = None
     _rules: tuple[Any, ...] = ()
-    """Of the table, by which files were written."""
+    """The table's schema, partitions and so on, by which files were written; see `_follow`."""
 
     _replaced: "dict[tuple[str, frozenset[str]], Replaced]" = field(default_factory=dict)
     """By the path of the data file, and those of the files of deletes that apply to it."""
@@ -131,7 +131,7 @@ class IcebergMerge:
         self._written = [path for path in self._written if path in kept]
 
     def _follow(self, loaded: "Table") -> None:
-        """Forget what was written by other rules of the table than those that it has now."""
+        """Forget the files that were written if the table's schema or other rules have changed since."""
         rules = (
             loaded.schema().schema_id,
             loaded.spec().spec_id,
@@ -312,7 +312,8 @@ def _fields(loaded: "Table", name: str, columns: Sequence[str] | None = None) ->
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
-    """Rows that delete have nulls in other columns, and `Target.check_nulls` looks at what is written."""
+    """The schema with nulls allowed in every column: a row that only deletes a key may have nulls in the other
+    columns. `Target.check_nulls` later refuses files with nulls in a column that allows none."""
     return pa.schema([one.with_nullable(nullable=True) for one in schema])
 
 

@@ -50,8 +50,12 @@ class TableFiles:
 
 
 def files_of(root: str, properties: Mapping[str, Any], own: Mapping[str, str], s3: S3Options) -> Store | TableFiles:
-    """The store for files below `root`: the sink's own client if the table's properties about files are those in
-    `own`, which the sink gave to the catalog. Otherwise the table's FileIO."""
+    """The store for files below `root`: the sink's own client, or the table's FileIO.
+
+    `own`: the properties that the sink gave to the catalog. `properties`: those of the loaded table. If they differ
+    in how files are reached, the catalog has set that, for example credentials for this table, and the table's
+    FileIO is used. It is also used for bucket types and URL schemes that the sink's client does not support.
+    """
     given = {name: str(value) for name, value in properties.items() if isinstance(value, str)}
     is_ours = _about_files(given) == _about_files(own)
     scheme, _, rest = root.partition("://")
