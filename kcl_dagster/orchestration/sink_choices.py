@@ -158,7 +158,7 @@ def parquet(path: str, *, partition_by: Sequence[str] = (), evolve: Evolve = "ad
             kcl.parquet("s3://lake/clicks", partition_by=["day"])
     """
     _refuse_path(path, "kcl.parquet")
-    _refuse_commits("kcl.parquet", None, evolve)
+    _refuse_evolve("kcl.parquet", evolve)
 
     def open_staging(transform: Transform, s3: Connection) -> "SparkSink":
         from kcl_dagster.spark.sinks.parquet import ParquetSink
@@ -220,7 +220,8 @@ def delta(
         _DELTA,
         "leave it out and delta-rs takes it from the environment or the role of the machine",
     )
-    _refuse_commits("kcl.delta", commit_seconds, evolve)
+    _refuse_seconds("kcl.delta", commit_seconds)
+    _refuse_evolve("kcl.delta", evolve)
     change_rules(merge_on, delete_when, order_by, "kcl.delta")
     between_commits = COMMIT_SECONDS if commit_seconds is None else commit_seconds
 
@@ -316,7 +317,8 @@ def iceberg(
         return f"leave it out and set pyiceberg's own variable, {variable}"
 
     refuse_literals(catalog or {}, _ICEBERG, configured, prefix=identifier)
-    _refuse_commits("kcl.iceberg", commit_seconds, evolve)
+    _refuse_seconds("kcl.iceberg", commit_seconds)
+    _refuse_evolve("kcl.iceberg", evolve)
     change_rules(merge_on, delete_when, order_by, "kcl.iceberg")
     between_commits = COMMIT_SECONDS if commit_seconds is None else commit_seconds
     if chains_path is not None:
@@ -415,9 +417,12 @@ def _store_at(path: str) -> "OpenStore":
     return open_it
 
 
-def _refuse_commits(what: str, seconds: float | None, evolve: Evolve) -> None:
+def _refuse_seconds(what: str, seconds: float | None) -> None:
     if seconds is not None and not seconds > 0:
         raise ConfigurationError(f"commit_seconds of {what} must be more than 0, is {seconds}")
+
+
+def _refuse_evolve(what: str, evolve: Evolve) -> None:
     if evolve not in get_args(Evolve):
         raise ConfigurationError(f"evolve of {what}: {evolve!r} is none of {', '.join(get_args(Evolve))}")
 

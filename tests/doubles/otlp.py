@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
+from opentelemetry import metrics, trace
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1 import trace_pb2
@@ -121,6 +123,16 @@ def _value(value: Any) -> Any:
     if kind == "array_value":
         return [_value(one) for one in value.array_value.values]
     return getattr(value, kind)
+
+
+@contextmanager
+def default_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    """The collector of a process that has set no providers: its address is in the environment."""
+    with collecting() as found:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", found.url)
+        monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+        monkeypatch.setattr(metrics._internal, "_METER_PROVIDER", None)
+        yield found
 
 
 @contextmanager

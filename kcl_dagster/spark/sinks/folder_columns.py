@@ -10,6 +10,7 @@ from pyspark.sql.types import StructType
 
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.evolution import Evolve
+from kcl_dagster.spark.arrow_columns import has_null
 from kcl_dagster.spark.schema import RECORDS
 from kcl_dagster.spark.sinks.batch_files import BatchFile, Step, in_utc
 from kcl_dagster.spark.sinks.column_types import ColumnTypes
@@ -85,6 +86,11 @@ class FolderColumns:
                 f"{self.name}: no file has the columns {new} of the output. With evolve='add' they are stored, and "
                 "with evolve='ignore' they are left out"
             )
+        open_ones = [one.name for one in columns if one.name not in names and _is_partly_open(one.type)]
+        if open_ones:
+            raise SinkError(
+                f"{self.name}: columns {open_ones} leave open what is in them: cast them in the transform"
+            )
         wrong = [
             f"{one.name} ({one.type}, and {stored.type} in the files)"
             for one in columns
@@ -102,3 +108,8 @@ class FolderColumns:
         if self._last is None or self._last[0] != output.schema:
             self._last = output.schema, nullable(schema_of(output))
         return self._last[1]
+
+
+def _is_partly_open(kind: pa.DataType) -> bool:
+    """Whether a part of the type is not known, as with `array(null)`. A column without any type is left out."""
+    return has_null(kind) and not kinds.is_null(kind)

@@ -92,11 +92,10 @@ class ParquetSink:
         self._store = open_store(path, s3)
         self._arrow = transform if isinstance(transform, ArrowTransform) else None
         self._transform = guarded(transform)
-        self._types = ColumnTypes(self._store)
         self._times, columns = partition_columns(partition_by)
         self._layout = Folders.of(columns)
-        self._columns = FolderColumns(self._name, self._types, frozenset(self._layout.columns), evolve)
-        self._evolve = evolve
+        partitions = frozenset(self._layout.columns)
+        self._columns = FolderColumns(self._name, ColumnTypes(self._store), partitions, evolve)
         self._target_bytes = target_bytes
         self._runtime = runtime or system()
         self._is_checked = False
@@ -149,7 +148,7 @@ class ParquetSink:
             steps = (self._times,) if self._times.units else ()
             files = self._files(chain, number, steps=steps, is_as_read=True)
         else:
-            files = self._files_of_tables(self._arrow, chain, number, self._types.known())
+            files = self._files_of_tables(self._arrow, chain, number, self._columns.types.known())
         return FetchStaging(chain, number, self._store, files)
 
     def _is_staged_by_fetches(self, chain: ChainId) -> bool:
@@ -164,7 +163,7 @@ class ParquetSink:
         return StageFiles(self._store, self._layout, chain, number, self._target_bytes, marks=marks, **more)
 
     def _files_of_tables(self, arrow: ArrowTransform, chain: ChainId, number: int, types: Types) -> StageFiles:
-        function = ApplyFunction(arrow, types, frozenset(self._layout.columns), self._evolve)
+        function = ApplyFunction(arrow, types, self._columns.partitions, self._columns.evolve)
         return self._files(
             chain,
             number,
@@ -232,12 +231,12 @@ class ParquetSink:
     def _stage_tables(
         self, arrow: ArrowTransform, data: Records, batch: Batch, chain: ChainId, number: int
     ) -> StagedBatch:
-        held, known = data.held, self._types.known()
+        held, known = data.held, self._columns.types.known()
         if isinstance(held, StagedRecords) and (staged := held.files(chain)) is not None:
             files = [file for manifest in staged for file in batch_files(manifest)]
             types = united((file.columns for file in files), known)
             if _have_types(files, types):
-                self._types.add(types)
+                self._columns.types.add(types)
                 held.take()
                 return self._staged_tables(files, batch)
             known |= types
@@ -252,7 +251,7 @@ class ParquetSink:
             files = batch_files([row.asDict() for row in manifest])
             types = united((file.columns for file in files), known)
             if _have_types(files, types):
-                self._types.add(types)
+                self._columns.types.add(types)
                 return self._staged_tables(files, batch)
             self._store.delete([staged_path(chain, file.path) for file in files])
             known |= types

@@ -129,6 +129,15 @@ def test_a_column_without_values_is_left_out_until_it_has_a_type(folder: Folder)
     assert [row["later"] for row in folder.rows()] == [None, "x", None]
 
 
+@pytest.mark.parametrize("column", ["array(null) as s", "named_struct('a', null) as s", "map('a', null) as s"])
+def test_a_column_that_is_partly_without_a_type_is_refused(folder: Folder, column: str) -> None:
+    """If it were stored, no later value would fit."""
+    with pytest.raises(SinkError, match=r"columns \['s'\] leave open what is in them"):
+        folder.store(NUMBER, column)
+    folder.store(NUMBER, "array(1) as s")
+    assert [row["s"] for row in folder.rows()] == [[1]]
+
+
 def test_the_types_of_partition_columns_are_in_no_file(folder: Folder) -> None:
     folder.store(NUMBER, "1 as kind", partition_by=("kind",))
     folder.store(NUMBER, "'x' as kind", partition_by=("kind",))
@@ -139,7 +148,7 @@ def test_of_two_workers_that_store_a_column_first_at_once_one_stops(folder: Fold
     first, second = folder.sink(NUMBER), folder.sink("sequence_number as n")
     for sink in (first, second):
         assert isinstance(sink.sink, ParquetSink)
-        sink.sink._types.known()  # both begin before there is a file
+        sink.sink._columns.types.known()  # both begin before there is a file
     folder.store_into(first)
     with pytest.raises((SinkError, TransformError), match=r"n.*(string|int32)"):
         folder.store_into(second)

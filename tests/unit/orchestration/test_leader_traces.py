@@ -26,7 +26,7 @@ from kcl_dagster.telemetry import otlp
 from kcl_dagster.telemetry.leader_metrics import open_leader_telemetry
 from kcl_dagster.telemetry.otlp import open_tick_traces
 from kcl_dagster.telemetry.tick_traces import TickTraces
-from tests.doubles.otlp import Collector, ReceivedSpan, collecting
+from tests.doubles.otlp import Collector, ReceivedSpan, default_collector
 from tests.unit.orchestration.conftest import Bench
 
 PATIENCE = 20.0
@@ -35,9 +35,7 @@ PROMPT_SECONDS = 2.0  # a leader that waited for a collector would take ten
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    with collecting() as found:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", found.url)
-        monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+    with default_collector(monkeypatch) as found:
         yield found
 
 

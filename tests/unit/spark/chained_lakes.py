@@ -3,8 +3,10 @@
 import itertools
 import pickle
 import random
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,7 +38,7 @@ from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.staging import Destination, FormerParts, PublishedByCommits, StagedBatch
-from kcl_dagster.worker.table_committer import COMMIT_SECONDS, ChainedTable, TableCommitter
+from kcl_dagster.worker.table_committer import COMMIT_SECONDS, RETRY_SECONDS, ChainedTable, TableCommitter
 from tests.doubles.clock import FakeClock
 from tests.unit.worker.kit import Data, Fuse
 
@@ -150,6 +152,27 @@ class Lake(ABC):
     @abstractmethod
     def make(self, schema: pa.Schema) -> None:
         """Make the table by hand, without partitions."""
+
+
+def commit_at_once(lake: Lake, *tolerated: type[Exception]) -> None:
+    """Four workers commit what is decided at the same time. Then each of them looks once more. `tolerated`: what a
+    worker may raise whose commit another one has made meanwhile."""
+    committers = [lake.committer() for _ in range(4)]
+    barrier = threading.Barrier(len(committers))
+
+    def work(committer: TableCommitter) -> None:
+        barrier.wait()
+        with suppress(*tolerated):
+            committer.finish(lake.wanted)
+
+    threads = [threading.Thread(target=work, args=(committer,)) for committer in committers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for committer in committers:
+        lake.clock.advance(RETRY_SECONDS)
+        committer.finish(lake.wanted)
 
 
 @dataclass

@@ -3,7 +3,6 @@
 import itertools
 import json
 import shutil
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -28,8 +27,16 @@ from kcl_dagster.spark.sinks.delta_compaction import compact_delta
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
 from kcl_dagster.spark.storage import LocalStore, StoredFile
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.worker.table_committer import COMMIT_SECONDS, RETRY_SECONDS, TableCommitter
-from tests.unit.spark.chained_lakes import APPLICATION, LAKES, DeltaLake, Lake, LakeOfWorkers, rows_of
+from kcl_dagster.worker.table_committer import COMMIT_SECONDS, RETRY_SECONDS
+from tests.unit.spark.chained_lakes import (
+    APPLICATION,
+    LAKES,
+    DeltaLake,
+    Lake,
+    LakeOfWorkers,
+    commit_at_once,
+    rows_of,
+)
 from tests.unit.worker.kit import Fuse, Killed, World
 
 NOON = int(datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp())
@@ -65,21 +72,7 @@ def test_entries_of_many_batches_come_with_one_commit(lake: Lake) -> None:
 def test_a_commit_is_made_once_by_however_many_workers_at_once(lake: Lake) -> None:
     for number in range(3):
         lake.decide(rows_of(range(10 * number, 10 * number + 10)))
-    committers = [lake.committer() for _ in range(4)]
-    barrier = threading.Barrier(len(committers))
-
-    def work(committer: TableCommitter) -> None:
-        barrier.wait()
-        committer.finish(lake.wanted)
-
-    threads = [threading.Thread(target=work, args=(committer,)) for committer in committers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for committer in committers:
-        lake.clock.advance(RETRY_SECONDS)
-        committer.finish(lake.wanted)
+    commit_at_once(lake)
     assert lake.numbers() == list(range(30))
     assert lake.last_number() == 1
 

@@ -1,7 +1,6 @@
 """Change rows in real tables of both formats: each commit applies the last change of each key once."""
 
 import itertools
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -30,8 +29,8 @@ from kcl_dagster.spark.sinks.delta_log import DeltaLog
 from kcl_dagster.spark.sinks.iceberg_commits import IcebergCommits
 from kcl_dagster.spark.sinks.iceberg_merges import IcebergMerge
 from kcl_dagster.tables.completeness_row import WrittenThrough
-from kcl_dagster.worker.table_committer import RETRY_SECONDS, TableCommitter
-from tests.unit.spark.chained_lakes import APPLICATION, DeltaLake, Fused
+from kcl_dagster.worker.table_committer import TableCommitter
+from tests.unit.spark.chained_lakes import APPLICATION, DeltaLake, Fused, commit_at_once
 from tests.unit.spark.changed_lakes import (
     BY_ID,
     KINDS,
@@ -230,22 +229,7 @@ def test_a_row_that_deletes_needs_no_values_and_others_do(lake: ChangedLake) -> 
 def test_a_commit_is_made_once_by_however_many_workers_at_once(lake: ChangedLake) -> None:
     for number in range(4):
         lake.decide(changes_of((number, "a"), (0, str(number))))
-    committers = [lake.committer() for _ in range(4)]
-    barrier = threading.Barrier(len(committers))
-
-    def work(committer: TableCommitter) -> None:
-        barrier.wait()
-        with suppress(SinkError):
-            committer.finish(lake.wanted)
-
-    threads = [threading.Thread(target=work, args=(committer,)) for committer in committers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for committer in committers:
-        lake.clock.advance(RETRY_SECONDS)
-        committer.finish(lake.wanted)
+    commit_at_once(lake, SinkError)
     assert found(lake) == {0: "3", 1: "a", 2: "a", 3: "a"}
     assert lake.last_number() == 1
 

@@ -26,7 +26,7 @@ from kcl_dagster.telemetry.otlp import open_traces
 from kcl_dagster.telemetry.worker_metrics import FAMILIES, WorkerTelemetry, open_telemetry
 from kcl_dagster.worker.claims import Claims
 from kcl_dagster.worker.spans import BATCH, NO_SPANS
-from tests.doubles.otlp import Collector, ReceivedSpan, collecting
+from tests.doubles.otlp import Collector, ReceivedSpan, collecting, default_collector
 from tests.unit.telemetry.openmetrics import parse
 from tests.unit.worker.chains import A, B, ChainWorld, TableWorld, put
 from tests.unit.worker.kit import Data, Run, World
@@ -38,10 +38,7 @@ PROMPT_SECONDS = 2.0  # a worker that waited for a collector would take ten
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    with collecting() as found:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", found.url)
-        monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
-        monkeypatch.setattr(metrics._internal, "_METER_PROVIDER", None)
+    with default_collector(monkeypatch) as found:
         yield found
 
 

@@ -299,12 +299,7 @@ def test_what_a_folder_may_have_is_left_there_after_the_records_left_the_stream(
 @pytest.mark.parametrize(("trimmed", "left"), [(100, "bcde"), (101, "cde"), (102, "de"), (103, "e")])
 def test_of_a_begun_batch_that_no_table_has_what_is_left_is_read(trimmed: int, left: str) -> None:
     world = TableWorld(shards=1, batch={"on_data_loss": "continue"})
-    world.stream.put(A, *"abc")
-    former = world.worker("w1")
-    former.sink.refuses = refuses_everything
-    world.assign(former)
-    former.round()
-    assert world.lease(A).pending_checkpoint is not None
+    begun_and_not_stored(world)
     world.stream.put(A, *"de")
     world.stream.shards[A].trimmed_through = trimmed
     run = world.chain_worker("w2")
@@ -321,12 +316,7 @@ def test_of_a_begun_batch_that_no_table_has_what_is_left_is_read(trimmed: int, l
 
 def test_a_pinned_lease_that_keeps_failing_delays_no_other_shard() -> None:
     world = ChainWorld(shards=2, batch={"on_data_loss": "stop"})
-    world.stream.put(A, *"abc")
-    former = world.worker("w1")
-    former.sink.refuses = refuses_everything
-    world.assign(former)
-    former.round()
-    assert world.lease(A).pending_checkpoint is not None
+    begun_and_not_stored(world)
     world.stream.shards[A].trimmed_through = 102
     world.stream.put(B, *"xyz")
     run = world.chain_worker("w2")
@@ -336,6 +326,16 @@ def test_a_pinned_lease_that_keeps_failing_delays_no_other_shard() -> None:
     assert outcomes[A] is Outcome.NOT_READ
     assert outcomes[B] is Outcome.COMMITTED, "in the round in which the pinned lease fails"
     assert "".join(row[2] for row in sorted(world.stored())) == "xyz"
+
+
+def begun_and_not_stored(world: ChainWorld) -> None:
+    """A worker of a former version, whose sink takes nothing, pins the lease of A to a batch."""
+    world.stream.put(A, *"abc")
+    former = world.worker("w1")
+    former.sink.refuses = refuses_everything
+    world.assign(former)
+    former.round()
+    assert world.lease(A).pending_checkpoint is not None
 
 
 def refuses_everything(_: Data) -> None:
