@@ -79,7 +79,7 @@ PICTURES = (
     Picture("records", "/assets/clicks", ("kcl/late_rows", "lease_key", "Freshness policy"), (1400, 1284)),
     Picture("partitions", PARTITIONS, ("Materialized",), (1400, 860)),
     Picture("leader", LEADER, ("clicks_to_lake_leader", "Cursor", "epoch")),
-    Picture("operations", ADMIN, ("put leases to another place in the stream",), (1600, 900)),
+    Picture("operations", ADMIN, ("move leases to another position in the stream",), (1600, 900)),
     Picture("launchpad", PAUSE, ("dry_run", "Launch Run"), (1400, 700)),
 )
 

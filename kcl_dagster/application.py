@@ -102,7 +102,7 @@ class StreamSettings(_Settings):
 
     creation_epoch: Annotated[int, Field(gt=0)] | None = None
     """A part of the lease keys, like `account`. It distinguishes a stream from an earlier one with the same name.
-    If left out: the second in which the stream was created. A Java application may have chosen another number."""
+    Default: the second in which the stream was created. A Java application may have chosen another number."""
 
     start: StartAt = StartAt()
     """The position at which a shard without a checkpoint begins."""
@@ -232,7 +232,7 @@ class TableSettings(_Settings):
     """
 
     lease_table: str | None = None
-    """If left out, the application's name, as in the KCL."""
+    """Default: the name of the application, as in the KCL."""
 
     billing: Billing = Billing.PAY_PER_REQUEST
     """Pay per request, or for provisioned capacity."""
@@ -407,7 +407,7 @@ class BatchSettings(_Settings):
     """
 
     max_seconds: Seconds = 5.0
-    """The time for reading. Fewer, larger batches cost less and make larger files. If left out: 5, or 6.5 for a
+    """The time for reading. Fewer, larger batches cost less and make larger files. Default: 5, or 6.5 for a
     folder in S3."""
 
     max_records: Annotated[int, Field(ge=1)] = 100_000
@@ -424,7 +424,7 @@ class BatchSettings(_Settings):
     linger_seconds: Seconds | None = None
     """A batch is closed this long after its first records, even before `max_seconds`. Records are stored sooner,
     and there are more batches. While all shards of a worker are more than a second behind, batches are large
-    anyway. If left out: 0.05 s by fan-out and 1 s by polling for record processors. Other batches, which cost a
+    anyway. Default: 0.05 s by fan-out and 1 s by polling for record processors. Other batches, which cost a
     Spark job each, have no such limit then."""
 
     retrieval: Retrieval = Retrieval.POLLING
@@ -491,7 +491,7 @@ class TelemetrySettings(_Settings):
     """Publish the KCL's metrics under its names, for which AWS charges. Needs cloudwatch:PutMetricData."""
 
     cloudwatch_namespace: str | None = None
-    """If left out, the application's name, as in the KCL."""
+    """Default: the name of the application, as in the KCL."""
 
     opentelemetry_traces: bool = False
     """Record each batch, and each tick of the leader, as a trace of OpenTelemetry. Like `opentelemetry_metrics`,
@@ -501,7 +501,7 @@ class TelemetrySettings(_Settings):
     """Also send the metrics of `openmetrics_port` by OpenTelemetry."""
 
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://[^\s]+$")] | None = None
-    """The address of the collector, such as `http://127.0.0.1:4318`. If left out: the providers that the process
+    """The address of the collector, such as `http://127.0.0.1:4318`. Default: the providers that the process
     has set globally, or else the environment variables `OTEL_EXPORTER_OTLP_ENDPOINT` and similar."""
 
 

@@ -96,19 +96,19 @@ def parser() -> argparse.ArgumentParser:
     named.add_argument(
         "target",
         nargs="?",
-        help="module:attribute, a consumer, an Application or definitions; or use --application",
+        help="module:attribute of a consumer, an Application or definitions; --application is the alternative",
     )
-    named.add_argument("--application", help="its name, which is also its lease table's")
+    named.add_argument("--application", help="name of the application, which is also the name of its lease table")
     named.add_argument(
         "--stream",
         action="append",
-        help="with --application, left out: as its tables say; several times for several streams",
+        help="stream that --application reads; repeat it for several; default: the streams that its tables name",
     )
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--region", help="left out: as boto3 finds it")
-    common.add_argument("--endpoint-url", help="of an emulator or a private endpoint")
-    common.add_argument("--profile", help="of the shared AWS configuration")
-    common.add_argument("--role-arn", help="role to assume")
+    common.add_argument("--region", help="AWS region; default: the region that boto3 finds")
+    common.add_argument("--endpoint-url", help="URL of an emulator or a private endpoint")
+    common.add_argument("--profile", help="profile of the shared AWS configuration")
+    common.add_argument("--role-arn", help="ARN of a role to assume")
 
     def verb(
         name: str, run: Callable[[argparse.Namespace], int], text: str, *, of_all: bool = False
@@ -127,20 +127,24 @@ def parser() -> argparse.ArgumentParser:
         type=reader(StatusOperation.model_fields["complete_within"]),  # the same unit and limits
         const=LOOK_SECONDS,
         metavar="SECONDS",
-        help=f"look again and again, every {LOOK_SECONDS:g} s when left out, until Ctrl-C; with --json, a "
-        "document a line",
+        help=f"show the state again every SECONDS, until Ctrl-C; default: {LOOK_SECONDS:g}; with --json, one "
+        "document per line",
     )
-    standby = verb("lead", _lead, "lead as a standby: takes over when no other leader is alive; launches no runs")
-    standby.add_argument("--once", action="store_true", help="one tick, then resign")
-    bounded = verb("catch-up", _catch_up, "read what is in the streams now, store it, and end; needs no fleet")
+    standby = verb("lead", _lead, "lead when no other leader is alive (standby); launches no runs")
+    standby.add_argument("--once", action="store_true", help="lead for one tick, then resign")
+    bounded = verb(
+        "catch-up", _catch_up, "read the records that are in the streams now, store them, and end; needs no fleet"
+    )
     bounded.add_argument(
-        "--through", metavar="MOMENT", help="read what had arrived by then, such as 2026-01-31T12:00:00Z"
+        "--through",
+        metavar="MOMENT",
+        help="read the records that had arrived by then, such as 2026-01-31T12:00:00Z",
     )
     bounded.add_argument(
         "--pipes",
         action="store_true",
-        help="in a Spark driver that a Pipes client of Dagster has launched: report to its Dagster run, and end "
-        "with 0 once that is done",
+        help="for a Spark driver that a Pipes client of Dagster has launched: report to its Dagster run, and exit "
+        "with 0 once the report is made",
     )
     for name in ("--dagster-pipes-context", "--dagster-pipes-messages"):  # some Pipes clients add them
         bounded.add_argument(name, help=argparse.SUPPRESS)
@@ -151,13 +155,13 @@ def parser() -> argparse.ArgumentParser:
         description="Write a project: a consumer, tests that pass, and the files that deploy it.",
     )
     init.set_defaults(run=_init, target=None)
-    init.add_argument("name", help="also of its module, and with -to-lake of its application")
-    init.add_argument("--stream", help="left out: the name")
-    init.add_argument("--lake", help="s3://bucket/prefix; left out: s3://NAME-lake/NAME")
-    init.add_argument("--directory", type=Path, help="left out: the name")
+    init.add_argument("name", help="name of the project and its module; the application is called NAME-to-lake")
+    init.add_argument("--stream", help="name of the stream; default: NAME")
+    init.add_argument("--lake", help="s3://bucket/prefix of the data; default: s3://NAME-lake/NAME")
+    init.add_argument("--directory", type=Path, help="folder to write; default: NAME")
     made_ready = verbs.add_parser(
         "prepare",
-        help="once per machine or image: have workers start sooner, by an archive of Spark's classes",
+        help="make an archive of Spark's classes, once per machine or image, so that workers start sooner",
         description=(
             "Make an archive of the classes that Spark loads, in ~/.cache/kcl-dagster, or below $XDG_CACHE_HOME. "
             "A worker's local Spark session uses it, and needs half of the CPU to start. Takes twenty seconds, and "
@@ -165,7 +169,7 @@ def parser() -> argparse.ArgumentParser:
         ),
     )
     made_ready.set_defaults(run=_prepare, target=None)
-    verbs.add_parser("emulator", help="an embedded AWS for trying things out", add_help=False)
+    verbs.add_parser("emulator", help="run an embedded AWS for trials", add_help=False)
     return made
 
 

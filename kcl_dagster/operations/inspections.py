@@ -50,14 +50,14 @@ def _within() -> Any:
     return Field(
         default=None,
         ge=0.1,
-        description="seconds; of an application that bounded runs read: well while complete through a moment "
-        "within this time",
+        description="for an application that is read by catch-up runs: fail unless the data are complete up to "
+        "this many seconds ago",
     )
 
 
 class StatusOperation(Operation):
     name = "status"
-    title = "who reads what, how far, and whether anything is unserved"
+    title = "show workers, leases and progress, and leases that nobody serves"
     complete_within: float | None = _within()
 
     def look(self, context: OperationContext, unread: Unread) -> Status:
@@ -112,7 +112,7 @@ def _whose(context: OperationContext) -> str:
 
 class PlanOperation(Operation):
     name = "plan"
-    title = "what the leader would do next, and what its fleet costs; writes nothing"
+    title = "show what the leader would do next, and what the fleet costs; writes nothing"
 
     def run(self, context: OperationContext) -> Answer:
         context.refuse_other_streams()
@@ -132,15 +132,17 @@ class PlanOperation(Operation):
 
 class DoctorOperation(Operation):
     name = "doctor"
-    title = "whether all that the application depends on is as it should be"
-    watch: float = Field(default=WATCH_SECONDS, ge=0, description="seconds to watch the leader for")
+    title = "check everything that the application depends on"
+    watch: float = Field(default=WATCH_SECONDS, ge=0, description="seconds for which to watch the leader")
     complete_within: float | None = _within()
     dagster_home: str | None = Field(
-        default=None, description="where dagster.yaml is; left out: DAGSTER_HOME", json_schema_extra=IN_TERMINAL
+        default=None,
+        description="folder of dagster.yaml; default: $DAGSTER_HOME",
+        json_schema_extra=IN_TERMINAL,
     )
     fail_when_ill: bool = Field(
         default=True,
-        description="let the run fail when a check fails, so that an alert on runs tells you",
+        description="fail the run when a check fails, so that alerts on failed runs notify you",
         json_schema_extra=IN_JOB,
     )
 
@@ -194,11 +196,11 @@ def _line(finding: DoctorFinding) -> Text:
 
 class PeekOperation(Operation):
     name = "peek"
-    title = "the last records of a shard, de-aggregated, as JSON lines"
-    shard: str = Field(examples=["shardId-000000000000"], description="which shard")
-    of_stream: str | None = Field(default=None, description="of several streams this one; left out: the first")
-    limit: int = Field(default=10, ge=1, le=1000, description="how many records")
-    first: bool = Field(default=False, description="the first records instead of the last")
+    title = "show the last records of a shard, de-aggregated, as JSON lines"
+    shard: str = Field(examples=["shardId-000000000000"], description="shard to read")
+    of_stream: str | None = Field(default=None, description="stream of the shard; default: the first stream")
+    limit: int = Field(default=10, ge=1, le=1000, description="number of records to show")
+    first: bool = Field(default=False, description="show the first records of the shard instead of the last")
 
     def run(self, context: OperationContext) -> Answer:
         names = [stream.name for stream in context.application.streams]
@@ -229,37 +231,41 @@ class PeekOperation(Operation):
 
 class CostOperation(Operation):
     name = "cost"
-    title = "what the tables, S3 and workers cost a month, estimated or measured"
-    shards: int | None = Field(default=None, ge=1, description="left out: as many as there are")
-    workers: int | None = Field(default=None, ge=1, description="left out: as many as there are")
+    title = "estimate or measure what the tables, S3 and workers cost a month"
+    shards: int | None = Field(default=None, ge=1, description="number of shards; default: those of the streams")
+    workers: int | None = Field(default=None, ge=1, description="number of workers; default: those that run now")
     measured: float | None = Field(
         default=None,
         gt=0,
-        description="hours to measure, by CloudWatch, of the tables alone; left out: an estimate",
+        description="hours for which to read the usage of the tables from CloudWatch; default: estimate it",
     )
     busy: float = Field(default=1.0, ge=0, le=1, description="part of the time in which shards have records")
     catch_up: float | None = Field(
-        default=None, gt=0, description="minutes between two bounded runs, if they read instead of a fleet"
+        default=None,
+        gt=0,
+        description="minutes between catch-up runs, if these read instead of a fleet",
     )
-    run_seconds: float = Field(default=RUN_SECONDS, gt=0, description="with catch-up, how long a run takes")
+    run_seconds: float = Field(default=RUN_SECONDS, gt=0, description="seconds that one catch-up run takes")
     sink: StoredIn | None = Field(
         default=None,
-        description="on S3 (other: not on S3); left out: that of the consumer that is named, else a folder",
+        description="kind of sink on S3; other: not on S3; default: that of the consumer, or a folder",
     )
     commit_seconds: int | None = Field(
-        default=None, ge=1, description="of a table; left out: those of the consumer that is named, else 30"
+        default=None,
+        ge=1,
+        description="seconds between commits of a table; default: those of the consumer, or 30",
     )
-    partition_values: int = Field(default=1, ge=1, description="how many a batch has")
+    partition_values: int = Field(default=1, ge=1, description="number of partitions that one batch writes to")
     mb_per_second: float | None = Field(
         default=None,
         gt=0,
-        description="of all shards, while busy; left out: so much that batches have several files",
+        description="MB/s of all shards together while they are busy; default: enough for several files a batch",
     )
-    put_price: float = Field(default=PUT_PRICE, ge=0, description="dollars for a million puts to S3")
-    get_price: float = Field(default=GET_PRICE, ge=0, description="dollars for a million gets of S3")
-    hour_price: float = Field(default=HOUR_PRICE, ge=0, description="dollars for an hour of a worker")
-    write_price: float = Field(default=WRITE_PRICE, ge=0, description="dollars for a million write units")
-    read_price: float = Field(default=READ_PRICE, ge=0, description="dollars for a million read units")
+    put_price: float = Field(default=PUT_PRICE, ge=0, description="dollars for a million PUT requests to S3")
+    get_price: float = Field(default=GET_PRICE, ge=0, description="dollars for a million GET requests to S3")
+    hour_price: float = Field(default=HOUR_PRICE, ge=0, description="dollars for one hour of one worker")
+    write_price: float = Field(default=WRITE_PRICE, ge=0, description="dollars for a million DynamoDB write units")
+    read_price: float = Field(default=READ_PRICE, ge=0, description="dollars for a million DynamoDB read units")
 
     @property
     def prices(self) -> Prices:

@@ -27,15 +27,15 @@ from kcl_dagster.operations.takeover import take_over_2x
 
 
 def _shards() -> Any:
-    return Field(default=[], description="only these, by shard or lease key; left out: all")
+    return Field(default=[], description="shards, or lease keys, to act on; default: all")
 
 
 def _workers() -> Any:
-    return Field(default=[], description="only these, or the slots of that name")
+    return Field(default=[], description="workers to act on, by their names or the names of their slots")
 
 
 def _of_stream() -> Any:
-    return Field(default=[], description="only these of several streams; left out: all")
+    return Field(default=[], description="streams to act on, if the application reads several; default: all")
 
 
 class PauseOperation(Operation):
@@ -51,7 +51,7 @@ class PauseOperation(Operation):
 
 class ResumeOperation(Operation):
     name = "resume"
-    title = "let the application go on, or some shards or workers"
+    title = "resume the application, or some shards or workers"
     shards: list[str] = _shards()
     workers: list[str] = _workers()
     dry_run: bool = dry_run()
@@ -68,9 +68,9 @@ def _paused(report: PauseReport) -> Answer:
 
 class DrainOperation(Operation):
     name = "drain"
-    title = "ask a worker to hand its leases over and to end"
-    worker: str = Field(examples=["worker-000"], description="its name, or its slot")
-    undo: bool = Field(default=False, description="take the request back")
+    title = "ask a worker to hand over its leases and end"
+    worker: str = Field(examples=["worker-000"], description="name of the worker, or of its slot")
+    undo: bool = Field(default=False, description="withdraw an earlier request to drain")
     dry_run: bool = dry_run()
 
     def run(self, context: OperationContext) -> Answer:
@@ -83,15 +83,16 @@ class DrainOperation(Operation):
 
 class ResetOperation(Operation):
     name = "reset"
-    title = "put leases to another place in the stream"
+    title = "move leases to another position in the stream"
     to: str = Field(
         examples=["trim_horizon"],
-        description="trim_horizon, latest, a moment like 2027-01-31T12:00:00Z, or a sequence number of one shard",
+        description="new position: trim_horizon, latest, a time like 2027-01-31T12:00:00Z, or a sequence number of "
+        "one shard",
     )
     shards: list[str] = _shards()
     of_stream: list[str] = _of_stream()
     wait_for_dead: bool = Field(
-        default=False, description="watch leases, and take those that are not renewed for a lease duration"
+        default=False, description="watch the leases for a lease duration, and reset those that nobody renews in it"
     )
     dry_run: bool = dry_run()
 
@@ -110,14 +111,13 @@ class ResetOperation(Operation):
 
 class ExportOperation(Operation):
     name = "export"
-    title = "leases as JSON lines"
+    title = "export leases as JSON lines"
     file: str | None = Field(
         default=None,
-        description="left out: standard output; in the job, a name with the time, in the folder of exports",
+        description="file to write; default: standard output; in the job: a file named by the time, in the "
+        "folder of exports",
     )
-    force: bool = Field(
-        default=False, description="replace the file if there is one", json_schema_extra=IN_TERMINAL
-    )
+    force: bool = Field(default=False, description="replace the file if it exists", json_schema_extra=IN_TERMINAL)
 
     def run(self, context: OperationContext) -> Answer:
         lines = list(export_leases(context.open()))
@@ -130,9 +130,12 @@ class ExportOperation(Operation):
 
 class ImportOperation(Operation):
     name = "import"
-    title = "write exported leases, unowned"
-    file: str = Field(examples=["leases.jsonl"], description="an export; in the job, in the folder of exports")
-    force: bool = Field(default=False, description="replace leases that differ, if they have no owner")
+    title = "import exported leases, without owners"
+    file: str = Field(
+        examples=["leases.jsonl"],
+        description="exported file; in the job: its name in the folder of exports",
+    )
+    force: bool = Field(default=False, description="replace leases that differ from the file and have no owner")
     dry_run: bool = dry_run()
 
     def run(self, context: OperationContext) -> Answer:
@@ -144,9 +147,9 @@ class ImportOperation(Operation):
 class DeregisterOperation(Operation):
     name = "deregister"
     title = "remove the application's fan-out consumer from its streams"
-    consumer: str | None = Field(default=None, description="its name, if it is not the application's")
+    consumer: str | None = Field(default=None, description="fan-out consumer; default: the name of the application")
     of_stream: list[str] = _of_stream()
-    force: bool = Field(default=False, description="although a worker may be reading under it")
+    force: bool = Field(default=False, description="deregister it even if a worker may be reading through it")
     dry_run: bool = dry_run()
 
     def run(self, context: OperationContext) -> Answer:
@@ -166,10 +169,13 @@ class ForgetOperation(Operation):
     title = "delete the leases of former streams, after an export"
     file: str | None = Field(
         default=None,
-        description="where to export what is deleted; left out: a name with the time; in the job, in the folder of "
-        "exports",
+        description="file to export the deleted leases to; default: a file named by the time; in the job: one in "
+        "the folder of exports",
     )
-    former: list[str] = Field(default=[], description="only of these former streams, account:name:epoch")
+    former: list[str] = Field(
+        default=[],
+        description="former streams to forget, as account:name:epoch; default: all",
+    )
     dry_run: bool = dry_run()
 
     def run(self, context: OperationContext) -> Answer:
@@ -185,9 +191,9 @@ class ForgetOperation(Operation):
 
 class TakeOverOperation(Operation):
     name = "take-over-2x"
-    title = "go on with the leases of KCL 1.x or 2.x, for good"
+    title = "take over the leases of a KCL 1.x or 2.x application, for good"
     is_in_job = False
-    workers_are_stopped: bool = Field(default=False, description="you have stopped all of its workers")
+    workers_are_stopped: bool = Field(default=False, description="confirm that all workers have been stopped")
     dry_run: bool = dry_run()
 
     def run(self, context: OperationContext) -> Answer:

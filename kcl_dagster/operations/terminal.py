@@ -73,7 +73,7 @@ def add_operation(
     )
     for name, setting in operation.settings("terminal").items():
         _add_option(added, name, setting)
-    added.add_argument("--json", action="store_true", help="for machines")
+    added.add_argument("--json", action="store_true", help="print JSON")
     return added
 
 
@@ -179,29 +179,34 @@ class DeploymentVerbs:
     """The ARN of the lake's key in the project's settings."""
 
     def register(self, verb: AddVerb) -> None:
-        rights = verb("rights", self._rights, "the least IAM policy of a component, as JSON")
+        rights = verb("rights", self._rights, "print the least IAM policy of a component, as JSON")
         rights.add_argument("--component", required=True, choices=[one.value for one in Component])
-        rights.add_argument("--account", help="number of the AWS account; left out: of the credentials")
+        rights.add_argument("--account", help="number of the AWS account; default: the account of the credentials")
         stack = verb(
             "cloudformation",
             self._cloudformation,
-            "lease table, a role for each component, and alarms, as a CloudFormation template",
+            "print a CloudFormation template of the lease table, a role for each component, and alarms",
         )
         for one in (rights, stack):
-            one.add_argument("--lake", action="append", help="s3://bucket/prefix; left out: of the sink")
+            one.add_argument("--lake", action="append", help="s3://bucket/prefix of the data; default: the sink's")
             one.add_argument("--glue-table", help="database.table of an Iceberg table in AWS Glue")
-            one.add_argument("--exports", help="s3://bucket/prefix of exports; left out: that of the definitions")
+            one.add_argument("--exports", help="s3://bucket/prefix of exports; default: that of the definitions")
             one.add_argument(
-                "--messages", help="s3://bucket of Dagster Pipes, where Spark drivers elsewhere report"
+                "--messages",
+                help="s3://bucket through which remote Spark drivers report (Dagster Pipes)",
             )
             one.add_argument("--stream-key", help="ARN of the KMS key of the stream")
-            one.add_argument("--table-key", help="ARN of the KMS key of the tables; left out: of the application")
-            one.add_argument("--lake-key", help="ARN of the KMS key of the lake; left out: of the connection")
+            one.add_argument("--table-key", help="ARN of the KMS key of the tables; default: the application's")
+            one.add_argument("--lake-key", help="ARN of the KMS key of the data; default: the connection's")
             one.add_argument(
-                "--list-applications", action="store_true", help="with what `list` needs: all tables of the region"
+                "--list-applications",
+                action="store_true",
+                help="also allow `list`: to describe all tables of the region",
             )
-        whole = verb("list", self._list, "all applications of the account and region, by their tables", of_all=True)
-        whole.add_argument("--json", action="store_true", help="for machines")
+        whole = verb(
+            "list", self._list, "list all applications of the account and region, by their tables", of_all=True
+        )
+        whole.add_argument("--json", action="store_true", help="print JSON")
 
     def _rights(self, options: Options) -> int:
         context = self.context(options)

@@ -55,8 +55,8 @@ class CatchUpConfig(Config):
 
     through: str | None = Field(
         default=None,
-        description="Read what had arrived by this moment, such as 2026-01-31T12:00:00Z; by the start of the run "
-        "when left out.",
+        description="Read the records that had arrived by this time, such as 2026-01-31T12:00:00Z. Default: the "
+        "start of the run.",
     )
 
 

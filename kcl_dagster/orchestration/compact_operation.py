@@ -50,22 +50,22 @@ class CompactOperation(Operation):
     """
 
     name = "compact"
-    title = "make few large files out of the many small ones that batches leave"
+    title = "merge the small files that batches write into large ones"
     run_tags = (COMPACTION_TAG,)
     target_mebibytes: int = Field(default=128, ge=1, description="size of the files to aim at")
-    min_age_seconds: float = Field(
-        default=3600.0, ge=0, description="Parquet only: files younger than this may still be written again"
-    )
+    min_age_seconds: float = Field(default=3600.0, ge=0, description="Parquet only: leave younger files alone")
     merges_at_once: int = Field(
-        default=2, ge=1, description="Parquet only: each of them needs four times target_mebibytes of memory"
+        default=2,
+        ge=1,
+        description="Parquet only: number of merges at once; each needs four times target_mebibytes of memory",
     )
     beside_others: bool = Field(
         default=False,
-        description="Delta only: although something else has compacted the table; two at once have the rows twice",
+        description="Delta only: compact even if something else has compacted the table; two at once double rows",
     )
     vacuum: bool = Field(
         default=False,
-        description="Delta only: delete files that were removed longer ago than the table wants to keep them",
+        description="Delta only: delete removed files whose retention time has passed",
     )
 
     def run(self, context: OperationContext) -> Answer:

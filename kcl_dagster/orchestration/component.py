@@ -87,7 +87,7 @@ class SinkModel(Described):
     30 s, or a value derived from `visible_within`."""
 
     evolve: Evolve | None = None
-    """What becomes of columns that the table or folder does not have: `refuse`, `add` or `ignore`. Left out: `add`
+    """What becomes of columns that the table or folder does not have: `refuse`, `add` or `ignore`. Default: `add`
     for parquet, and `refuse` for delta and iceberg."""
 
     merge_on: list[str] = field(default_factory=list)
@@ -97,7 +97,7 @@ class SinkModel(Described):
     """SQL over a change row: where it is true, the rows with its key are deleted; for delta and iceberg."""
 
     order_by: str | None = None
-    """The column that says which change of a key is later; for delta and iceberg. Left out: the order of the
+    """The column that says which change of a key is later; for delta and iceberg. Default: the order of the
     shard."""
 
     chains_path: str | None = None

@@ -19,7 +19,7 @@ class DeadLetterReplayConfig(Config):
     """How many dead letters one run processes."""
 
     most: int = Field(
-        default=1000, ge=1, description="Letters that are processed; the next run takes the next ones."
+        default=1000, ge=1, description="Number of dead letters to process; the next run takes the next ones."
     )
 
 

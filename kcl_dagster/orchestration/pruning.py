@@ -53,7 +53,7 @@ def prune_operation(after_days: int) -> type[Operation]:
     class PruneOperation(Operation):
         name = "prune"
         title = "delete finished runs, with their events"
-        days: int = Field(default=after_days, ge=1, description="keep this many days")
+        days: int = Field(default=after_days, ge=1, description="number of days whose runs are kept")
         dry_run: bool = dry_run()
 
         def run(self, context: OperationContext) -> Answer:

@@ -63,14 +63,16 @@ class KclResource(SecretsResource):
     cloudwatch_role_arn: str | None = Field(default=None, description="Another role for CloudWatch only.")
     external_id: str | None = Field(default=None, description="External id that these roles ask for.")
     s3_role_arn: str | None = Field(
-        default=None, description="Role to assume for the lake; left out, the credentials of the run itself."
+        default=None, description="Role to assume for S3. Default: the credentials of the run."
     )
-    s3_external_id: str | None = Field(default=None, description="External id that the role of the lake asks for.")
+    s3_external_id: str | None = Field(default=None, description="External id that the role for S3 asks for.")
     s3_kms_key: str | None = Field(
         default=None,
-        description="ARN of the key in KMS that encrypts what is written to S3; left out, the bucket decides.",
+        description="ARN of the KMS key that encrypts what is written to S3. Default: the bucket decides.",
     )
-    aws_access_key_id: str | None = Field(default=None, description="Access key; prefer the usual sources.")
+    aws_access_key_id: str | None = Field(
+        default=None, description="Access key. Prefer a role, a profile or the environment."
+    )
     aws_secret_access_key: str | None = Field(
         default=None, description="Secret of the access key, as an EnvVar.", json_schema_extra=_IS_SECRET
     )

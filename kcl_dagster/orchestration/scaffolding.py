@@ -12,10 +12,12 @@ from pydantic import BaseModel, Field
 class KclScaffoldParams(BaseModel):
     """The options of the command. By default, they follow from the name of the folder."""
 
-    application: str | None = Field(default=None, description="The application's name, which is its lease table's.")
+    application: str | None = Field(
+        default=None, description="Name of the application, which is also the name of its lease table."
+    )
     stream: str | None = Field(default=None, description="Name of the stream.")
     path: str | None = Field(default=None, description="Where records go: a directory, or s3://bucket/prefix.")
-    region: str | None = Field(default=None, description="Region of streams and tables.")
+    region: str | None = Field(default=None, description="AWS region of the streams and tables.")
 
 
 class KclApplicationScaffolder(Scaffolder[KclScaffoldParams]):

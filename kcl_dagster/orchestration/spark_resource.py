@@ -32,16 +32,22 @@ class KclSparkResource(SecretsResource):
             kcl.KclSparkResource(memory="2g", conf={"spark.sql.shuffle.partitions": "8"})
     """
 
-    mode: str = Field(default="local", description="local, existing, connect or cluster.")
-    url: str | None = Field(default=None, description="sc://host:port for connect, a master URL for cluster.")
-    slots: int | None = Field(default=None, description="Task slots of a local session; twice the cores.")
+    mode: str = Field(
+        default="local", description="Which Spark session to use: local, existing, connect or cluster."
+    )
+    url: str | None = Field(
+        default=None, description="sc://host:port for mode connect, a master URL for mode cluster."
+    )
+    slots: int | None = Field(default=None, description="Task slots of a local session. Default: twice the cores.")
     memory: str = Field(default="1g", description="Heap of the driver; a batch needs about five times its size.")
-    java_options: str = Field(default="-XX:+UseSerialGC", description="Of a local session's JVM.")
+    java_options: str = Field(default="-XX:+UseSerialGC", description="Options of the JVM of a local session.")
     local_root: str | None = Field(
         default=None,
-        description="Where a local session makes the folder of its temporary files; the system's temporary folder.",
+        description="Folder for the temporary files of a local session. Default: the system's temporary folder.",
     )
-    conf: dict[str, str] = Field(default={}, description="Spark configuration, on top of ours.")
+    conf: dict[str, str] = Field(
+        default={}, description="Spark settings. They take precedence over those that kcl_dagster sets."
+    )
 
     _session: Any = PrivateAttr(default=None)
 

@@ -89,7 +89,7 @@ def shows(text: str) -> str:
 
 
 def test_an_operation_is_chosen_on_the_page_of_the_job_and_launched(base: str, page: Page) -> None:
-    page.open(base + ADMIN, showing="put leases to another place in the stream")
+    page.open(base + ADMIN, showing="move leases to another position in the stream")
     page.click("pause", "a")
     page.wait_for("dry_run: true")
     page.wait_for("No errors")
