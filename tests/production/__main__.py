@@ -11,6 +11,7 @@ applications begin with the version before (see `former`). What is left out is p
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -36,6 +37,9 @@ def main() -> int:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]  # the test reaches no other AWS than its own
     os.chdir(Path(__file__).parents[2])
+    # A shell starts what runs in its background with SIGINT ignored. Dagster's processes inherit this, and then
+    # ignore SIGTERM as well, so no code server would be replaced.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     settings = Settings(options.daemon_away, options.database_away, directory.resolve(), options.only)
     return Production(settings).run()
 

@@ -7,6 +7,7 @@ Exits 0 when each record is stored once, in order, and no lease left a living wo
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -29,6 +30,9 @@ def main() -> int:
     if any(directory.iterdir()):
         parser.error(f"{directory} is not empty")
     os.chdir(Path(__file__).parents[2])
+    # A shell starts what runs in its background with SIGINT ignored. Dagster's processes inherit this, and then
+    # ignore SIGTERM as well, so no code server would be replaced.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     return Soak(Settings(options.seed, options.minutes * 60, directory.resolve())).run()
 
 
