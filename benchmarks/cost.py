@@ -264,7 +264,11 @@ def figures(event_log: SteadyEventLog, shards: int, files: int) -> dict[str, flo
     dollars = used.dollars(Prices())
     stored = event_log.records * RECORD_BYTES
     s3_writes = sum(event_log.counted[name] for name in S3_WRITES)
-    s3_idle = sum(number for name, number in event_log.idle.items() if name.startswith("s3 "))
+    s3_idle = {
+        name.removeprefix("s3 "): number * HOUR / IDLE_SECONDS
+        for name, number in event_log.idle.items()
+        if name.startswith("s3 ")
+    }
     return {
         "batches": event_log.batches,
         "data files per batch": files / event_log.stored_batches,
@@ -276,7 +280,8 @@ def figures(event_log: SteadyEventLog, shards: int, files: int) -> dict[str, flo
         "S3 PUT, COPY, LIST per hour": s3_writes * per_hour,
         BYTES_PER_HOUR: stored * per_hour,
         S3_PER_GB: s3_writes / (stored / GB),
-        S3_IDLE: s3_idle * HOUR / IDLE_SECONDS,
+        S3_IDLE: sum(s3_idle.values()),
+        **{f"{S3_IDLE}, {name}": number for name, number in sorted(s3_idle.items())},
         "S3 GET per batch": sum(event_log.counted[name] for name in S3_READS) / of_batches,
         "S3 DELETE per batch": event_log.counted["s3 DeleteObjects"] / of_batches,
     }
