@@ -66,6 +66,9 @@ WRITE_UNITS: Final = "halves of write units"
 READ_UNITS: Final = "halves of read units"
 S3_WRITES: Final = ("s3 PutObject", "s3 CopyObject", "s3 ListObjectsV2")  # what S3 charges as writes
 S3_READS: Final = ("s3 GetObject",)
+# An idle worker lists only to delete old chains: once an hour, and the first time ten minutes after its start, when
+# the requests of an idle stream are counted.
+HOURLY: Final = "s3 ListObjectsV2"
 S3_PER_GB: Final = "S3 PUT, COPY, LIST per GB"
 S3_IDLE: Final = "S3 requests per idle hour"
 BYTES_PER_HOUR: Final = "bytes stored per hour"
@@ -265,7 +268,7 @@ def figures(event_log: SteadyEventLog, shards: int, files: int) -> dict[str, flo
     stored = event_log.records * RECORD_BYTES
     s3_writes = sum(event_log.counted[name] for name in S3_WRITES)
     s3_idle = {
-        name.removeprefix("s3 "): number * HOUR / IDLE_SECONDS
+        name.removeprefix("s3 "): number * (1 if name == HOURLY else HOUR / IDLE_SECONDS)
         for name, number in event_log.idle.items()
         if name.startswith("s3 ")
     }
