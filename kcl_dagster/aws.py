@@ -6,6 +6,7 @@ only `kcl_dagster.errors`. `retried` repeats what is safe to repeat before a dea
 
 import functools
 import hashlib
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -376,13 +377,16 @@ class Access:
         )
         try:
             with _making:
-                make: Callable[..., Client] = _session(self._identity).client
+                session = _session(self._identity)
+                make: Callable[..., Client] = session.client
                 # With a role, the keys sign only the AssumeRole request.
                 keys = {} if self.role_arn is not None else _keys(self)
-                made = make(service, region_name=self.region, endpoint_url=self.endpoint_url, config=config, **keys)
+                region = _region(self.region or session.region_name)
+                made = make(service, region_name=region, endpoint_url=self.endpoint_url, config=config, **keys)
         except botocore_errors.NoRegionError as error:
             raise ConfigurationError(
-                f"no AWS region for {service}: set region_name, AWS_DEFAULT_REGION or the region of the profile"
+                f"no AWS region for {service}: set region_name, AWS_DEFAULT_REGION, AWS_REGION or the region of "
+                "the profile"
             ) from error
         except (botocore_errors.BotoCoreError, ValueError) as error:  # ValueError: not a valid URL of an endpoint
             raise ConfigurationError(f"cannot talk to {service}: {error}") from error
@@ -481,6 +485,12 @@ def _session(access: Access) -> boto3.Session:
     return boto3.Session(botocore_session=core, region_name=access.region)
 
 
+def _region(found: str | None) -> str | None:
+    """The region that boto3 found, otherwise that of `AWS_REGION`, which all other SDKs of AWS read, and which ECS
+    and Lambda set."""
+    return found or os.environ.get("AWS_REGION") or None
+
+
 class _Role(CredentialProvider):
     """Credentials of an assumed role, renewed by botocore before they expire."""
 
@@ -496,7 +506,8 @@ class _Role(CredentialProvider):
 
         def sts_client(service: str, **settings: Any) -> Any:
             limits = Config(connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS)
-            settings.update(region_name=access.region, endpoint_url=access.sts_endpoint_url, config=limits)
+            region = _region(access.region or self._base.get_config_variable("region"))
+            settings.update(region_name=region, endpoint_url=access.sts_endpoint_url, config=limits)
             return self._base.create_client(service, **settings)
 
         source: Credentials | None

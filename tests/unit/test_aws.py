@@ -262,6 +262,28 @@ class TestClients:
         assert kinesis.meta.endpoint_url == ENDPOINT
         assert "amazonaws.com" in aws.client("dynamodb", region="us-east-1").meta.endpoint_url
 
+    def test_the_region_may_be_the_one_that_other_sdks_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_REGION", "eu-west-1")
+        assert aws.client("kinesis").meta.region_name == "eu-west-1"
+        assert aws.client("kinesis", region="eu-north-1").meta.region_name == "eu-north-1"
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-2")
+        assert aws.client("kinesis").meta.region_name == "eu-west-2"
+
+    def test_a_role_is_assumed_in_that_region(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_REGION", "eu-west-1")
+        hosts: list[str] = []
+
+        def create(_: Any, service: str, **settings: Any) -> Any:
+            hosts.append(settings["region_name"])
+            raise ValueError(service)
+
+        role = {"role_arn": "arn:aws:iam::123456789012:role/reader", "access_key": "a", "secret_key": "b"}
+        client = aws.client("kinesis", **role)
+        monkeypatch.setattr("botocore.session.Session.create_client", create)
+        with pytest.raises(Exception, match="sts"):
+            aws.call(client, "list_streams")
+        assert hosts == ["eu-west-1"]
+
     def test_sessions_are_kept(self) -> None:
         aws.client("dynamodb", region="us-east-1")
         aws.client("kinesis", region="us-east-1")
