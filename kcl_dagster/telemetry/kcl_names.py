@@ -93,7 +93,7 @@ def of_tick(report: TickReport) -> Iterator[Datum]:
         yield Datum(ASSIGN, "TotalLeases", len(report.leases))
         yield Datum(ASSIGN, "NumWorkers", sum(sight.alive for sight in report.workers))
         yield Datum(ASSIGN, "NumOfLeasesReassignment", len(report.moves))
-        yield Datum(ASSIGN, "LeaseSpillover", len(report.unserved))
+        yield Datum(ASSIGN, "LeaseSpillover", len(report.unserved.keys() - report.paused))
         yield Datum(ASSIGN, "LeaseDeserializationFailureCount", len(report.unreadable))
     if sync is not None:
         yield from _of_stage(SYNC, sync)

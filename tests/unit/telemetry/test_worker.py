@@ -282,6 +282,17 @@ def test_a_leader_is_told_of_in_the_names_of_the_kcl() -> None:
     assert values(kcl_names.of_tick(TickReport(leading=False))) == {("LeaderDecider", "LeaderDecider:IsLeader"): 0}
 
 
+def test_a_lease_that_an_operator_has_paused_is_not_spilled_over() -> None:
+    unserved = {LeaseKey("a"): "no worker", LeaseKey("b"): "no worker"}
+    report = TickReport(
+        leading=True,
+        stages=(StageOutcome("assign", True, 1.0),),
+        unserved=unserved,
+        paused=frozenset({LeaseKey("b"), LeaseKey("c")}),
+    )
+    assert values(kcl_names.of_tick(report))["LeaseAssignmentManager", "LeaseSpillover"] == 1
+
+
 def test_a_leader_publishes_where_it_is_asked_to() -> None:
     notes = Notes()
     world = World()
