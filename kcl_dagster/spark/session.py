@@ -22,6 +22,7 @@ from kcl_dagster.spark.executors import check_executors
 from kcl_dagster.spark.failures import line_of_java
 from kcl_dagster.spark.java import find_java
 from kcl_dagster.spark.local_dir import LOCAL_DIR, is_chosen_by_user, own_folder, remove_left_behind
+from kcl_dagster.spark.server_address import refuse_unreachable
 
 # Twice the cores: a fetch spends its time waiting for the network.
 LOCAL_SLOTS_PER_CORE: Final = 2
@@ -176,12 +177,15 @@ def start_session(settings: SparkSettings, name: str) -> SparkSession:
     """Start the session that `settings` describe. Takes 5 to 10 seconds if a JVM has to be started, half of that
     with an archive of Spark's classes.
 
-    Raises JavaMissing if there is no Java runtime, and ConfigurationError if the session cannot be started or its
-    executors cannot run our code.
+    Raises JavaMissing if there is no Java runtime, and ConfigurationError if no server listens at the url, or if
+    the session cannot be started or its executors cannot run our code.
     """
     plan = plan_session(
         settings, python=sys.executable, cores=os.cpu_count() or 1, folder=_prepared_folder(settings)
     )
+    server = plan.remote or plan.master
+    if server is not None:
+        refuse_unreachable(server, os.environ)
     builder: SparkSession.Builder = SparkSession.builder.appName(name)
     conf = dict(plan.conf)
     if plan.starts_java:

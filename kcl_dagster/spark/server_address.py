@@ -1,0 +1,54 @@
+"""The address of a Spark master or a Spark Connect server.
+
+Spark itself tries a master that does not answer for more than a minute, without a message of ours. So a worker
+first opens a connection.
+"""
+
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from kcl_dagster.errors import ConfigurationError
+
+CONNECT_PORT: Final = 15002  # of a Spark Connect server whose address names none
+SECONDS: Final = 10.0  # for one connection
+_KINDS: Final = {"sc": "Spark Connect server", "spark": "Spark master"}
+# gRPC reaches a Spark Connect server through such a proxy.
+_PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
+
+
+def refuse_unreachable(url: str, environment: Mapping[str, str], *, seconds: float = SECONDS) -> None:
+    """Raise ConfigurationError if no server listens at `url`. Of several masters, one has to listen.
+
+    Blocks for `seconds` for each address at most. Checks no address of YARN or Kubernetes, which Spark finds in
+    files of its own, and none behind a proxy.
+    """
+    scheme = url.partition("://")[0]
+    if scheme not in _KINDS or (scheme == "sc" and any(environment.get(name) for name in _PROXIES)):
+        return
+    problems: list[str] = []
+    for host, port in _addresses(url):
+        try:
+            socket.create_connection((host, port), seconds).close()
+        except OSError as error:
+            problems.append(f"{host}:{port} ({error})")
+        else:
+            return
+    raise ConfigurationError(
+        f"no {_KINDS[scheme]} answers at {', '.join(problems)}: check the url, the server and the network"
+    )
+
+
+def _addresses(url: str) -> Iterator[tuple[str, int]]:
+    """Hosts and ports. A URL of several masters is `spark://one:7077,two:7077`."""
+    scheme, _, rest = url.partition("://")
+    for one in rest.split(","):
+        try:
+            parts = urlsplit(f"{scheme}://{one}")
+            port = parts.port or (CONNECT_PORT if scheme == "sc" else None)
+        except ValueError:  # not a number
+            port = None
+        if port is None or not parts.hostname:
+            raise ConfigurationError(f"the Spark url {scheme}://... does not have the form {scheme}://host:port")
+        yield parts.hostname, port
