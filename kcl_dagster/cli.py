@@ -148,7 +148,7 @@ def parser() -> argparse.ArgumentParser:
     )
     for name in ("--dagster-pipes-context", "--dagster-pipes-messages"):  # some Pipes clients add them
         bounded.add_argument(name, help=argparse.SUPPRESS)
-    DeploymentVerbs(_context, _client, _roles, _exports, _lake_key).register(verb)
+    DeploymentVerbs(_context, _client, _roles, _exports, _lake_key, _is_bounded).register(verb)
     init = verbs.add_parser(
         "init",
         help="write a project: a consumer, tests that pass, and the files that deploy it",
@@ -398,6 +398,11 @@ def _lake_key(options: argparse.Namespace) -> str | None:
 def _exports(options: argparse.Namespace) -> str | None:
     built = _found(options).built if options.target else None
     return None if built is None else built.exports
+
+
+def _is_bounded(options: argparse.Namespace) -> bool:
+    built = _found(options).built if options.target else None
+    return built is not None and built.is_bounded
 
 
 # --- init ---

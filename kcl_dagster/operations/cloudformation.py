@@ -11,11 +11,12 @@ from typing import Any, Final
 import yaml
 
 from kcl_dagster.application import Billing, MetricsLevel
-from kcl_dagster.operations.rights import Component, Deployment, policy
+from kcl_dagster.operations.rights import OF_DRIVER, Component, Deployment, policy
 from kcl_dagster.tables.attributes import LEASE_KEY, OWNER, OWNER_INDEX
 
 MINUTE: Final = 60  # seconds
 BEHIND_SECONDS: Final = 6 * 60 * MINUTE  # a quarter of the retention that a stream has by default
+DRIVER_SERVICES: Final = ("emr-serverless.amazonaws.com", "pods.eks.amazonaws.com")
 SERVICES: Final = ("pods.eks.amazonaws.com", "ecs-tasks.amazonaws.com", "ec2.amazonaws.com")
 # Placeholders for the region and the account, which CloudFormation fills in.
 REGION: Final = "${AWS::Region}"
@@ -103,6 +104,8 @@ def alarms(deployment: Deployment) -> list[Alarm]:
                 5,
             ),
         ]
+        if deployment.is_bounded:  # its leaders publish nothing, and between two runs there is none
+            found = [alarm for alarm in found if alarm.dimensions != assigning]
     for stream in application.streams:
         if stream.arn is not None:
             continue  # CloudWatch has its metrics in the account and region of the stream
@@ -151,12 +154,14 @@ def template(deployment: Deployment) -> Json:
     resources: Json = {"LeaseTable": _table(deployment)}
     for component in Component:
         resources |= _role(component, made)
+    drivers = _driver(made, resources)
+    resources |= drivers
     for alarm in alarms(made):
         resources[alarm.name] = _alarm(application.name, alarm)
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
         "Description": f"kcl_dagster: lease table, roles and alarms of {application.name}",
-        "Parameters": _parameters(),
+        "Parameters": _parameters() | (_DRIVER_PARAMETERS if drivers else {}),
         "Conditions": {
             "IsOnEks": {"Fn::Not": [{"Fn::Equals": [{"Ref": "EksCluster"}, ""]}]},
             "AreExecutorsApart": {"Fn::Equals": [{"Ref": "ExecutorsApart"}, "true"]},
@@ -166,6 +171,7 @@ def template(deployment: Deployment) -> Json:
         "Resources": resources,
         "Outputs": {
             **{f"{_role_id(one)}Arn": _output(one) for one in Component},
+            **{f"{role}Arn": {"Value": {"Fn::GetAtt": [role, "Arn"]}} for role in drivers},
             "LeaseTableName": {"Value": {"Ref": "LeaseTable"}},
         },
     }
@@ -301,6 +307,37 @@ def _role(component: Component, deployment: Deployment) -> Json:
             },
         }
     return made
+
+
+_DRIVER_PARAMETERS: Final[Json] = {
+    "DriverService": {
+        "Type": "String",
+        "Default": DRIVER_SERVICES[0],
+        "AllowedValues": list(DRIVER_SERVICES),
+        "Description": "What runs Spark drivers elsewhere (Dagster Pipes), and assumes their role.",
+    }
+}
+
+
+def _driver(deployment: Deployment, resources: Json) -> Json:
+    """The role of Spark drivers elsewhere, with the policies of leader, worker and executor; nothing if none can
+    run. `resources`: the roles of these components."""
+    if deployment.messages is None:
+        return {}
+    parts = [resources[_role_id(part)]["Properties"] for part in Component if part in OF_DRIVER]
+    policies = [one for part in parts for one in part["ManagedPolicyArns"] if "Ref" in one]
+    trust = _trust(Component.WORKER)
+    trust["Statement"][0]["Principal"] = {"Service": {"Ref": "DriverService"}}
+    return {
+        "DriverRole": {
+            "Type": "AWS::IAM::Role",
+            "Properties": {
+                "Description": f"{deployment.application.name}: Spark drivers elsewhere, for bounded runs",
+                "AssumeRolePolicyDocument": trust,
+                "ManagedPolicyArns": policies,
+            },
+        }
+    }
 
 
 def _trust(component: Component) -> Json:

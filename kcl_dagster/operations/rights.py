@@ -88,6 +88,17 @@ class Grant:
     checked_by: tuple[str, ...] = ()
 
 
+# A bounded run in a Spark driver elsewhere leads and reads by itself.
+DRIVER: Final = "driver"
+OF_DRIVER: Final = frozenset({Component.LEADER, Component.WORKER, Component.EXECUTOR})
+# What a role is assumed for, by service. Catalogs in AWS Glue and messages of Pipes need no role of S3.
+_BY_ROLE: Final = {
+    "kinesis": (Resource.STREAM, Resource.CONSUMER, Resource.STREAM_KEY),
+    "dynamodb": (Resource.TABLE, Resource.INDEX, Resource.ALL_TABLES, Resource.TABLE_NAMES, Resource.TABLE_KEY),
+    "cloudwatch": (Resource.METRICS,),
+    "s3": (Resource.BUCKET, Resource.OBJECTS, Resource.LAKE_KEY, Resource.EXPORTS),
+}
+
 _L, _W, _E, _O = Component.LEADER, Component.WORKER, Component.EXECUTOR, Component.OPERATOR
 
 
@@ -228,6 +239,9 @@ class Deployment:
     lists_applications: bool = False
     """Whether the operator looks for applications among all tables of the account and region."""
 
+    is_bounded: bool = False
+    """Whether a schedule of bounded runs reads the streams, so that between two runs there is no leader."""
+
     def needs(self, when: When) -> bool:
         application = self.application
         match when:
@@ -359,7 +373,25 @@ def rights_of(component: Component, deployment: Deployment) -> list[Grant]:
 
 def policy(component: Component, deployment: Deployment) -> dict[str, Any]:
     """The minimal IAM policy of a component, with a statement for each kind of resource."""
-    grants = rights_of(component, deployment)
+    return _policy(rights_of(component, deployment), deployment)
+
+
+def driver_policy(deployment: Deployment) -> dict[str, Any]:
+    """The minimal IAM policy of a Spark driver elsewhere, which is a leader, a worker and an executor."""
+    return _policy([grant for grant in RIGHTS if grant.to & OF_DRIVER and deployment.needs(grant.when)], deployment)
+
+
+def of_assumed_roles(document: Mapping[str, Any], deployment: Deployment) -> dict[str, list[str]]:
+    """The statements of a policy that belong to a role that the component assumes, by the ARN of the role."""
+    found: dict[str, list[str]] = {}
+    for service, targets in _BY_ROLE.items():
+        if service in deployment.roles:
+            sids = [statement["Sid"] for statement in document["Statement"]]
+            found.setdefault(deployment.roles[service], []).extend(sid for sid in sids if sid in map(_sid, targets))
+    return {role: sids for role, sids in found.items() if sids}
+
+
+def _policy(grants: Sequence[Grant], deployment: Deployment) -> dict[str, Any]:
     targets = dict.fromkeys(grant.target for grant in grants)
     statements: list[dict[str, Any]] = []
     for target in targets:
@@ -372,8 +404,12 @@ def policy(component: Component, deployment: Deployment) -> dict[str, Any]:
 
 def _statement(target: Resource, actions: Sequence[str], deployment: Deployment) -> dict[str, Any]:
     return {
-        "Sid": "".join(word.capitalize() for word in target.value.split()),
+        "Sid": _sid(target),
         "Effect": "Allow",
         "Action": sorted(set(actions)),
         "Resource": deployment.arns(target),
     }
+
+
+def _sid(target: Resource) -> str:
+    return "".join(word.capitalize() for word in target.value.split())

@@ -30,7 +30,7 @@ from kcl_dagster.operations.applications import list_applications
 from kcl_dagster.operations.cloudformation import ACCOUNT, REGION, to_yaml
 from kcl_dagster.operations.operation import Answer, Operation, OperationContext, choices
 from kcl_dagster.operations.printable import printable
-from kcl_dagster.operations.rights import Component, Deployment, policy
+from kcl_dagster.operations.rights import DRIVER, Component, Deployment, driver_policy, of_assumed_roles, policy
 from kcl_dagster.runtime import system
 
 WELL: Final = 0
@@ -178,9 +178,17 @@ class DeploymentVerbs:
     lake_key: Callable[[Options], str | None]
     """The ARN of the lake's key in the project's settings."""
 
+    is_bounded: Callable[[Options], bool]
+    """Whether a schedule of bounded runs reads the project's streams."""
+
     def register(self, verb: AddVerb) -> None:
         rights = verb("rights", self._rights, "print the least IAM policy of a component, as JSON")
-        rights.add_argument("--component", required=True, choices=[one.value for one in Component])
+        rights.add_argument(
+            "--component",
+            required=True,
+            choices=[*(one.value for one in Component), DRIVER],
+            help=f"`{DRIVER}` is a Spark driver elsewhere: leader, worker and executor in one",
+        )
         rights.add_argument("--account", help="number of the AWS account; default: the account of the credentials")
         stack = verb(
             "cloudformation",
@@ -222,13 +230,26 @@ class DeploymentVerbs:
         elif not _ACCOUNT.fullmatch(account):
             raise ConfigurationError(f"--account {account} is not the number of an account, which has 12 digits")
         deployment = self._deployment(options, context, dynamodb.meta.region_name, account)
-        _tell(json.dumps(policy(Component(options.component), deployment), indent=2))
+        is_driver = options.component == DRIVER
+        made = driver_policy(deployment) if is_driver else policy(Component(options.component), deployment)
+        _tell(json.dumps(made, indent=2))
+        self._tell_roles(f"the {options.component}", made, deployment)
         return WELL
 
     def _cloudformation(self, options: Options) -> int:
         deployment = self._deployment(options, self.context(options), REGION, ACCOUNT)
         sys.stdout.write(to_yaml(deployment, f"kcl-dagster {shlex.join(options.given)}"))
+        for component in Component:
+            self._tell_roles(f"{component.value.capitalize()}Policy", policy(component, deployment), deployment)
         return WELL
+
+    def _tell_roles(self, whose: str, made: Mapping[str, Any], deployment: Deployment) -> None:
+        """Name the statements that belong to an assumed role, on standard error: the output is a document."""
+        for role, sids in of_assumed_roles(made, deployment).items():
+            sys.stderr.write(
+                f"kcl-dagster: the statements {', '.join(sids)} of {whose} are for the role {role}, which it "
+                "assumes: attach them to that role\n"
+            )
 
     def _deployment(self, options: Options, context: OperationContext, region: str, account: str) -> Deployment:
         for name in ("stream_key", "table_key", "lake_key"):
@@ -254,6 +275,7 @@ class DeploymentVerbs:
             messages=options.messages,
             roles=self.roles(options),
             lists_applications=options.list_applications,
+            is_bounded=self.is_bounded(options),
         )
 
     def _list(self, options: Options) -> int:

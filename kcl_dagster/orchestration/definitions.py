@@ -138,7 +138,7 @@ def build_kcl_definitions(
     }
     for consumer in consumers:
         _BUILT[sensors[consumer.application.name]] = Built(
-            consumer, given.get(kcl_key), given, kcl_key, spark_key, translator, exports
+            consumer, given.get(kcl_key), given, kcl_key, spark_key, translator, exports, catch_up is not None
         )
     return Definitions(
         assets=[
@@ -171,6 +171,8 @@ class Built:
     spark_key: str = "spark"
     translator: KclTranslator = field(default_factory=KclTranslator)
     exports: str | None = None
+    is_bounded: bool = False
+    """Whether a schedule of bounded runs reads the streams, and not a fleet."""
 
 
 # The keys are leader sensors. An application's name does not identify definitions: a module may have several for

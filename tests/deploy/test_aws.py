@@ -23,7 +23,7 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.operations.cloudformation import ACCOUNT, REGION, alarms, service_account, template, to_yaml
-from kcl_dagster.operations.rights import Component, Deployment, policy
+from kcl_dagster.operations.rights import Component, Deployment, driver_policy, policy
 from kcl_dagster.runtime import system
 from kcl_dagster.telemetry import kcl_names
 from kcl_dagster.telemetry.datum import Datum
@@ -127,6 +127,43 @@ def test_a_worker_reads_the_stream_by_itself_unless_executors_are_apart() -> Non
     for component in (Component.LEADER, Component.EXECUTOR, Component.OPERATOR):
         name = component.value.capitalize()
         assert roles[f"{name}Role"]["ManagedPolicyArns"] == [{"Ref": f"{name}Policy"}]
+
+
+def test_a_spark_driver_elsewhere_has_the_rights_of_all_that_it_does() -> None:
+    """IAM adds up the policies of a role."""
+    made = template(EVERYTHING)
+    role = of_type("AWS::IAM::Role", made["Resources"])["DriverRole"]
+    policies = of_type("AWS::IAM::ManagedPolicy", made["Resources"])
+
+    def granted(document: dict[str, Any]) -> set[tuple[str, str]]:
+        return {
+            (action, resource)
+            for statement in filled(document)["Statement"]
+            for action in statement["Action"]
+            for resource in statement["Resource"]
+        }
+
+    given = set[tuple[str, str]]()
+    for one in role["ManagedPolicyArns"]:
+        given |= granted(policies[one["Ref"]]["PolicyDocument"])
+    tables = EVERYTHING.application.tables.model_copy(update={"create": False})
+    here = replace(
+        EVERYTHING,
+        application=EVERYTHING.application.model_copy(update={"tables": tables}),
+        region=files.REGION,
+        account=files.ACCOUNT,
+    )
+    assert given == granted(driver_policy(here))
+    [statement] = role["AssumeRolePolicyDocument"]["Statement"]
+    assert statement["Principal"] == {"Service": {"Ref": "DriverService"}}
+    assert made["Parameters"]["DriverService"]["Default"] == "emr-serverless.amazonaws.com"
+    assert made["Outputs"]["DriverRoleArn"] == {"Value": {"Fn::GetAtt": ["DriverRole", "Arn"]}}
+
+
+def test_without_messages_of_drivers_elsewhere_there_is_no_role_for_them() -> None:
+    made = template(replace(EVERYTHING, messages=None))
+    assert "DriverRole" not in made["Resources"]
+    assert "DriverService" not in made["Parameters"]
 
 
 def test_the_pods_of_kubernetes_yaml_have_the_roles() -> None:
@@ -234,6 +271,14 @@ def test_a_leader_that_is_gone_is_seen_although_it_sends_nothing() -> None:
     assert alarm["TreatMissingData"] == "breaching"
     others = [one for one in of_type("AWS::CloudWatch::Alarm", resources()).values() if one != alarm]
     assert {one["TreatMissingData"] for one in others} == {"notBreaching"}
+
+
+def test_bounded_runs_have_no_alarms_on_what_only_a_lasting_leader_publishes() -> None:
+    """Between two runs there is no leader, and the leader within a run publishes nothing."""
+    continuous = {alarm.name for alarm in alarms(files.PROJECT.deployment)}
+    bounded = {alarm.name for alarm in alarms(replace(files.PROJECT.deployment, is_bounded=True))}
+    assert continuous - bounded == {"NobodyLeads", "LeasesUnserved", "LeaseRowsUnreadable"}
+    assert "FarBehind" in bounded <= continuous
 
 
 def test_without_our_metrics_there_are_the_alarms_of_aws() -> None:

@@ -60,9 +60,9 @@ TWICE = """
     from kcl_dagster.testing import EmulatorResource
 
 
-    def consumer(lake, application="cli-twice"):
+    def consumer(lake, application="cli-twice", **more):
         tables = kcl.TableSettings(kms_key="arn:aws:kms:us-east-1:123456789012:key/tables")
-        @kcl.kcl_consumer(application=application, stream="orders", tables=tables, sink=kcl.parquet(lake))
+        @kcl.kcl_consumer(application=application, stream="orders", tables=tables, sink=kcl.parquet(lake), **more)
         def orders(records):
             return records
 
@@ -92,6 +92,9 @@ TWICE = """
             )
         }},
     )
+    watched = consumer("s3://hourly/orders", telemetry=kcl.TelemetrySettings(cloudwatch="SUMMARY"))
+    lasting = kcl.build_kcl_definitions(watched, resources=here("eu-north-1"))
+    hourly = kcl.build_kcl_definitions(watched, resources=here("eu-north-1"), catch_up="0 * * * *")
     alone = kcl.build_kcl_definitions(consumer("s3://alone/orders", "{unique}"), resources=here("eu-west-3"))
 
 
@@ -218,6 +221,55 @@ def test_a_component_may_assume_the_roles_that_it_uses(
     found = statements(capsys, component)
     assumed = {arn.rpartition("/")[2] for sid, arns in found.items() if sid.endswith("Role") for arn in arns}
     assert assumed == roles
+
+
+@pytest.mark.usefixtures("project")
+def test_a_driver_elsewhere_is_a_leader_a_worker_and_an_executor(capsys: pytest.CaptureFixture[str]) -> None:
+    def actions(component: str) -> set[str]:
+        account = ["--account", "123456789012", "--messages", "s3://messages"]
+        assert cli.main(["rights", "cli_twice:staging", "--component", component, *account]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert len({one["Sid"] for one in printed["Statement"]}) == len(printed["Statement"])
+        return {f"{action} {one['Sid']}" for one in printed["Statement"] for action in one["Action"]}
+
+    assert actions("driver") == actions("leader") | actions("worker") | actions("executor")
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("component", "told"),
+    [
+        ("leader", {"kinesis": "Stream", "reader": "Table, TableKey"}),
+        ("executor", {"kinesis": "Stream", "lake": "Objects, LakeKey"}),
+        ("worker", {"kinesis": "Stream", "reader": "Table, Index, TableKey", "lake": "Bucket, Objects, LakeKey"}),
+    ],
+)
+def test_statements_for_a_role_that_is_assumed_are_named(
+    capsys: pytest.CaptureFixture[str], component: str, told: dict[str, str]
+) -> None:
+    arguments = ["rights", "cli_twice:roles", "--account", "123456789012", "--component", component]
+    assert cli.main(arguments) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        f"kcl-dagster: the statements {sids} of the {component} are for the role "
+        f"arn:aws:iam::123456789012:role/{role}, which it assumes: attach them to that role"
+        for role, sids in told.items()
+    ]
+    assert cli.main(["cloudformation", "cli_twice:roles"]) == 0
+    said = capsys.readouterr().err
+    for role, sids in told.items():
+        policy = f"{component.capitalize()}Policy"
+        assert f"statements {sids} of {policy} are for the role arn:aws:iam::123456789012:role/{role}," in said
+    assert cli.main(["rights", "cli_twice:staging", "--account", "123456789012", "--component", component]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(("target", "is_led"), [("cli_twice:lasting", True), ("cli_twice:hourly", False)])
+def test_the_alarms_are_those_of_how_the_definitions_read(
+    capsys: pytest.CaptureFixture[str], target: str, is_led: bool
+) -> None:
+    assert cli.main(["cloudformation", target]) == 0
+    assert ("NobodyLeads" in capsys.readouterr().out) == is_led
 
 
 @pytest.mark.usefixtures("project")
