@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 import kcl_dagster as kcl
 from kcl_dagster import cli, decoding, errors
+from kcl_dagster.emulator.__main__ import parser as emulator_parser
 from kcl_dagster.operations.all_operations import OPERATIONS
 from kcl_dagster.operations.operation import Operation
 from kcl_dagster.operations.rights import RIGHTS, Component, Deployment, policy
@@ -411,11 +412,12 @@ def _cli() -> str:
     parts.append("## Which application")
     parts.append(_table(("option", "meaning"), _option_rows(verbs.choices["status"], shared)))
     in_job = {operation.name: operation for operation in OPERATIONS if operation.is_in_job}
-    for name, verb in verbs.choices.items():
+    for name, verb in {**verbs.choices, "emulator": emulator_parser("kcl-dagster emulator")}.items():
         parts += [f"## {name}", f"{_capital(verb.description or _help_of(verbs, name)).removesuffix('.')}."]
         if name in in_job:
             parts.append(f"In the job `<application>_admin`: `{_config_of(in_job[name])}`.")
-        rows = list(_option_rows(verb, _options(verb) - shared))
+        named_elsewhere = set() if name == "emulator" else shared  # its region is the one that it plays
+        rows = list(_option_rows(verb, _options(verb) - named_elsewhere))
         if rows:
             parts.append(_table(("option", "meaning"), rows))
     return _joined(parts)
@@ -439,7 +441,11 @@ def _help_of(verbs: Any, name: str) -> str:
 
 
 def _options(parser: argparse.ArgumentParser) -> set[str]:
-    return {_option(action) for action in parser._actions if action.dest != "help"}  # noqa: SLF001
+    return {_option(action) for action in parser._actions if _is_shown(action)}  # noqa: SLF001
+
+
+def _is_shown(action: argparse.Action) -> bool:
+    return action.dest != "help" and action.help != argparse.SUPPRESS
 
 
 def _option(action: argparse.Action) -> str:
@@ -448,7 +454,7 @@ def _option(action: argparse.Action) -> str:
 
 def _option_rows(parser: argparse.ArgumentParser, wanted: set[str]) -> Iterator[tuple[str, ...]]:
     for action in parser._actions:  # noqa: SLF001
-        if _option(action) in wanted and action.dest != "help":
+        if _option(action) in wanted and _is_shown(action):
             yield f"`{_usage(action)}`", _option_meaning(action)
 
 
@@ -464,9 +470,14 @@ def _option_meaning(action: argparse.Action) -> str:
     notes = []
     if action.required and action.option_strings:
         notes.append("required")
-    if action.default not in (None, False, (), [], argparse.SUPPRESS) and action.option_strings:
+    if (
+        "%(default)" not in (action.help or "")
+        and action.default not in (None, False, (), [], argparse.SUPPRESS)
+        and action.option_strings
+    ):
         notes.append(f"{action.default} when left out")
-    return "; ".join([text for text in (action.help or "", *notes) if text])
+    meaning = (action.help or "") % {**vars(action), "prog": "kcl-dagster"}
+    return "; ".join([text for text in (meaning, *notes) if text])
 
 
 # --- records, checks, errors

@@ -27,7 +27,7 @@ LARGEST_PORT = 65_535
 def main(arguments: list[str] | None = None, prog: str = "python -m kcl_dagster.emulator") -> int:
     """Run the emulator until it is stopped, and return an exit code. `prog` is the command name shown in the
     help."""
-    options = _parse(arguments, prog)
+    options = parser(prog).parse_args(arguments)
     try:
         extra.require()
     except extra.ExtraMissingError as error:
@@ -104,27 +104,28 @@ def _port(text: str) -> int:
     return port
 
 
-def _parse(arguments: list[str] | None, prog: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+def parser(prog: str) -> argparse.ArgumentParser:
+    """The parser of the options."""
+    made = argparse.ArgumentParser(
         prog=prog,
         description="An embedded AWS (Kinesis, DynamoDB, S3, STS) on one local port. It keeps nothing on disk.",
     )
-    parser.add_argument("--host", default=LOOPBACK, help="address to listen on (default %(default)s)")
-    parser.add_argument("--port", type=_port, default=0, help="port to listen on (default: any free one)")
-    parser.add_argument("--ready-file", type=Path, help="JSON with endpoint and pid, written once it listens")
-    parser.add_argument("--watch-pid", type=int, help="end when this process has ended")
-    parser.add_argument("--watch-started", type=float, help="when that started, in epoch seconds")
-    parser.add_argument("--grace-seconds", type=float, default=5.0, help="how long after it (default %(default)s)")
-    parser.add_argument("--no-limits", action="store_true", help="no throttling, iterators do not expire")
-    parser.add_argument("--region", default=DEFAULT_REGION, help="the region to play (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the randomness of faults (default %(default)s)")
-    parser.add_argument(
+    made.add_argument("--host", default=LOOPBACK, help="address to listen on (default %(default)s)")
+    made.add_argument("--port", type=_port, default=0, help="port to listen on (default: any free one)")
+    made.add_argument("--ready-file", type=Path, help="JSON with endpoint and pid, written once it listens")
+    made.add_argument("--watch-pid", type=int, help="end when this process has ended")
+    made.add_argument("--watch-started", type=float, help="when that started, in epoch seconds")
+    made.add_argument("--grace-seconds", type=float, default=5.0, help="how long after it (default %(default)s)")
+    made.add_argument("--no-limits", action="store_true", help="no throttling, iterators do not expire")
+    made.add_argument("--region", default=DEFAULT_REGION, help="the region to play (default %(default)s)")
+    made.add_argument("--seed", type=int, default=0, help="of the randomness of faults (default %(default)s)")
+    made.add_argument(
         "--transition-seconds",
         type=float,
         default=0.0,
         help="how long streams stay CREATING, UPDATING, DELETING (default %(default)s)",
     )
-    return parser.parse_args(arguments)
+    return made
 
 
 if __name__ == "__main__":

@@ -16,11 +16,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.telemetry.batch_traces import BatchTraces
+from kcl_dagster.telemetry.tick_traces import TickTraces
 from kcl_dagster.telemetry.units import UNITS
 from kcl_dagster.telemetry.worker_metrics import SPANS_LOST, open_telemetry
 from kcl_dagster.worker.delivery import at_once
@@ -160,7 +162,7 @@ def test_every_metric_of_a_worker_is_in_the_dashboard(page: Page) -> None:
     assert shown | {"kcl_worker_info"} == {name for name, _ in page.samples}
 
 
-def test_queries_of_traces_name_what_a_worker_sends() -> None:
+def test_queries_of_traces_name_what_a_worker_and_a_leader_send() -> None:
     world, exporter = World(), InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -168,12 +170,16 @@ def test_queries_of_traces_name_what_a_worker_sends() -> None:
     traces = BatchTraces(provider.get_tracer("kcl_dagster"), facts, world.clock, at_once)
     with traces.span(BATCH), traces.span("write"):
         pass
-    [batch] = [span for span in exporter.get_finished_spans() if span.parent is None]
+    ticks = TickTraces(provider.get_tracer("kcl_dagster"), facts, world.clock, at_once)
+    ticks.tick(TickReport(leading=True))
+    sent = {span.name: set(span.attributes or {}) for span in exporter.get_finished_spans() if span.parent is None}
     queries = [panel["targets"][0]["query"] for panel in ALL_PANELS if panel["datasource"]["type"] == "tempo"]
     assert queries
-    for query in queries:
-        assert re.findall(r'name = "([^"]+)"', query) == [batch.name]
-        assert set(re.findall(r"span\.([\w.]+)", query)) <= set(batch.attributes or {})
+    asked = [(name, query) for query in queries for name in re.findall(r'name = "([^"]+)"', query)]
+    assert len(asked) == len(queries)
+    assert {name for name, _ in asked} == sent.keys() == {"batch", "tick"}
+    for name, query in asked:
+        assert set(re.findall(r"span\.([\w.]+)", query)) <= sent[name]
 
 
 @pytest.mark.parametrize(("title", "expression", "legend"), list(panels()))

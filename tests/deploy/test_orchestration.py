@@ -4,9 +4,11 @@ that are as they should be."""
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import boto3
 import pytest
 import sqlalchemy
 import yaml
@@ -25,9 +27,12 @@ from kubernetes.client import ApiClient
 
 from docs.make_deploy import PROJECT
 from kcl_dagster.application import Timings
+from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.cloudformation import service_account
 from kcl_dagster.operations.doctor.orchestrator import judge_instance
 from kcl_dagster.operations.rights import Component
+from kcl_dagster.orchestration import resources
+from kcl_dagster.orchestration.resources import KclResource
 from tests.deploy.files import APPLICATION, DEPLOY, document, manifest, manifests, substituted, text
 from tests.docs.commands import check_command
 
@@ -89,6 +94,16 @@ def test_the_helm_values_say_the_same() -> None:
     assert VALUES["telemetry"] == instance["telemetry"]
     # Dagster refuses limits in both places.
     assert daemon["runCoordinator"] == {"enabled": False}
+
+
+def test_with_helm_every_part_has_the_image_and_the_dagster_of_the_code_location() -> None:
+    [code] = VALUES["dagster-user-deployments"]["deployments"]
+    for part in ("dagsterDaemon", "dagsterWebserver"):
+        assert VALUES[part]["image"] == code["image"]
+    assert f"{code['image']['repository']}:{code['image']['tag']}" == IMAGE
+    [pinned] = re.findall(r"^dagster==(.*)$", text("constraints.txt"), re.MULTILINE)
+    for shown in (text("values.yaml"), (DEPLOY.parent / "docs/production.md").read_text()):
+        assert re.findall(r"dagster/dagster --version (\S+)", shown) == [pinned]
 
 
 @pytest.mark.parametrize(
@@ -180,6 +195,45 @@ def test_a_code_location_that_shares_its_settings_would_take_the_workers_role_an
     spec = pod(LAUNCHERS["values.yaml"], shared)["spec"]["template"]["spec"]
     assert spec["serviceAccountName"] == LEADER
     assert spec["containers"][0]["resources"]["limits"] == {"memory": "1Gi"}
+
+
+# --- the environment
+
+
+def environments() -> dict[str, dict[str, str]]:
+    """The variables of each process that has our code, as the files set them."""
+    composed = {name: one["environment"] for name, one in services() if name != "postgres"}
+    launched = {name: composed["daemon"][name] for name in ON_ONE_MACHINE["run_launcher"]["config"]["env_vars"]}
+    shared = manifest("ConfigMap", "dagster-environment")["data"]
+    [code] = VALUES["dagster-user-deployments"]["deployments"]
+    worker = VALUES["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]["containerConfig"]
+    found = {f"compose.yaml {name}": environment for name, environment in composed.items()}
+    return found | {
+        "dagster.yaml worker": launched,
+        "kubernetes.yaml": shared,
+        "values.yaml code": {one["name"]: one["value"] for one in code["env"]},
+        "values.yaml worker": {one["name"]: one["value"] for one in worker["env"]},
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["compose.yaml code", "dagster.yaml worker", "kubernetes.yaml", "values.yaml code", "values.yaml worker"],
+)
+def test_the_resource_and_boto3_itself_find_the_region(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for unset in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(unset, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setattr(resources, "_client", resources._client.__wrapped__)
+    with pytest.raises(ConfigurationError, match="no AWS region"):
+        KclResource().client("kinesis")
+    for variable, value in environments()[name].items():
+        if variable.startswith("AWS_"):
+            monkeypatch.setenv(variable, value)
+    assert KclResource().client("kinesis").meta.region_name == "eu-west-1"
+    assert boto3.client("kinesis").meta.region_name == "eu-west-1"  # of the project's own code
 
 
 # --- the manifests

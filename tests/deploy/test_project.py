@@ -1,5 +1,6 @@
 """`kcl-dagster init`: what it refuses, and that its project's own tests pass with nothing but the wheel."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -64,11 +65,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
+ARN = "arn:aws:kinesis:eu-north-1:210987654321:stream/clicks"
+
+
 @pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.spark
 @pytest.mark.timeout(1200)
-def test_the_tests_of_a_new_project_pass(site: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", ["clicks", ARN], ids=["by name", "by ARN"])
+def test_the_tests_of_a_new_project_pass(site: Path, tmp_path: Path, stream: str) -> None:
     outside = {
         name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "DAGSTER_", "LAKE"))
     }
@@ -85,7 +90,7 @@ def test_the_tests_of_a_new_project_pass(site: Path, tmp_path: Path) -> None:
         assert outcome.returncode == 0, outcome.stdout[-5000:] + outcome.stderr[-5000:]
         return outcome.stdout
 
-    written = run("-m", "kcl_dagster.cli", "init", "web-clicks", "--stream", "clicks", cwd=tmp_path)
+    written = run("-m", "kcl_dagster.cli", "init", "web-clicks", "--stream", stream, cwd=tmp_path)
     project = tmp_path / "web-clicks"
     assert {tmp_path / line for line in written.splitlines() if line.startswith("web-clicks/")} == {
         path for path in project.rglob("*") if path.is_file()
@@ -93,3 +98,23 @@ def test_the_tests_of_a_new_project_pass(site: Path, tmp_path: Path) -> None:
     assert re.search(r"^kcl-dagster==", (project / "deploy/constraints.txt").read_text(), re.MULTILINE)
     told = run("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=project)
     assert "6 passed" in told
+
+
+def test_a_project_of_a_shared_stream_is_tried_on_the_embedded_aws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no streams of other accounts, so README.md tries the project with a stream of the same name."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["init", "web-shared", "--stream", ARN]) == 0
+    text = (tmp_path / "web-shared/README.md").read_text()
+    assert "StreamName='clicks'" in text
+    assert "\nKINESIS_STREAM=clicks LAKE=$PWD/lake dagster dev" in text
+    monkeypatch.syspath_prepend(str(tmp_path / "web-shared"))
+    for given, arn in (("clicks", None), (None, ARN)):
+        if given is None:
+            monkeypatch.delenv("KINESIS_STREAM")
+        else:
+            monkeypatch.setenv("KINESIS_STREAM", given)
+        monkeypatch.delitem(sys.modules, "web_shared", raising=False)
+        [stream] = importlib.import_module("web_shared").web_shared.application.streams
+        assert (stream.name, stream.arn) == ("clicks", arn)

@@ -34,6 +34,7 @@ NOT_RUN: Final[Mapping[str, str]] = {
     ".": "of the reader's shell",
 }
 _AWS_CLI_ALONE: Final = {("sso", "login")}  # commands that are no operations of a service
+_STARTS_SPARK: Final = ("tests/integration/spark/test_clusters.py", "tests/cluster/spark_machines.py")
 _ASSIGNMENT: Final = re.compile(r"^\w+=")
 
 
@@ -112,6 +113,9 @@ def _aws(arguments: Sequence[str]) -> None:
     by_name = {_dashed(name): name for name in model.operation_names}
     shape = model.operation_model(by_name[operation]).input_shape
     members = {_dashed(name): name for name in (shape.members if shape is not None else {})}
+    if shape is not None:  # a flag is switched off with `--no-`
+        flags = [name for name, member in shape.members.items() if member.type_name == "boolean"]
+        members |= {f"no-{_dashed(name)}": name for name in flags}
     given = {option[2:] for option in options if option.startswith("--")}
     assert given <= set(members), f"aws {service} {operation} does not know {given - set(members)}"
     required = {_dashed(name) for name in (shape.required_members if shape is not None else [])}
@@ -145,9 +149,18 @@ def _dg(arguments: Sequence[str]) -> None:
 
 
 def _emulator(arguments: Sequence[str]) -> None:
-    from kcl_dagster.emulator.__main__ import _parse
+    from kcl_dagster.emulator.__main__ import parser
 
-    _parse(list(arguments), "kcl-dagster emulator")
+    parser("kcl-dagster emulator").parse_args(list(arguments))
+
+
+def _spark_class(arguments: Sequence[str]) -> None:
+    """The class is one that the tests of clusters start, with options that they use."""
+    tested = "".join((ROOT / name).read_text() for name in _STARTS_SPARK)
+    names = [one for one in arguments if one.startswith("org.apache.spark.")]
+    assert names, "no class is named"
+    for one in [*names, *(one for one in arguments if one.startswith("-"))]:
+        assert f'"{one}"' in tested, f"no test starts Spark with {one}"
 
 
 def _docker(arguments: Sequence[str]) -> None:
@@ -172,6 +185,8 @@ CHECKS: Final[Mapping[str, Check]] = {
     "dagster-daemon": _click(dagster_daemon),
     "dagster-webserver": _click(dagster_webserver),
     "docker": _docker,
+    "spark-class": _spark_class,
+    "spark-submit": _spark_class,
     "dg": _dg,
     "kcl-dagster emulator": _emulator,
 }

@@ -70,6 +70,16 @@ def test_every_verb_says_what_it_does() -> None:
     assert all(part.partition("\n")[2].strip() for part in verbs)
 
 
+def test_each_option_of_the_command_line_has_a_meaning() -> None:
+    text = make_reference._cli()
+    assert "SUPPRESS" not in text
+    assert "%(" not in text
+    assert re.findall(r"^\| `(--[^`]*)` \| *\|$", text, re.MULTILINE) == []
+    emulator = text.partition("\n## emulator\n")[2]
+    assert "| `--seed SEED` | of the randomness of faults (default 0) |" in emulator
+    assert len(re.findall(r"^\| `--", emulator, re.MULTILINE)) == 10
+
+
 def test_the_page_on_alerts_names_every_check_once_and_the_urgent_ones_in_its_code() -> None:
     text = (PAGES.parent / "how-to/alerts.md").read_text()
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]

@@ -113,10 +113,12 @@ def render(project: Project, versions: Mapping[str, str]) -> dict[str, str]:
         "TITLE": project.name.replace("-", " ").capitalize(),
         "APPLICATION": project.deployment.application.name,
         "STREAM": project.stream,
+        **_stream_words(project),
         "LAKE": project.lake.rstrip("/"),
         "PYTHON": project.python,
         "VERSION": __version__,
         "DAY": project.day.isoformat(),
+        "DAGSTER": versions.get("dagster", "1.13.x"),
     }
     made = {
         _path(path, project): _TOKEN.sub(lambda token: words[token[1]], text) for path, text in _templates().items()
@@ -127,6 +129,17 @@ def render(project: Project, versions: Mapping[str, str]) -> dict[str, str]:
     made["deploy/constraints.txt"] = _constraints(project, versions)
     made["wheels/.gitkeep"] = ""
     return dict(sorted(made.items()))
+
+
+def _stream_words(project: Project) -> dict[str, str]:
+    """The words for the embedded AWS, which has streams of its own account only: it does not know a stream of
+    another account, which is named by its ARN."""
+    [stream] = project.deployment.application.streams
+    written, variables, tried = f'"{project.stream}"', '"LAKE"', ""
+    if stream.arn is not None:
+        written, variables = f'os.environ.get("KINESIS_STREAM", "{stream.arn}")', '"LAKE", "KINESIS_STREAM"'
+        tried = f"KINESIS_STREAM={stream.name} "
+    return {"SOURCE": written, "NAMED": stream.name, "VARIABLES": variables, "TRIED": tried}
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> None:
