@@ -86,13 +86,17 @@ lock: $(READY)  ## resolve anew: requirements.lock for development, -runtime.loc
 	@$(COMPILE) --all-extras --constraint requirements.lock pyproject.toml -o requirements-runtime.lock
 	@$(COMPILE) --constraint requirements.lock --group build -o requirements-build.lock
 
+# A copy of pyproject.toml with the version, which the build otherwise takes from the package: cyclonedx reads it there.
+SBOM := .cache/sbom
+
 sbom: $(READY)  ## dist/sbom.json: what an image with all extras holds, in CycloneDX
-	@mkdir -p dist
-	@$(BIN)/uv tool run --quiet --from 'cyclonedx-bom>=7,<8' cyclonedx-py requirements --pyproject pyproject.toml \
+	@mkdir -p dist $(SBOM)
+	@sed 's/^dynamic = \["version", /version = "$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' kcl_dagster/__init__.py)"\ndynamic = [/' pyproject.toml > $(SBOM)/pyproject.toml
+	@$(BIN)/uv tool run --quiet --from 'cyclonedx-bom>=7,<8' cyclonedx-py requirements --pyproject $(SBOM)/pyproject.toml \
 		--output-file dist/sbom.json requirements-runtime.lock
 	@ls dist/sbom.json
 
-# Of its own: a wheel of 700 kB needs hatchling, and none of the 1.5 GB of the development environment.
+# Of its own: a wheel of 1 MB needs hatchling, and none of the 1.5 GB of the development environment.
 $(BUILD)/.ready: requirements-build.lock
 	$(find_python)
 	@$(PYTHON) -m venv --clear $(BUILD)
