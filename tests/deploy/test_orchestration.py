@@ -202,7 +202,11 @@ def test_a_code_location_that_shares_its_settings_would_take_the_workers_role_an
 
 def environments() -> dict[str, dict[str, str]]:
     """The variables of each process that has our code, as the files set them."""
-    composed = {name: one["environment"] for name, one in services() if name != "postgres"}
+    composed = {
+        name: {variable: value or "" for variable, value in one["environment"].items()}  # Compose sets empty texts
+        for name, one in services()
+        if name != "postgres"
+    }
     launched = {name: composed["daemon"][name] for name in ON_ONE_MACHINE["run_launcher"]["config"]["env_vars"]}
     shared = manifest("ConfigMap", "dagster-environment")["data"]
     [code] = VALUES["dagster-user-deployments"]["deployments"]

@@ -277,7 +277,11 @@ class TestClients:
             hosts.append(settings["region_name"])
             raise ValueError(service)
 
-        role = {"role_arn": "arn:aws:iam::123456789012:role/reader", "access_key": "a", "secret_key": "b"}
+        role: dict[str, Any] = {
+            "role_arn": "arn:aws:iam::123456789012:role/reader",
+            "access_key": "a",
+            "secret_key": "b",
+        }
         client = aws.client("kinesis", **role)
         monkeypatch.setattr("botocore.session.Session.create_client", create)
         with pytest.raises(Exception, match="sts"):
