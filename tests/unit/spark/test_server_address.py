@@ -29,7 +29,7 @@ def listening() -> Iterator[str]:
 )
 def test_a_session_without_its_server_is_refused_at_once(mode: str, scheme: str, kind: str, closed: str) -> None:
     with pytest.raises(ConfigurationError, match=f"no Spark {kind} answers at {closed} .*refused"):
-        start_session(SparkSettings(mode=mode, url=f"{scheme}://{closed}"), "test")  # type: ignore[arg-type]
+        start_session(SparkSettings(mode=mode, url=f"{scheme}://{closed}"), "test")
 
 
 def test_a_token_is_not_shown(closed: str) -> None:
