@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from kcl_dagster.worker.batch import Batch as Batch
     from kcl_dagster.worker.dead_letter import DeadLetter as DeadLetter
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOMES = {
     "kcl_dagster.application": (

@@ -1,6 +1,6 @@
 """Build the documentation site: `make docs`. Each version has a folder, so that older ones stay readable.
 
-dist/site/0.1.0/README.html ...   this version
+dist/site/0.2.0/README.html ...   this version
 dist/site/versions.json           what a page's menu of versions shows
 dist/site/index.html              leads to the newest version
 """

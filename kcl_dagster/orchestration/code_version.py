@@ -9,7 +9,6 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +26,7 @@ def code_version(transform: Any, application: Application, more: Mapping[str, An
     that it imports. Of libraries, only the version of this package counts. `more`: further settings of workers,
     as JSON."""
     settings: dict[str, Any] = application.model_dump(mode="json", exclude={"streams": {"__all__": {"start"}}})
-    digest = hashlib.sha256(version("kcl-dagster").encode())
+    digest = hashlib.sha256(kcl_dagster.__version__.encode())
     digest.update(json.dumps({**settings, **(more or {})}, sort_keys=True).encode())
     written = inspect.unwrap(transform)
     try:

@@ -1,7 +1,6 @@
 """Checks at the start whether the executors of a session can do our work, before the first batch would fail."""
 
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import Final
 
 import pyarrow as pa
@@ -9,6 +8,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from kcl_dagster import __version__
 from kcl_dagster.aws import call
 from kcl_dagster.errors import ConfigurationError, CredentialsRefused, EndpointUnreachable, KclError
 from kcl_dagster.spark.failures import first_line
@@ -38,10 +38,9 @@ def check_executors(spark: SparkSession) -> None:
         raise ConfigurationError(
             f"the executors cannot run our code: {missing or first_line(error)}. {SHIP_IT}"
         ) from error
-    here = version("kcl-dagster")
-    if row.kcl_dagster != here:
+    if row.kcl_dagster != __version__:
         raise ConfigurationError(
-            f"executors have kcl-dagster {row.kcl_dagster} and the driver has {here}. {SHIP_IT}"
+            f"executors have kcl-dagster {row.kcl_dagster} and the driver has {__version__}. {SHIP_IT}"
         )
 
 
@@ -86,4 +85,4 @@ def _say_version(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import kcl_dagster.spark.fetch  # noqa: F401 - what every batch will need
 
     for batch in batches:
-        yield pa.RecordBatch.from_pylist([{"kcl_dagster": version("kcl-dagster")}] * batch.num_rows, schema=_SCHEMA)
+        yield pa.RecordBatch.from_pylist([{"kcl_dagster": __version__}] * batch.num_rows, schema=_SCHEMA)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 import kcl_dagster
 from tests.docs.pages import ROOT
@@ -43,8 +44,12 @@ def test_it_is_formatted_by_its_own_rules(arguments: tuple[str, ...]) -> None:
 
 def test_it_takes_this_version_and_this_dagster() -> None:
     needed = {one.name: one.specifier for one in map(Requirement, PROJECT["project"]["dependencies"])}
-    assert needed["kcl-dagster"].contains(kcl_dagster.__version__)
+    # Of a version in development, the release that it becomes: the integration is published after it.
+    assert needed["kcl-dagster"].contains(Version(kcl_dagster.__version__).base_version)
+    assert not needed["kcl-dagster"].contains("0.1.0"), "it has none of the names that the integration uses"
     assert needed["dagster"].contains(version("dagster"))
+    [tested] = [one for one in map(Requirement, PROJECT["dependency-groups"]["dev"]) if one.name == "kcl-dagster"]
+    assert tested.specifier == needed["kcl-dagster"]
 
 
 @pytest.mark.parametrize("target", ["test", "ruff", "check"])

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Final
 
+from kcl_dagster import __version__
+
 # Installed by the image.
 ROOTS: Final = (
     "kcl-dagster",
@@ -28,6 +30,7 @@ def installed(roots: tuple[str, ...] = ROOTS) -> dict[str, str]:
 
     Markers of requirements are ignored: a superfluous constraint installs nothing.
     """
+    # Of this package, the version of the code that runs: an editable install keeps that of the day it was made.
     found: dict[str, str] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     waiting = [(_normal(root), frozenset[str]()) for root in roots]
@@ -40,7 +43,7 @@ def installed(roots: tuple[str, ...] = ROOTS) -> dict[str, str]:
             package = distribution(name)
         except PackageNotFoundError:
             continue
-        found[name] = package.version
+        found[name] = __version__ if name == "kcl-dagster" else package.version
         waiting += _required(package.requires or [], extras)
     return dict(sorted(found.items()))
 

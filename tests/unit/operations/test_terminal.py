@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -132,7 +131,7 @@ def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main(["--version"])
     assert end.value.code == 0
-    assert capsys.readouterr().out == f"kcl-dagster {version('kcl-dagster')}\n"
+    assert capsys.readouterr().out == f"kcl-dagster {kcl.__version__}\n"
 
 
 @pytest.mark.audit("F11")
