@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.folder import misspelt
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -500,9 +501,30 @@ class TelemetrySettings(_Settings):
     opentelemetry_metrics: bool = False
     """Also send the metrics of `openmetrics_port` by OpenTelemetry."""
 
-    otlp_endpoint: Annotated[str, Field(pattern=r"^https?://[^\s]+$")] | None = None
-    """The address of the collector, such as `http://127.0.0.1:4318`. Default: the providers that the process
-    has set globally, or else the environment variables `OTEL_EXPORTER_OTLP_ENDPOINT` and similar."""
+    otlp_endpoint: str | None = None
+    """The address of the collector for OTLP over HTTP, such as `http://127.0.0.1:4318`, without `/v1/traces`.
+    Default: the providers that the process has set globally, or else the environment variables
+    `OTEL_EXPORTER_OTLP_ENDPOINT` and similar."""
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_the_base_of_addresses(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if re.search(r"[@?#;]", value):
+            # Not a ValueError: pydantic would show the value, which may contain a secret.
+            raise ConfigurationError(
+                "telemetry.otlp_endpoint must be only a scheme, a host, a port and a path, because all who can "
+                "read the code see it: give the headers with a secret to the workers in the environment variable "
+                "OTEL_EXPORTER_OTLP_HEADERS"
+            )
+        if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", value):
+            msg = "must be the address of a collector, such as http://127.0.0.1:4318"
+            raise ValueError(msg)
+        if re.search(r"/v1/(traces|metrics|logs)/*$", value):
+            msg = "must not end with the path of traces or metrics, such as /v1/traces, which is appended to it"
+            raise ValueError(msg)
+        return value
 
 
 class Application(_Settings):

@@ -1,7 +1,10 @@
-"""Counts the spans that a collector did not accept. Imported only if an application configures traces."""
+"""Counts what a collector did not accept. Imported only if an application configures OpenTelemetry."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
@@ -28,3 +31,22 @@ class CountingExporter(SpanExporter):
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         return self._exporter.force_flush(timeout_millis)
+
+
+class CountingMetricExporter(OTLPMetricExporter):
+    """Reports each export of metrics that failed. Called on the thread of the metric reader."""
+
+    def __init__(self, endpoint: str | None, on_failure: Callable[[], object]) -> None:
+        super().__init__(endpoint)
+        self._on_failure = on_failure
+
+    def export(
+        self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **more: Any
+    ) -> MetricExportResult:
+        result = MetricExportResult.FAILURE
+        try:
+            result = super().export(metrics_data, timeout_millis, **more)
+        finally:
+            if result is not MetricExportResult.SUCCESS:
+                self._on_failure()
+        return result

@@ -9,8 +9,10 @@ An exporter has its own threads behind bounded queues. If a collector hangs, the
 few seconds, after the leases were released.
 """
 
+import os
+import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from kcl_dagster.telemetry.tick_traces import TickTraces
 
 LAST_SPANS_SECONDS: Final = 2.0  # when a worker ends: for spans in the queue to their provider
+GRPC_PORT: Final = 4317  # of OTLP, by convention
 SCOPE: Final = "kcl_dagster"
 SHUTDOWN_SECONDS: Final = 5.0  # for a provider that sends what it has
 MISSING: Final = "OpenTelemetry is not installed in this environment: pip install 'kcl-dagster[otel]'"
@@ -50,7 +53,7 @@ def open_traces(
         traces = None
         if application.telemetry.opentelemetry_traces:
             with _warning("batches are not traced", log):
-                traces = stack.enter_context(_traces(application, identity, job, runtime, launched_by))
+                traces = stack.enter_context(_traces(application, identity, job, runtime, log, launched_by))
                 log.info("batches are traced; the trace of this worker's start is %s", traces.start_trace)
         yield traces
 
@@ -65,20 +68,55 @@ def open_tick_traces(
         traces = None
         if application.telemetry.opentelemetry_traces:
             with _warning("ticks of the leader are not traced", log):
-                traces = stack.enter_context(_tick_traces(application, leader, runtime))
+                traces = stack.enter_context(_tick_traces(application, leader, runtime, log))
         yield traces
 
 
 @contextmanager
 def sent_metrics(
-    application: Application, identity: Identity, registry: MetricsRegistry, families: Sequence[Family], log: Any
+    application: Application,
+    identity: Identity,
+    registry: MetricsRegistry,
+    families: Sequence[Family],
+    on_failure: Callable[[], object],
+    log: Any,
 ) -> Iterator[None]:
-    """Send the metrics of a worker for the time of the block, if the application asks for that."""
+    """Send the metrics of a worker for the time of the block, if the application asks for that. `on_failure` is
+    called for each export that failed, on a thread of the exporter."""
     with ExitStack() as stack:
         if application.telemetry.opentelemetry_metrics:
             with _warning("metrics are not sent by OpenTelemetry", log):
-                stack.enter_context(_sending(application, identity, registry, families))
+                stack.enter_context(_sending(application, identity, registry, families, on_failure, log))
         yield
+
+
+def _complain(application: Application, signal: str, log: Any) -> None:
+    """Write warnings about settings of OpenTelemetry that have another effect than the one they seem to have."""
+    for complaint in complaints(application.telemetry.otlp_endpoint, signal, os.environ):
+        log.warning("%s by OpenTelemetry: %s", signal, complaint)
+
+
+def complaints(endpoint: str | None, signal: str, environment: Mapping[str, str]) -> list[str]:
+    """What is unlikely to work, as this package sends OTLP over HTTP only. `signal`: `traces` or `metrics`."""
+
+    def given(setting: str) -> str:
+        own = environment.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_{setting}", "").strip()
+        return own or environment.get(f"OTEL_EXPORTER_OTLP_{setting}", "").strip()
+
+    found = []
+    address = given("ENDPOINT") if endpoint is None else endpoint
+    if re.search(rf":{GRPC_PORT}(/|$)", address):
+        found.append(
+            f"port {GRPC_PORT} is usually that of OTLP over gRPC, and this package sends OTLP over HTTP, whose "
+            "usual port is 4318"
+        )
+    protocol = given("PROTOCOL")
+    if protocol not in ("", "http/protobuf"):
+        found.append(
+            f"the environment asks for the protocol {protocol}, and this package sends http/protobuf. For another "
+            "one, set a global provider in the module of the definitions"
+        )
+    return found
 
 
 @contextmanager
@@ -95,7 +133,12 @@ def _warning(what: str, log: Any) -> Iterator[None]:
 
 @contextmanager
 def _traces(
-    application: Application, identity: Identity, job: str | None, runtime: Runtime, launched_by: str | None
+    application: Application,
+    identity: Identity,
+    job: str | None,
+    runtime: Runtime,
+    log: Any,
+    launched_by: str | None,
 ) -> Iterator["BatchTraces"]:
     from kcl_dagster.telemetry.batch_traces import BatchTraces
 
@@ -107,7 +150,7 @@ def _traces(
         "dagster.job.name": job,
     }
     queue = DeliveryQueue(runtime.clock)
-    provider, failed, shut_down = _tracer_provider(application, str(identity.worker))
+    provider, failed, shut_down = _tracer_provider(application, str(identity.worker), log)
     try:
         with DeliveryThread(queue, "kcl-spans", LAST_SPANS_SECONDS):
             tracer = provider.get_tracer(SCOPE, kcl_dagster.__version__)
@@ -122,11 +165,11 @@ def _traces(
 
 
 @contextmanager
-def _tick_traces(application: Application, leader: str, runtime: Runtime) -> Iterator["TickTraces"]:
+def _tick_traces(application: Application, leader: str, runtime: Runtime, log: Any) -> Iterator["TickTraces"]:
     from kcl_dagster.telemetry.tick_traces import TickTraces
 
     queue = DeliveryQueue(runtime.clock)
-    provider, _, shut_down = _tracer_provider(application, leader)
+    provider, _, shut_down = _tracer_provider(application, leader, log)
     with DeliveryThread(queue, "kcl-tick-spans", SHUTDOWN_SECONDS):
         tracer = provider.get_tracer(SCOPE, kcl_dagster.__version__)
         facts = {"kcl.application": application.name, "kcl.leader": leader}
@@ -138,7 +181,7 @@ def _tick_traces(application: Application, leader: str, runtime: Runtime) -> Ite
 
 
 def _tracer_provider(
-    application: Application, instance: str
+    application: Application, instance: str, log: Any
 ) -> tuple["TracerProvider", Callable[[], int], Callable[[], object]]:
     """With the number of spans that the exporter has given up, if it is known, and what ends the provider."""
     from opentelemetry import trace
@@ -146,6 +189,7 @@ def _tracer_provider(
     given, endpoint = trace.get_tracer_provider(), application.telemetry.otlp_endpoint
     if endpoint is None and not isinstance(given, trace.ProxyTracerProvider):
         return given, lambda: 0, lambda: None
+    _complain(application, "traces", log)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -160,7 +204,12 @@ def _tracer_provider(
 
 @contextmanager
 def _sending(
-    application: Application, identity: Identity, registry: MetricsRegistry, families: Sequence[Family]
+    application: Application,
+    identity: Identity,
+    registry: MetricsRegistry,
+    families: Sequence[Family],
+    on_failure: Callable[[], object],
+    log: Any,
 ) -> Iterator[None]:
     from opentelemetry import metrics
 
@@ -171,11 +220,14 @@ def _sending(
         with observed_by(given, SCOPE, families).observing(registry):
             yield
         return
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    _complain(application, "metrics", log)
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-    reader = PeriodicExportingMetricReader(OTLPMetricExporter(_url(endpoint, "metrics")))
+    from kcl_dagster.telemetry.counting_exporter import CountingMetricExporter
+
+    exporter = CountingMetricExporter(_url(endpoint, "metrics"), on_failure)
+    reader = PeriodicExportingMetricReader(exporter)
     provider = MeterProvider([reader], _resource(application, str(identity.worker)), shutdown_on_exit=False)
     with observed_by(provider, SCOPE, families).observing(registry):
         try:

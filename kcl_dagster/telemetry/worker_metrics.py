@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import kcl_dagster
@@ -56,10 +57,13 @@ HUNG: Final = Family("kcl_shards_hung", "gauge", "Shards on whose batch the cons
 RENEWALS: Final = Family("kcl_renewals", "counter", "Renewals of leases, by result.")
 EVENTS: Final = Family("kcl_events", "counter", "What the worker told, by kind.")
 SPANS_LOST: Final = Family("kcl_spans_lost", "counter", "Spans that did not reach the collector.")
+EXPORTS_FAILED: Final = Family(
+    "kcl_metric_exports_failed", "counter", "Exports of metrics that did not reach the collector."
+)
 BUILD: Final = Family("kcl_worker", "info", "Which worker this is.")
 FAMILIES: Final = (
     *(RECORDS, BYTES, BROKEN, BATCHES, BUSY, BEHIND, COMPLETE, LEASES, WAITING, STOPPED, HUNG, RENEWALS, EVENTS),
-    *(SPANS_LOST, UNITS, BUILD),
+    *(SPANS_LOST, EXPORTS_FAILED, UNITS, BUILD),
 )
 
 _STORED: Final = frozenset({Outcome.COMMITTED, Outcome.DELIVERED, Outcome.FINISHED})
@@ -256,7 +260,8 @@ def open_telemetry(
                 stack.enter_context(counted_units(client("dynamodb"), registry))
             except KclError as error:
                 log.warning("units of DynamoDB are not counted: %s", error)
-        stack.enter_context(sent_metrics(application, identity, registry, FAMILIES, log))
+        on_failure = partial(registry.add, EXPORTS_FAILED, 1)
+        stack.enter_context(sent_metrics(application, identity, registry, FAMILIES, on_failure, log))
         yield WorkerTelemetry(identity, registry, cloudwatch, endpoint, traces)
 
 

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kcl_dagster.application import Application
+from kcl_dagster.application import Application, TelemetrySettings
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.orchestration.component import TelemetryModel
 
 FULL: dict[str, Any] = json.loads(
     Application.model_validate(
@@ -66,7 +68,7 @@ def test_a_setting_of_any_value_is_understood_or_refused(
 ) -> None:
     try:
         application = Application.model_validate(changed(place, value, renamed=renamed))
-    except ValidationError:
+    except (ValidationError, ConfigurationError):
         return
     assert not renamed or isinstance(place[-1], int)
     again = Application.model_validate_json(application.model_dump_json())
@@ -116,3 +118,50 @@ def test_an_application_reads_from_one_region() -> None:
             streams=(ARN, "arn:aws:kinesis:eu-west-1:123456789012:stream/taps"),
             multi_stream=True,
         )
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["http://127.0.0.1:4318", "https://collector.example/otel", "http://[::1]:4318/", "http://h/v1/traces-of-mine"],
+)
+def test_the_address_of_a_collector_is_taken(endpoint: str) -> None:
+    assert TelemetrySettings(otlp_endpoint=endpoint).otlp_endpoint == endpoint
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "http://user:hunter2@h:4318",
+        "https://hunter2@h",
+        "https://h/?api_key=hunter2",
+        "https://h/otel;token=hunter2",
+        "user:hunter2@h:4318",
+        "https://h/#hunter2",
+    ],
+)
+def test_a_secret_in_the_address_of_a_collector_is_refused_and_not_shown(endpoint: str) -> None:
+    for made in (
+        lambda: TelemetrySettings(otlp_endpoint=endpoint),
+        lambda: Application.model_validate(FULL | {"telemetry": {"otlp_endpoint": endpoint}}),
+        lambda: TelemetryModel(otlp_endpoint=endpoint).settings(),
+    ):
+        with pytest.raises(ConfigurationError, match="OTEL_EXPORTER_OTLP_HEADERS") as refused:
+            made()
+        assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "message"),
+    [
+        ("http://h:4318/v1/traces", "must not end with the path"),
+        ("http://h:4318/v1/metrics/", "must not end with the path"),
+        ("http://h:4318/otel/v1/logs", "must not end with the path"),
+        ("grpc://h:4317", "must be the address of a collector"),
+        ("h:4318", "must be the address of a collector"),
+        ("http://", "must be the address of a collector"),
+        ("http://h h", "must be the address of a collector"),
+    ],
+)
+def test_an_address_to_which_nothing_can_be_sent_is_refused(endpoint: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TelemetrySettings(otlp_endpoint=endpoint)

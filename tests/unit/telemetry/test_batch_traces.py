@@ -7,7 +7,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -22,8 +22,8 @@ from opentelemetry.sdk.trace.sampling import Sampler, SamplingResult
 from kcl_dagster.application import TelemetrySettings
 from kcl_dagster.telemetry import otlp, units, worker_metrics
 from kcl_dagster.telemetry.openmetrics import Family
-from kcl_dagster.telemetry.otlp import open_traces
-from kcl_dagster.telemetry.worker_metrics import FAMILIES, WorkerTelemetry, open_telemetry
+from kcl_dagster.telemetry.otlp import complaints, open_traces
+from kcl_dagster.telemetry.worker_metrics import EXPORTS_FAILED, FAMILIES, WorkerTelemetry, open_telemetry
 from kcl_dagster.worker.claims import Claims
 from kcl_dagster.worker.spans import BATCH, NO_SPANS
 from tests.doubles.otlp import Collector, ReceivedSpan, collecting, default_collector
@@ -431,6 +431,71 @@ def test_spans_that_a_collector_refuses_are_counted(monkeypatch: pytest.MonkeyPa
             run.round()
         run.round()
         assert parse(telemetry.registry.render()).value("kcl_spans_lost_total") > 0
+
+
+def test_exports_of_metrics_that_a_collector_refuses_are_counted(
+    monkeypatch: pytest.MonkeyPatch, collector: Collector
+) -> None:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
+    collector.status = 400
+    world = ChainWorld()
+    run = world.chain_worker("worker-001")
+    with traced(world, run, TelemetrySettings(opentelemetry_metrics=True)) as telemetry:
+        samples = telemetry.registry.samples
+        until = time.monotonic() + 30
+        while not samples(EXPORTS_FAILED) and time.monotonic() < until:
+            run.round()
+        assert parse(telemetry.registry.render()).value("kcl_metric_exports_failed_total") > 0
+        collector.status = 200
+        while not collector.metrics and time.monotonic() < until:
+            run.round()
+    received = {name: value for (name, _), value in collector.samples().items()}
+    assert received["kcl_metric_exports_failed_total"] > 0
+
+
+BOTH = "OTEL_EXPORTER_OTLP_"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environment", "words"),
+    [
+        ("http://h:4318", {}, []),
+        ("http://h:4317", {}, ["4317"]),
+        ("http://h:4317/otel", {}, ["4317"]),
+        ("http://h:43170", {}, []),
+        ("http://h4317/a:43179", {}, []),
+        (None, {}, []),
+        (None, {f"{BOTH}ENDPOINT": "http://h:4317"}, ["4317"]),
+        (None, {f"{BOTH}ENDPOINT": "http://h:4317", f"{BOTH}TRACES_ENDPOINT": "http://h:4318/v1/traces"}, []),
+        ("http://h:4318", {f"{BOTH}ENDPOINT": "http://h:4317"}, []),
+        ("http://h:4318", {f"{BOTH}PROTOCOL": "grpc"}, ["protocol grpc"]),
+        (None, {f"{BOTH}PROTOCOL": "http/protobuf"}, []),
+        (None, {f"{BOTH}TRACES_PROTOCOL": "http/json"}, ["protocol http/json"]),
+        (None, {f"{BOTH}METRICS_PROTOCOL": "grpc"}, []),
+        (None, {f"{BOTH}ENDPOINT": "http://h:4317", f"{BOTH}PROTOCOL": "grpc"}, ["4317", "protocol grpc"]),
+    ],
+)
+def test_what_needs_another_protocol_is_known(
+    endpoint: str | None, environment: dict[str, str], words: list[str]
+) -> None:
+    found = complaints(endpoint, "traces", environment)
+    assert len(found) == len(words)
+    assert all(word in complaint for word, complaint in zip(words, found, strict=True))
+
+
+@pytest.mark.parametrize("has_provider", [False, True])
+def test_another_protocol_is_a_warning_unless_a_provider_is_given(
+    has_provider: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, collector: Collector
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    world = ChainWorld()
+    both = TelemetrySettings(opentelemetry_traces=True, opentelemetry_metrics=True)
+    with ExitStack() as stack:
+        if has_provider:
+            stack.enter_context(global_providers(monkeypatch))
+        stack.enter_context(traced(world, world.chain_worker("worker-001"), both))
+    said = [record.getMessage() for record in caplog.records if "the protocol grpc" in record.getMessage()]
+    assert [line.split()[0] for line in said] == ([] if has_provider else ["traces", "metrics"])
 
 
 def test_wrong_variables_are_a_warning(
