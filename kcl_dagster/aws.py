@@ -458,6 +458,16 @@ def stream_arn(client: Client, stream: str) -> dict[str, str]:
     return {"StreamARN": known[stream]} if isinstance(known, dict) and stream in known else {}
 
 
+@functools.lru_cache(maxsize=64)
+def partition_of(region: str) -> str:
+    """The partition of a region, which ARNs begin with, such as `aws-cn`. `aws` for a region that is not known."""
+    try:
+        found: str = botocore.session.get_session().get_partition_for_region(region)
+    except botocore_errors.BotoCoreError:
+        return "aws"
+    return found
+
+
 def session_name(application: str) -> str:
     """The name of an application's role sessions, as CloudTrail shows it. It is different for each application."""
     name = _NOT_IN_SESSION_NAMES.sub("-", f"kcl-dagster-{application}")

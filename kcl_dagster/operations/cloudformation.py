@@ -4,20 +4,29 @@ The policies are made from the table of rights, so the template follows the sett
 template creates the table, so no role in it may create one.
 """
 
+import hashlib
 import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import yaml
 
 from kcl_dagster.application import Billing, MetricsLevel
-from kcl_dagster.operations.rights import OF_DRIVER, Component, Deployment, policy
+from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.operations.rights import OF_DRIVER, Component, Deployment, divided, policy
 from kcl_dagster.tables.attributes import LEASE_KEY, OWNER, OWNER_INDEX
 
 MINUTE: Final = 60  # seconds
 BEHIND_SECONDS: Final = 6 * 60 * MINUTE  # a quarter of the retention that a stream has by default
 DRIVER_SERVICES: Final = ("emr-serverless.amazonaws.com", "pods.eks.amazonaws.com")
-SERVICES: Final = ("pods.eks.amazonaws.com", "ecs-tasks.amazonaws.com", "ec2.amazonaws.com")
+EC2: Final = "ec2.amazonaws.com"
+SERVICES: Final = ("pods.eks.amazonaws.com", "ecs-tasks.amazonaws.com", EC2)
+# Characters of a managed policy: less than IAM accepts, as names of regions and partitions may be longer some day.
+POLICY_LIMIT: Final = 5500
+POLICIES_OF_A_ROLE: Final = 10  # the quota that an account has by default
+LONGEST_LABEL: Final = 63  # of DNS
 # Placeholders for the region and the account, which CloudFormation fills in.
 REGION: Final = "${AWS::Region}"
 ACCOUNT: Final = "${AWS::AccountId}"
@@ -27,6 +36,8 @@ _ROLE_NAMES: Final = {
     Component.EXECUTOR: "Spark's executors on other machines",
     Component.OPERATOR: "the command line",
 }
+_ON_MACHINES: Final = (Component.LEADER, Component.WORKER, Component.EXECUTOR)
+_MACHINE_PROFILE_OUTPUT: Final = {"Condition": "IsOnEc2", "Value": {"Ref": "MachineProfile"}}
 
 Json = dict[str, Any]
 
@@ -106,17 +117,17 @@ def alarms(deployment: Deployment) -> list[Alarm]:
         ]
         if deployment.is_bounded:  # its leaders publish nothing, and between two runs there is none
             found = [alarm for alarm in found if alarm.dimensions != assigning]
-    for stream in application.streams:
-        if stream.arn is not None:
-            continue  # CloudWatch has its metrics in the account and region of the stream
-        suffix = _identifier(stream.name) if len(application.streams) > 1 else ""
+    # CloudWatch has the metrics of other streams in the account and region of the stream.
+    streams = [stream.name for stream in application.streams if stream.arn is None]
+    suffixes = _identifiers(streams) if len(application.streams) > 1 else [""] * len(streams)
+    for stream, suffix in zip(streams, suffixes, strict=True):
         found.append(
             Alarm(
                 f"OldestRecordRead{suffix}",
-                f"A reader of {stream.name} is six hours behind. AWS measures reads by polling only.",
+                f"A reader of {stream} is six hours behind. AWS measures reads by polling only.",
                 "AWS/Kinesis",
                 "GetRecords.IteratorAgeMilliseconds",
-                (("StreamName", stream.name),),
+                (("StreamName", stream),),
                 "Maximum",
                 "GreaterThanThreshold",
                 BEHIND_SECONDS * 1000,
@@ -141,9 +152,17 @@ def alarms(deployment: Deployment) -> list[Alarm]:
 
 
 def service_account(application: str, component: Component) -> str:
-    """The Kubernetes service account of a component: the application's name as a DNS label."""
-    name = re.sub(r"[^a-z0-9]+", "-", application.lower()).strip("-")
-    return f"{name[: 62 - len(component)].strip('-')}-{component}"
+    """The Kubernetes service account of a component: the application's name as a DNS label.
+
+    A name that had to be changed gets a digest, so that no other application has the same account."""
+    stem = re.sub(r"[^a-z0-9]+", "-", application.lower()).strip("-")
+    if not stem:
+        raise ConfigurationError(f"{application!r} has no letter or digit for the name of a service account")
+    longest = LONGEST_LABEL - len(f"-{component}")
+    if stem != application or len(stem) > longest:
+        digest = _digest(application)
+        stem = f"{stem[: longest - len(digest) - 1].strip('-')}-{digest}"
+    return f"{stem}-{component}"
 
 
 def template(deployment: Deployment) -> Json:
@@ -152,10 +171,15 @@ def template(deployment: Deployment) -> Json:
     tables = application.tables.model_copy(update={"create": False})
     made = replace(deployment, application=application.model_copy(update={"tables": tables}))
     resources: Json = {"LeaseTable": _table(deployment)}
+    policies = {component: _policies(component, made) for component in Component}
     for component in Component:
-        resources |= _role(component, made)
-    drivers = _driver(made, resources)
+        resources |= policies[component]
+        resources |= _role(component, application.name, policies)
+    drivers = _driver(made, policies)
     resources |= drivers
+    has_machine = len(_machine_policies(policies)) <= POLICIES_OF_A_ROLE
+    if has_machine:
+        resources |= _machine(application.name, policies)
     for alarm in alarms(made):
         resources[alarm.name] = _alarm(application.name, alarm)
     return {
@@ -164,7 +188,10 @@ def template(deployment: Deployment) -> Json:
         "Parameters": _parameters() | (_DRIVER_PARAMETERS if drivers else {}),
         "Conditions": {
             "IsOnEks": {"Fn::Not": [{"Fn::Equals": [{"Ref": "EksCluster"}, ""]}]},
+            "IsOnEc2": {"Fn::Equals": [{"Ref": "Service"}, EC2]},
             "AreExecutorsApart": {"Fn::Equals": [{"Ref": "ExecutorsApart"}, "true"]},
+            "AreExecutorsApartOnEks": {"Fn::And": [{"Condition": "IsOnEks"}, {"Condition": "AreExecutorsApart"}]},
+            "AreExecutorsApartOnEc2": {"Fn::And": [{"Condition": "IsOnEc2"}, {"Condition": "AreExecutorsApart"}]},
             "AreOperatorsNamed": {"Fn::Not": [{"Fn::Equals": [{"Ref": "Operators"}, ""]}]},
             "IsSomebodyTold": {"Fn::Not": [{"Fn::Equals": [{"Ref": "AlarmTopic"}, ""]}]},
         },
@@ -172,6 +199,8 @@ def template(deployment: Deployment) -> Json:
         "Outputs": {
             **{f"{_role_id(one)}Arn": _output(one) for one in Component},
             **{f"{role}Arn": {"Value": {"Fn::GetAtt": [role, "Arn"]}} for role in drivers},
+            **{f"{_profile_id(one)}Name": _profile_output(one) for one in _ON_MACHINES},
+            **({"MachineProfileName": _MACHINE_PROFILE_OUTPUT} if has_machine else {}),
             "LeaseTableName": {"Value": {"Ref": "LeaseTable"}},
         },
     }
@@ -269,36 +298,53 @@ def _table(deployment: Deployment) -> Json:
     }
 
 
-def _role(component: Component, deployment: Deployment) -> Json:
-    """The policy and the role of a component, and the association with its service account."""
-    name, role = deployment.application.name, _role_id(component)
-    condition = {"Condition": "AreExecutorsApart"} if component is Component.EXECUTOR else {}
-    policies: list[Any] = [{"Ref": _policy_id(component)}]
-    if component is Component.WORKER:  # with a local Spark session, the worker's own process reads the streams
-        no_value = {"Ref": "AWS::NoValue"}
-        policies.append({"Fn::If": ["AreExecutorsApart", no_value, {"Ref": _policy_id(Component.EXECUTOR)}]})
-    made: Json = {
-        _policy_id(component): {
+def _policies(component: Component, deployment: Deployment) -> Json:
+    """The managed policies of a component: as many as IAM's limit of characters makes necessary."""
+    documents = divided(_in_any_partition(policy(component, deployment)), POLICY_LIMIT)
+    return {
+        f"{component.value.capitalize()}Policy{number if number > 1 else ''}": {
             "Type": "AWS::IAM::ManagedPolicy",
             "Properties": {
-                "Description": f"{name}: {_ROLE_NAMES[component]}",
-                "PolicyDocument": _in_partition(policy(component, deployment)),
+                "Description": f"{deployment.application.name}: {_ROLE_NAMES[component]}",
+                "PolicyDocument": _substituted(document),
             },
-        },
+        }
+        for number, document in enumerate(documents, 1)
+    }
+
+
+def _role(component: Component, name: str, policies: Mapping[Component, Json]) -> Json:
+    """The role of a component, and what gives it to pods of EKS and to machines of EC2."""
+    role = _role_id(component)
+    condition = {"Condition": "AreExecutorsApart"} if component is Component.EXECUTOR else {}
+    attached: list[Any] = [{"Ref": one} for one in policies[component]]
+    if component is Component.WORKER:
+        attached += _unless_apart(policies)
+    if len(attached) > POLICIES_OF_A_ROLE:
+        raise ConfigurationError(
+            f"the rights of the {component} fill {len(attached)} policies, because they name every stream, and a "
+            f"role has {POLICIES_OF_A_ROLE} at most: divide the streams among several applications"
+        )
+    made: Json = {
         role: {
             "Type": "AWS::IAM::Role",
             **condition,
             "Properties": {
                 "Description": f"{name}: {_ROLE_NAMES[component]}",
                 "AssumeRolePolicyDocument": _trust(component),
-                "ManagedPolicyArns": policies,
+                "ManagedPolicyArns": attached,
             },
         },
     }
-    if component in (Component.LEADER, Component.WORKER):
+    if component in _ON_MACHINES:
+        made[_profile_id(component)] = {
+            "Type": "AWS::IAM::InstanceProfile",
+            "Condition": _on_ec2(component),
+            "Properties": {"Roles": [{"Ref": role}]},
+        }
         made[f"{component.value.capitalize()}ServiceAccount"] = {
             "Type": "AWS::EKS::PodIdentityAssociation",
-            "Condition": "IsOnEks",
+            "Condition": "AreExecutorsApartOnEks" if component is Component.EXECUTOR else "IsOnEks",
             "Properties": {
                 "ClusterName": {"Ref": "EksCluster"},
                 "Namespace": {"Ref": "Namespace"},
@@ -319,13 +365,12 @@ _DRIVER_PARAMETERS: Final[Json] = {
 }
 
 
-def _driver(deployment: Deployment, resources: Json) -> Json:
+def _driver(deployment: Deployment, policies: Mapping[Component, Json]) -> Json:
     """The role of Spark drivers elsewhere, with the policies of leader, worker and executor; nothing if none can
-    run. `resources`: the roles of these components."""
-    if deployment.messages is None:
+    run, or if these are more policies than a role can have."""
+    held = [{"Ref": one} for part in Component if part in OF_DRIVER for one in policies[part]]
+    if deployment.messages is None or len(held) > POLICIES_OF_A_ROLE:
         return {}
-    parts = [resources[_role_id(part)]["Properties"] for part in Component if part in OF_DRIVER]
-    policies = [one for part in parts for one in part["ManagedPolicyArns"] if "Ref" in one]
     trust = _trust(Component.WORKER)
     trust["Statement"][0]["Principal"] = {"Service": {"Ref": "DriverService"}}
     return {
@@ -334,9 +379,40 @@ def _driver(deployment: Deployment, resources: Json) -> Json:
             "Properties": {
                 "Description": f"{deployment.application.name}: Spark drivers elsewhere, for bounded runs",
                 "AssumeRolePolicyDocument": trust,
-                "ManagedPolicyArns": policies,
+                "ManagedPolicyArns": held,
             },
         }
+    }
+
+
+def _unless_apart(policies: Mapping[Component, Json]) -> list[Json]:
+    """The policies of executors: in a local Spark session, the worker's own process reads the streams."""
+    no_value = {"Ref": "AWS::NoValue"}
+    return [{"Fn::If": ["AreExecutorsApart", no_value, {"Ref": one}]} for one in policies[Component.EXECUTOR]]
+
+
+def _machine_policies(policies: Mapping[Component, Json]) -> list[Json]:
+    own = [{"Ref": one} for component in (Component.LEADER, Component.WORKER) for one in policies[component]]
+    return [*own, *_unless_apart(policies)]
+
+
+def _machine(name: str, policies: Mapping[Component, Json]) -> Json:
+    """The role of a machine of EC2 that runs both code location and workers: a machine has one role."""
+    return {
+        "MachineRole": {
+            "Type": "AWS::IAM::Role",
+            "Condition": "IsOnEc2",
+            "Properties": {
+                "Description": f"{name}: one machine for code location and workers, as with compose.yaml",
+                "AssumeRolePolicyDocument": _trust(Component.WORKER),
+                "ManagedPolicyArns": _machine_policies(policies),
+            },
+        },
+        "MachineProfile": {
+            "Type": "AWS::IAM::InstanceProfile",
+            "Condition": "IsOnEc2",
+            "Properties": {"Roles": [{"Ref": "MachineRole"}]},
+        },
     }
 
 
@@ -354,14 +430,22 @@ def _trust(component: Component) -> Json:
     }
 
 
-def _in_partition(document: Json) -> Json:
-    """The policy for any region, account and partition, which CloudFormation fills in."""
-    statements = []
-    for statement in document["Statement"]:
-        resources = [re.sub(r"^arn:aws[^:]*:", "arn:${AWS::Partition}:", one) for one in statement["Resource"]]
-        statements.append(
-            {**statement, "Resource": [{"Fn::Sub": one} if "${" in one else one for one in resources]}
-        )
+def _in_any_partition(document: Json) -> Json:
+    """The policy with a placeholder for the partition, beside those for region and account."""
+
+    def anywhere(arn: str) -> str:
+        return re.sub(r"^arn:aws[^:]*:", "arn:${AWS::Partition}:", arn)
+
+    statements = [{**one, "Resource": [anywhere(arn) for arn in one["Resource"]]} for one in document["Statement"]]
+    return {**document, "Statement": statements}
+
+
+def _substituted(document: Json) -> Json:
+    """The policy, in which CloudFormation replaces the placeholders."""
+    statements = [
+        {**one, "Resource": [{"Fn::Sub": arn} if "${" in arn else arn for arn in one["Resource"]]}
+        for one in document["Statement"]
+    ]
     return {**document, "Statement": statements}
 
 
@@ -396,9 +480,24 @@ def _role_id(component: Component) -> str:
     return f"{component.value.capitalize()}Role"
 
 
-def _policy_id(component: Component) -> str:
-    return f"{component.value.capitalize()}Policy"
+def _profile_id(component: Component) -> str:
+    return f"{component.value.capitalize()}Profile"
 
 
-def _identifier(name: str) -> str:
-    return "".join(part.capitalize() for part in re.split(r"[^A-Za-z0-9]+", name))
+def _profile_output(component: Component) -> Json:
+    return {"Condition": _on_ec2(component), "Value": {"Ref": _profile_id(component)}}
+
+
+def _on_ec2(component: Component) -> str:
+    return "AreExecutorsApartOnEc2" if component is Component.EXECUTOR else "IsOnEc2"
+
+
+def _identifiers(names: Sequence[str]) -> list[str]:
+    """A part of a logical id for each name. Names that differ in punctuation or capitals only get a digest."""
+    plain = ["".join(part.capitalize() for part in re.split(r"[^A-Za-z0-9]+", name)) for name in names]
+    count = Counter(plain)
+    return [one if count[one] == 1 else f"{one}{_digest(name)}" for name, one in zip(names, plain, strict=True)]
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:8]

@@ -5,15 +5,20 @@ Tests compare the table with the requests that the code can send, and with those
 every component works. They fail for a request without a grant, and for a grant without a request.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from kcl_dagster import aws
 from kcl_dagster.application import Application, MetricsLevel, Retrieval
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.tables.attributes import OWNER_INDEX
+
+LARGEST_POLICY: Final = 6144
+"""The characters of a managed policy that IAM accepts, white space left out."""
 
 
 class Component(StrEnum):
@@ -350,9 +355,7 @@ class Deployment:
 
     @property
     def _partition(self) -> str:
-        if self.region.startswith("cn-"):
-            return "aws-cn"
-        return "aws-us-gov" if self.region.startswith("us-gov-") else "aws"
+        return aws.partition_of(self.region)
 
     def _arn(self, service: str, name: str) -> str:
         return f"arn:{self._partition}:{service}:{self.region}:{self.account}:{name}"
@@ -400,6 +403,31 @@ def _policy(grants: Sequence[Grant], deployment: Deployment) -> dict[str, Any]:
         if not any(all(made[key] == other[key] for key in ("Action", "Resource")) for other in statements):
             statements.append(made)
     return {"Version": "2012-10-17", "Statement": statements}
+
+
+def divided(document: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
+    """The policy as policies of at most `limit` characters each, which together grant the same."""
+    parts: list[list[dict[str, Any]]] = []
+    for statement in document["Statement"]:
+        for resource in statement["Resource"]:
+            longer = _with(parts[-1] if parts else [], statement, resource)
+            if parts and size({**document, "Statement": longer}) <= limit:
+                parts[-1] = longer
+            else:
+                parts.append(_with([], statement, resource))
+    return [{**document, "Statement": part} for part in parts]
+
+
+def _with(part: list[dict[str, Any]], statement: Mapping[str, Any], resource: str) -> list[dict[str, Any]]:
+    """The statements and one resource of a further statement, or of the last one."""
+    if part and part[-1]["Sid"] == statement["Sid"]:
+        return [*part[:-1], {**part[-1], "Resource": [*part[-1]["Resource"], resource]}]
+    return [*part, {**statement, "Resource": [resource]}]
+
+
+def size(document: Mapping[str, Any]) -> int:
+    """The characters of a policy that IAM counts: all but white space."""
+    return len(json.dumps(document, separators=(",", ":")))
 
 
 def _statement(target: Resource, actions: Sequence[str], deployment: Deployment) -> dict[str, Any]:

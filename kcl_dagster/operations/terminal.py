@@ -30,7 +30,16 @@ from kcl_dagster.operations.applications import list_applications
 from kcl_dagster.operations.cloudformation import ACCOUNT, REGION, to_yaml
 from kcl_dagster.operations.operation import Answer, Operation, OperationContext, choices
 from kcl_dagster.operations.printable import printable
-from kcl_dagster.operations.rights import DRIVER, Component, Deployment, driver_policy, of_assumed_roles, policy
+from kcl_dagster.operations.rights import (
+    DRIVER,
+    LARGEST_POLICY,
+    Component,
+    Deployment,
+    driver_policy,
+    of_assumed_roles,
+    policy,
+    size,
+)
 from kcl_dagster.runtime import system
 
 WELL: Final = 0
@@ -234,6 +243,11 @@ class DeploymentVerbs:
         made = driver_policy(deployment) if is_driver else policy(Component(options.component), deployment)
         _tell(json.dumps(made, indent=2))
         self._tell_roles(f"the {options.component}", made, deployment)
+        if size(made) > LARGEST_POLICY:
+            sys.stderr.write(
+                f"IAM accepts managed policies of {LARGEST_POLICY} characters, and this one has {size(made)}: "
+                "`kcl-dagster cloudformation` prints it as several policies\n"
+            )
         return WELL
 
     def _cloudformation(self, options: Options) -> int:

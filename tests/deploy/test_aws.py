@@ -1,6 +1,7 @@
 """aws.yaml: a valid template, whose policies are the table of rights, and whose alarms watch metrics that exist."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,16 +15,27 @@ import yaml
 from moto import mock_aws
 
 from docs.make_reference import DEPLOYMENT
+from kcl_dagster import cli
 from kcl_dagster.application import Application, BatchSettings, Billing, Retrieval, TableSettings, TelemetrySettings
 from kcl_dagster.emulator import Emulator, Limits
+from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.tick_report import StageOutcome, TickReport
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.operations.cloudformation import ACCOUNT, REGION, alarms, service_account, template, to_yaml
-from kcl_dagster.operations.rights import Component, Deployment, driver_policy, policy
+from kcl_dagster.operations.cloudformation import (
+    ACCOUNT,
+    EC2,
+    REGION,
+    SERVICES,
+    alarms,
+    service_account,
+    template,
+    to_yaml,
+)
+from kcl_dagster.operations.rights import LARGEST_POLICY, Component, Deployment, driver_policy, policy
 from kcl_dagster.runtime import system
 from kcl_dagster.telemetry import kcl_names
 from kcl_dagster.telemetry.datum import Datum
@@ -31,7 +43,7 @@ from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
 from tests.deploy import files
 from tests.deploy.files import APPLICATION, DEPLOY, filled, manifests
 
-LARGEST_POLICY = 6144  # what IAM takes, spaces left out
+ACCOUNT_NUMBER = files.ACCOUNT
 # Of services whose metrics are not ours. From the documentation of Kinesis and DynamoDB.
 OF_AWS = {
     ("AWS/Kinesis", "GetRecords.IteratorAgeMilliseconds", ("StreamName",)),
@@ -49,7 +61,23 @@ SEVERAL = Deployment(
     REGION,
     ACCOUNT,
 )
-DEPLOYMENTS = {"all rights": EVERYTHING, "two streams": SEVERAL}
+
+
+def of_streams(*names: str, **batch: Any) -> Deployment:
+    application = Application(name="many-streams", streams=names, multi_stream=True, batch=BatchSettings(**batch))
+    return Deployment(application, REGION, ACCOUNT, lakes=("s3://lake/many",))
+
+
+LONG_NAMES = [f"{number:03}-{'x' * 124}" for number in range(140)]
+ALIKE = of_streams("a-b", "a.b", "a_b", "A-B", "orders")
+DEPLOYMENTS = {
+    "all rights": EVERYTHING,
+    "two streams": SEVERAL,
+    "names that are alike": ALIKE,
+    "35 streams by fan-out": of_streams(*(f"stream-{number}" for number in range(35)), retrieval="fanout"),
+    "100 streams by polling": of_streams(*(f"stream-{number}" for number in range(100))),
+    "long names": of_streams(*LONG_NAMES[:60]),
+}
 
 
 def resources() -> dict[str, Any]:
@@ -89,10 +117,76 @@ def test_a_policy_is_that_of_the_table_of_rights(component: Component) -> None:
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS.values(), ids=DEPLOYMENTS)
 def test_no_role_may_create_a_table_and_each_policy_fits(deployment: Deployment) -> None:
-    for name, one in of_type("AWS::IAM::ManagedPolicy", template(deployment)["Resources"]).items():
+    found = of_type("AWS::IAM::ManagedPolicy", template(deployment)["Resources"])
+    for name, one in found.items():
         document = filled(one["PolicyDocument"])
         assert len(json.dumps(document, separators=(",", ":"))) <= LARGEST_POLICY, name
         assert "dynamodb:CreateTable" not in {action for part in document["Statement"] for action in part["Action"]}
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS.values(), ids=DEPLOYMENTS)
+@pytest.mark.parametrize("component", Component)
+def test_the_policies_of_a_component_grant_together_what_one_would(
+    component: Component, deployment: Deployment
+) -> None:
+    tables = deployment.application.tables.model_copy(update={"create": False})
+    application = deployment.application.model_copy(update={"tables": tables})
+    here = replace(deployment, application=application, region=files.REGION, account=files.ACCOUNT)
+    found = of_type("AWS::IAM::ManagedPolicy", template(deployment)["Resources"])
+    own = [one for name, one in found.items() if re.fullmatch(rf"{component.value.capitalize()}Policy\d*", name)]
+    assert grants(*(filled(one["PolicyDocument"]) for one in own)) == grants(policy(component, here))
+    for one in own:
+        sids = [statement["Sid"] for statement in one["PolicyDocument"]["Statement"]]
+        assert len(sids) == len(set(sids)), "IAM rejects a document with one name twice"
+
+
+def grants(*documents: dict[str, Any]) -> list[tuple[str, str]]:
+    """Each action with each resource, as often as it is granted."""
+    return sorted(
+        (action, resource)
+        for document in documents
+        for statement in document["Statement"]
+        for action in statement["Action"]
+        for resource in statement["Resource"]
+    )
+
+
+def test_every_policy_is_attached_to_the_role_of_its_component() -> None:
+    made = template(DEPLOYMENTS["100 streams by polling"])["Resources"]
+    roles = of_type("AWS::IAM::Role", made)
+    assert len(of_type("AWS::IAM::ManagedPolicy", made)) > len(Component)
+    for component in Component:
+        own = {name for name in made if name.startswith(f"{component.value.capitalize()}Policy")}
+        attached = roles[f"{component.value.capitalize()}Role"]["ManagedPolicyArns"]
+        assert own == {one["Ref"] for one in attached if "Ref" in one}
+        if component is Component.EXECUTOR:
+            worker = roles["WorkerRole"]["ManagedPolicyArns"]
+            assert own == {one["Fn::If"][2]["Ref"] for one in worker if "Fn::If" in one}
+
+
+def test_a_role_that_would_have_too_many_policies_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"the rights of the \w+ fill \d\d policies"):
+        template(of_streams(*LONG_NAMES, retrieval="fanout"))
+
+
+def test_one_machine_has_no_role_if_that_would_have_too_many_policies() -> None:
+    made = template(of_streams(*LONG_NAMES[:100]))
+    assert {"WorkerRole", "WorkerProfile"} <= made["Resources"].keys()
+    assert not {"MachineRole", "MachineProfile"} & made["Resources"].keys()
+    assert "MachineProfileName" not in made["Outputs"]
+
+
+def test_the_command_says_that_a_policy_is_too_large(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    arguments = ["--application", "many-streams", "--component", "executor", "--account", ACCOUNT_NUMBER]
+    for count, is_too_large in ((2, False), (200, True)):
+        streams = [word for number in range(count) for word in ("--stream", f"stream-{number}")]
+        assert cli.main(["rights", *arguments, *streams]) == 0
+        printed = capsys.readouterr()
+        assert len(json.loads(printed.out)["Statement"][0]["Resource"]) == count
+        assert ("prints it as several policies" in printed.err) == is_too_large
 
 
 @pytest.fixture
@@ -116,7 +210,8 @@ def test_iam_accepts_every_policy_and_every_role(iam: Any) -> None:
             statement["Principal"]["Service"] = "pods.eks.amazonaws.com"
         iam.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(trusted))
     assert {role["RoleName"] for role in iam.list_roles()["Roles"]} == {
-        f"{component.value.capitalize()}Role" for component in Component
+        "MachineRole",
+        *(f"{component.value.capitalize()}Role" for component in Component),
     }
 
 
@@ -174,15 +269,76 @@ def test_the_pods_of_kubernetes_yaml_have_the_roles() -> None:
     }
     namespace = files.document("aws.yaml")["Parameters"]["Namespace"]["Default"]
     given = of_type("AWS::EKS::PodIdentityAssociation", resources())
+    executor = given.pop("ExecutorServiceAccount")  # Spark makes its pods, and no file here
     assert {(namespace, one["ServiceAccount"]) for one in given.values()} <= accounts
     assert {one["RoleArn"]["Fn::GetAtt"][0] for one in given.values()} == {"LeaderRole", "WorkerRole"}
+    assert executor["ServiceAccount"] == service_account(APPLICATION.name, Component.EXECUTOR)
+    assert executor["RoleArn"] == {"Fn::GetAtt": ["ExecutorRole", "Arn"]}
+
+
+PARAMETERS = [(service, apart) for service in SERVICES for apart in ("true", "false")]
+
+
+@pytest.mark.parametrize(("service", "apart"), PARAMETERS)
+def test_what_runs_a_component_can_have_its_role(service: str, apart: str) -> None:
+    """Pods of EKS have roles by their service accounts, and machines of EC2 by an instance profile."""
+    found = present(Service=service, ExecutorsApart=apart, EksCluster="cluster" if service == SERVICES[0] else "")
+    roles = {name for name, one in found.items() if one["Type"] == "AWS::IAM::Role"} - {"OperatorRole"}
+    assert ("ExecutorRole" in roles) == (apart == "true")
+    assert ("MachineRole" in roles) == (service == EC2)
+    pods = {one["RoleArn"]["Fn::GetAtt"][0] for one in of_type("AWS::EKS::PodIdentityAssociation", found).values()}
+    machines = {one["Roles"][0]["Ref"] for one in of_type("AWS::IAM::InstanceProfile", found).values()}
+    assert pods == (roles if service == SERVICES[0] else set())
+    assert machines == (roles if service == EC2 else set())
+
+
+def test_a_machine_that_runs_everything_may_do_what_code_location_and_workers_may() -> None:
+    roles = of_type("AWS::IAM::Role", resources())
+    together = [*roles["LeaderRole"]["ManagedPolicyArns"], *roles["WorkerRole"]["ManagedPolicyArns"]]
+    assert roles["MachineRole"]["ManagedPolicyArns"] == together
+
+
+def present(**parameters: str) -> dict[str, Any]:
+    """The resources that CloudFormation makes with these parameters."""
+    document = files.document("aws.yaml")
+    given = {name: one["Default"] for name, one in document["Parameters"].items()} | parameters
+
+    def holds(condition: Any) -> bool:
+        match condition:
+            case {"Condition": str(name)}:
+                return holds(document["Conditions"][name])
+            case {"Fn::And": list(parts)}:
+                return all(map(holds, parts))
+            case {"Fn::Not": [part]}:
+                return not holds(part)
+            case {"Fn::Equals": [{"Ref": str(name)}, str(value)]}:
+                return given[name] == value
+        raise AssertionError(condition)
+
+    made: dict[str, Any] = document["Resources"]
+    return {
+        name: one for name, one in made.items() if "Condition" not in one or holds({"Condition": one["Condition"]})
+    }
 
 
 def test_the_name_of_a_service_account_is_a_dns_label() -> None:
-    assert service_account("Shop.to_lake", Component.LEADER) == "shop-to-lake-leader"
-    longest = service_account("a_" * 100, Component.EXECUTOR)
-    assert len(longest) <= 63
-    assert longest.endswith("a-executor")
+    assert service_account("shop-to-lake", Component.LEADER) == "shop-to-lake-leader"
+    assert re.fullmatch("shop-to-lake-[0-9a-f]{8}-leader", service_account("Shop.to_lake", Component.LEADER))
+    for name in ("a_" * 100, "a" * 200, "a" * 53 + "-b"):
+        longest = service_account(name, Component.EXECUTOR)
+        assert re.fullmatch("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", longest)
+        assert longest.endswith("-executor")
+
+
+def test_two_applications_have_two_service_accounts() -> None:
+    names = ["a_b", "a.b", "a-b", "A-b", "a--b", *("a" * length for length in range(50, 60))]
+    assert len({service_account(name, Component.LEADER) for name in names}) == len(names)
+
+
+@pytest.mark.parametrize("name", ["___", "-.-"])
+def test_an_application_without_a_letter_has_no_service_account(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="no letter or digit"):
+        service_account(name, Component.LEADER)
 
 
 # --- the table
@@ -291,6 +447,14 @@ def test_each_stream_has_an_alarm() -> None:
     names = [alarm.name for alarm in alarms(SEVERAL)]
     assert {"OldestRecordReadOrders", "OldestRecordReadPayMents"} < set(names)
     assert len(names) == len(set(names))
+
+
+def test_streams_whose_names_are_alike_have_an_alarm_each() -> None:
+    found = of_type("AWS::CloudWatch::Alarm", template(ALIKE)["Resources"])
+    watched = [one["Dimensions"][0]["Value"] for one in found.values() if one["Namespace"] == "AWS/Kinesis"]
+    assert sorted(watched) == sorted(stream.name for stream in ALIKE.application.streams)
+    assert len({one["AlarmName"] for one in found.values()}) == len(found)
+    assert "OldestRecordReadOrders" in found
 
 
 def test_a_stream_of_another_account_has_its_metrics_there() -> None:

@@ -1,8 +1,10 @@
 """deploy/ is what the code makes today, for any project."""
 
 import re
+import tomllib
 
 import pytest
+from packaging.requirements import Requirement
 
 from docs.make_deploy import PROJECT, ROOT, files, locked
 from kcl_dagster import __version__
@@ -61,6 +63,14 @@ def test_a_project_of_another_name_names_nothing_of_this_one() -> None:
         "arn:${AWS::Partition}:kinesis:${AWS::Region}:${AWS::AccountId}:stream/clicks.v2"
         in texts["deploy/aws.yaml"]
     )
+
+
+def test_a_project_needs_the_version_that_wrote_it() -> None:
+    project = tomllib.loads(render(PROJECT, {})["pyproject.toml"])
+    for given in (project["project"]["dependencies"], project["dependency-groups"]["dev"]):
+        [needed] = [one.specifier for one in map(Requirement, given) if one.name == "kcl-dagster"]
+        assert needed.contains(__version__)
+        assert not needed.contains("0.1.0")
 
 
 def test_every_token_of_a_template_is_replaced() -> None:

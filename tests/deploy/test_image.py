@@ -1,8 +1,14 @@
 """The Dockerfile: pinned, not root, small context. Nothing here builds it."""
 
+import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from fnmatch import fnmatch
+
+import pytest
 
 from docs.make_deploy import PROJECT, ROOT
 from kcl_dagster.operations.project.constraints import ROOTS
@@ -29,7 +35,7 @@ def test_every_line_is_an_instruction_that_docker_knows() -> None:
     joined = re.sub(r"\\\n\s*", "", re.sub(r"^#.*\n", "", text("Dockerfile"), flags=re.MULTILINE))
     assert len(instructions()) == len([line for line in joined.splitlines() if line.strip()])
     assert {name for name, _ in instructions()} <= {
-        "FROM", "ARG", "ENV", "RUN", "WORKDIR", "COPY", "USER", "EXPOSE", "CMD"
+        "FROM", "ARG", "ENV", "RUN", "WORKDIR", "COPY", "USER", "EXPOSE", "ENTRYPOINT", "CMD"
     }  # fmt: skip
 
 
@@ -75,6 +81,27 @@ def test_the_image_serves_the_code_location_of_the_project() -> None:
     words = re.findall(r'"([^"]+)"', command)
     check_command(words)
     assert words[-1] == PROJECT.module
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SESSION_TOKEN": ""}, {}),
+        ({"AWS_ACCESS_KEY_ID": "AKIA=1", "AWS_SECRET_ACCESS_KEY": "a b", "AWS_SESSION_TOKEN": ""}, None),
+        ({"AWS_REGION": "eu-west-1", "OTHER": ""}, {"AWS_REGION": "eu-west-1", "OTHER": ""}),
+    ],
+)
+def test_a_container_has_no_empty_keys(given: dict[str, str], kept: dict[str, str] | None) -> None:
+    """They are what compose.yaml gives on a machine that has a role."""
+    [entrypoint] = of("ENTRYPOINT")
+    show = [sys.executable, "-c", "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"]
+    command = [*json.loads(entrypoint), *show, "a b", "$HOME"]
+    environment = {"PATH": os.environ["PATH"], **given}
+    words, found = json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
+    assert words == ["a b", "$HOME"]
+    assert {name: found[name] for name in found if name in given} == (
+        {name: value for name, value in given.items() if value} if kept is None else kept
+    )
 
 
 def test_there_is_no_secret_in_the_image() -> None:

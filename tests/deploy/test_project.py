@@ -1,5 +1,6 @@
 """`kcl-dagster init`: what it refuses, and that its project's own tests pass with nothing but the wheel."""
 
+import ast
 import importlib
 import os
 import re
@@ -10,10 +11,40 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kcl_dagster import cli
-from kcl_dagster.operations.project.skeleton import LONGEST_NAME
+from kcl_dagster.operations.project.skeleton import LONGEST_NAME, Project, render
 from tests.docs.pages import ROOT
+
+# Of Python, of packages that the project imports or its image has, of fixtures and variables of its tests.
+TAKEN = (
+    *("json", "import", "list", "range", "sorted", "sum", "type", "print"),
+    *("boto3", "kcl-dagster", "pyspark", "pytest", "yaml", "pyyaml", "dagster-k8s", "python-dateutil"),
+    *("capsys", "monkeypatch", "tmp-path", "conftest", "tests"),
+    *(
+        "records",
+        "spark",
+        "given",
+        "hours",
+        "row",
+        "project",
+        "bodies-of",
+        "automation",
+        "aws",
+        "stored",
+        "kcl",
+        "ds",
+    ),
+)
+NO_BUCKETS = (
+    *("Lake", "la", "l" * 64, "la_ke", "la..ke", "-lake", "lake-", "10.0.0.1", "xn--lake", "lake--x-s3"),
+    *('la"ke', "lake: x", "la$ke", "${LAKE}", "la ke", "lake\n"),
+)
+NO_PREFIXES = (
+    *('a"b', "a: b", "a #b", "$LAKE", "${AWS::Region}", "a'b", "a\\b", "a\nb"),
+    *("ö", "a//b", "../b", "*", "%NAME%"),
+)
 
 
 @pytest.mark.parametrize(
@@ -22,10 +53,11 @@ from tests.docs.pages import ROOT
         (["Orders"], "small letters"),
         (["orders--x"], "single hyphens"),
         (["o" * (LONGEST_NAME + 1)], f"at most {LONGEST_NAME}"),
-        (["json"], "is taken in Python"),
-        (["records"], "is taken in Python"),
-        (["import"], "is taken in Python"),
+        *(([name], "is taken in Python") for name in TAKEN),
         (["orders", "--lake", "/lake"], "s3://bucket/prefix"),
+        (["orders", "--lake", "s3://"], "s3://bucket/prefix"),
+        *((["orders", "--lake", f"s3://{bucket}/orders"], "name of a bucket") for bucket in NO_BUCKETS),
+        *((["orders", "--lake", f"s3://lake/{prefix}"], "the prefix must have") for prefix in NO_PREFIXES),
         (["orders", "--stream", "no stream"], "streams.name"),
     ],
 )
@@ -40,6 +72,23 @@ def test_a_project_that_could_not_work_is_refused(
     assert cli.main(["init", *arguments]) == cli.UNANSWERED
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("lake", ["s3://my.lake-1", "s3://lake/", "s3://lake/a/b_c/d=1.x-y", "s3://lake/a/"])
+def test_the_files_name_the_lake_as_it_was_given(lake: str) -> None:
+    texts = render(Project("orders", "orders", lake), {})
+    given = lake.rstrip("/")
+    module = ast.parse(texts["orders.py"])
+    assert given in {node.value for node in ast.walk(module) if isinstance(node, ast.Constant)}
+    manifests = list(yaml.safe_load_all(texts["deploy/kubernetes.yaml"]))
+    assert given in {one["data"].get("LAKE") for one in manifests if one["kind"] == "ConfigMap"}
+    launcher = yaml.safe_load(texts["deploy/values.yaml"])["runLauncher"]["config"]["k8sRunLauncher"]
+    assert {"name": "LAKE", "value": given} in launcher["runK8sConfig"]["containerConfig"]["env"]
+
+
+def test_a_name_that_is_like_a_taken_one_is_free() -> None:
+    for name in ("listing", "web-clicks", "orders", "summary", "json-lines", "pytest-runs"):
+        assert Project(name, name, "s3://lake").name == name
 
 
 def test_nothing_is_written_over(

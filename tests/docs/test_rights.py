@@ -143,7 +143,20 @@ def test_a_lake_is_its_prefix_and_not_the_bucket(lake: str, objects: str) -> Non
     assert deployment.arns(Resource.BUCKET) == ["arn:aws:s3:::lake"]
 
 
-@pytest.mark.parametrize(("region", "partition"), [("cn-north-1", "aws-cn"), ("us-gov-west-1", "aws-us-gov")])
+@pytest.mark.parametrize(
+    ("region", "partition"),
+    [
+        ("cn-north-1", "aws-cn"),
+        ("us-gov-west-1", "aws-us-gov"),
+        ("eusc-de-east-1", "aws-eusc"),
+        ("us-iso-east-1", "aws-iso"),
+        ("us-isob-east-1", "aws-iso-b"),
+        ("eu-isoe-west-1", "aws-iso-e"),
+        ("us-isof-south-1", "aws-iso-f"),
+        ("eu-west-9", "aws"),
+        ("no-such-place", "aws"),
+    ],
+)
 def test_other_partitions_have_other_names(region: str, partition: str) -> None:
     deployment = Deployment(BARE.application, region, "1")
     assert deployment.arns(Resource.STREAM) == [f"arn:{partition}:kinesis:{region}:1:stream/orders"]

