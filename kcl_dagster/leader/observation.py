@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from kcl_dagster.application import Timings
 from kcl_dagster.leader import expiry, handoff, liveness
@@ -11,11 +10,9 @@ from kcl_dagster.leader.liveness import KCL_ROW_SECONDS, MISSED_BEATS, LivenessR
 from kcl_dagster.leader.load import LoadBook
 from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.lease_durations import lease_durations
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.tables.lease_reader import ScanResult
-
-# Seconds; the longest lease duration that is accepted from a worker's row, as for the lock
-LONGEST_BELIEVED: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +126,7 @@ class Observer:
         unserved: dict[LeaseKey, str] = {}
         overdue: set[LeaseKey] = set()
         silent: set[WorkerId] = set()
-        durations = self._durations(scan)
+        durations = lease_durations(scan.leases, scan.workers, self.timings.lease_duration)
         for lease in scan.leases:
             stood = self.standing.stood_for(expiry.observed_key(lease), expiry.observed_version(lease))
             ages[lease.key] = stood
@@ -154,16 +151,6 @@ class Observer:
             unreadable=tuple(str(problem) for problem in scan.unreadable),
             durations=durations,
         )
-
-    def _durations(self, scan: ScanResult) -> dict[LeaseKey, float]:
-        """For each lease the leader's lease duration, or its owner's if that is longer: a worker that began with an
-        older setting keeps renewing at its own interval."""
-        ours = self.timings.lease_duration
-        longer = {row.id: min(row.lease_ms / 1000, LONGEST_BELIEVED) for row in scan.workers if row.lease_ms}
-        return {
-            lease.key: max(ours, longer.get(lease.actual_owner, ours)) if lease.actual_owner else ours
-            for lease in scan.leases
-        }
 
     def _unbegun(self, scan: ScanResult) -> frozenset[LeaseKey]:
         """The leases that their owners have not begun to renew. Leases that a leader finds at its start count as

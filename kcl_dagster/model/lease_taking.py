@@ -20,17 +20,30 @@ VERY_OLD: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A lease as one worker observes it. `unchanged_for`: seconds since its counter last changed."""
+    """A lease as one worker observes it. `unchanged_for`: seconds since its counter last changed. `duration`:
+    seconds without a renewal after which it expires; None for the lease duration of the rules."""
 
     key: LeaseKey
     owner: WorkerId | None
     unchanged_for: float
+    duration: float | None = None
 
     @classmethod
-    def of(cls, key: LeaseKey, owner: WorkerId | None, stood_for: float, *, is_new: bool) -> "Candidate":
+    def of(
+        cls,
+        key: LeaseKey,
+        owner: WorkerId | None,
+        stood_for: float,
+        *,
+        is_new: bool,
+        duration: float | None = None,
+    ) -> "Candidate":
         """Build a candidate. `is_new`: the lease was not observed before. If it then has no owner, it counts as
         never served."""
-        return cls(key, owner, math.inf if is_new and owner is None else stood_for)
+        return cls(key, owner, math.inf if is_new and owner is None else stood_for, duration)
+
+    def expires_after(self, rules: "TakingRules") -> float:
+        return rules.lease_duration if self.duration is None else self.duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +77,7 @@ def unchanged_for(now: float, last_change: float | None) -> float:
 
 
 def is_available(candidate: Candidate, rules: TakingRules) -> bool:
-    return candidate.owner is None or candidate.unchanged_for > rules.lease_duration
+    return candidate.owner is None or candidate.unchanged_for > candidate.expires_after(rules)
 
 
 def loads(
@@ -79,14 +92,13 @@ def loads(
 
 def plan_taking(candidates: Sequence[Candidate], me: WorkerId, rules: TakingRules, chance: Random) -> Taking:
     """Decide what to take now. `chance` makes workers that decide at the same moment choose different leases."""
-    duration = rules.lease_duration
-    available = [c for c in candidates if c.owner is None or c.unchanged_for > duration]
+    available = [candidate for candidate in candidates if is_available(candidate, rules)]
     counts = loads(candidates, me, {c.key for c in available})
     fair = 1 if len(counts) >= len(candidates) else math.ceil(len(candidates) / len(counts))
     most = math.inf if rules.max_leases is None else rules.max_leases
     target = int(min(fair, most))
     spillover = fair - target
-    very_old = [c for c in available if c.unchanged_for > rules.very_old * rules.lease_duration]
+    very_old = [c for c in available if c.unchanged_for > rules.very_old * c.expires_after(rules)]
     if rules.takes_very_old_first and very_old:
         room = int(min(len(very_old), max(0, most - counts[me])))
         return Taking(take=_some(very_old, room, chance), target=target, spillover=spillover)

@@ -18,6 +18,7 @@ from kcl_dagster.leader.sync import in_order, new_lease
 from kcl_dagster.model.checkpoint import LATEST
 from kcl_dagster.model.first_moment import FirstMoment, ReadFrom, first_moment
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.lease_durations import lease_durations
 from kcl_dagster.model.shard import Shard
 from kcl_dagster.model.stored import nothing_since
 from kcl_dagster.model.stream import StreamIdentifier
@@ -296,7 +297,7 @@ def reset(
     affected = [lease for plan in plans for lease in (*plan.rewind, *plan.forget)]
     control = opened.control.load()
     leader = None if control.paused else opened.leader()
-    dead = _watch(opened, affected, leader) if wait_for_dead else frozenset()
+    dead = _watch(opened, affected, scan.workers, leader) if wait_for_dead else frozenset()
     if any(plan.start is not None for plan in plans) and target.timestamp_ms is not None:
         _refuse_to_mislead(scan.workers, opened.scan().workers if wait_for_dead else None)
     problems = refusals(affected, control, None if wait_for_dead else leader, dead)
@@ -372,10 +373,13 @@ def _refuse_to_mislead(workers: Sequence[WorkerRow], later: Sequence[WorkerRow] 
         )
 
 
-def _watch(opened: OpenApplication, leases: Sequence[Lease], leader: str | None) -> frozenset[LeaseKey]:
-    """The leases whose counter did not change for a lease duration, by our own clock. Raises Unsafe if a leader
-    is alive."""
-    seconds = opened.application.timings.lease_duration
+def _watch(
+    opened: OpenApplication, leases: Sequence[Lease], workers: Sequence[WorkerRow], leader: str | None
+) -> frozenset[LeaseKey]:
+    """The leases whose counter did not change for a lease duration, by our own clock: for the longest one, if
+    workers began with several. Raises Unsafe if a leader is alive."""
+    ours = opened.application.timings.lease_duration
+    seconds = max(lease_durations(leases, workers, ours).values(), default=ours)
     before = _beats(opened)
     opened.runtime.clock.sleep(seconds)
     now = {lease.key: lease for lease in opened.scan().leases}

@@ -1,13 +1,17 @@
 """Takes leases without a leader, so that consumption does not depend on one process.
 
-The rules are those of KCL 2.x (`kcl_dagster.model.lease_taking`), with one difference: a lease is never taken from
-a living worker. Instead, the worker is asked to hand it over, which it does with the next batch.
+The rules are those of KCL 2.x (`kcl_dagster.model.lease_taking`), with two differences:
+
+- A lease is never taken from a living worker. Instead, the worker is asked to hand it over, which it does with the
+  next batch.
+- If the row of a lease's owner has a longer lease duration, that duration counts, as for the leader.
 """
 
 from collections.abc import Collection
 
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.lease_durations import lease_durations
 from kcl_dagster.model.lease_taking import Candidate, Taking, TakingRules, plan_taking
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.runtime import Runtime
@@ -52,7 +56,8 @@ class Taker:
         leases = {lease.key: lease for lease in scan.leases if not lease.is_finished and lease.key not in paused}
         for lease in leases.values():
             self._standing.observe(lease.key, str(lease.counter), scan.started, scan.ended)
-        candidates = [self._candidate(lease) for lease in leases.values()]
+        durations = lease_durations(leases.values(), scan.workers, self._rules.lease_duration)
+        candidates = [self._candidate(lease, durations[lease.key]) for lease in leases.values()]
         self._known = set(leases)
         self._standing.keep(leases.__contains__)
         return leases, plan_taking(candidates, self._worker, self._rules, self._chance)
@@ -62,9 +67,10 @@ class Taker:
         self._standing = Standing()
         self._known = set()
 
-    def _candidate(self, lease: Lease) -> Candidate:
+    def _candidate(self, lease: Lease, duration: float) -> Candidate:
         stood = self._standing.stood_for(lease.key, str(lease.counter))
-        return Candidate.of(lease.key, lease.actual_owner, stood, is_new=lease.key not in self._known)
+        is_new = lease.key not in self._known
+        return Candidate.of(lease.key, lease.actual_owner, stood, is_new=is_new, duration=duration)
 
     def _take(self, lease: Lease) -> bool:
         if lease.actual_owner == self._worker:

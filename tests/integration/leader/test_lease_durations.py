@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kcl_dagster.application import Application, FleetSettings, Timings
-from kcl_dagster.leader.observation import LONGEST_BELIEVED
+from kcl_dagster.model.lease_durations import LONGEST_BELIEVED
 from tests.integration.leader.town import TICK, Town, Worker
 
 SHORT, LONG = 10.0, 60.0

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_dagster.model.lease import LeaseKey, WorkerId
-from kcl_dagster.model.lease_taking import Candidate, Taking, TakingRules, is_available, plan_taking
+from kcl_dagster.model.lease_taking import (
+    VERY_OLD,
+    Candidate,
+    Taking,
+    TakingRules,
+    is_available,
+    plan_taking,
+)
 
 RULES = TakingRules(lease_duration=10)
 ME = WorkerId("me")
@@ -66,6 +73,15 @@ def test_a_worker_alone_steals_from_nobody() -> None:
 @pytest.mark.parametrize(("age", "available"), [(10.0, False), (10.1, True)])
 def test_a_lease_is_available_after_its_duration(age: float, available: bool) -> None:
     assert is_available(Candidate(LeaseKey("a"), WorkerId("bar"), age), RULES) is available
+
+
+@pytest.mark.parametrize(("age", "taken"), [(45.0, False), (45.1, True), (135.1, True)])
+def test_a_lease_with_a_duration_of_its_own_is_available_after_that(age: float, taken: bool) -> None:
+    served = leases(a="me", b="me", c="me", e="foo")
+    lease = Candidate(LeaseKey("d"), WorkerId("bar"), age, duration=45)
+    assert is_available(lease, RULES) is taken
+    assert bool(plan([*served, lease]).take) is (age > VERY_OLD * 45)  # our share is full before
+    assert bool(plan([lease]).take) is taken
 
 
 @given(

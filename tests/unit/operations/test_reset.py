@@ -218,6 +218,18 @@ def test_a_worker_that_renews_while_it_is_watched_keeps_its_leases(shop: Shop) -
         reset(shop.opened, target(shop, "trim_horizon"), wait_for_dead=True)
 
 
+def test_a_worker_is_watched_for_the_duration_by_which_it_renews(shop: Shop) -> None:
+    shop.serve()
+    longer = 3 * shop.application.timings.lease_duration
+    row = shop.opened.workers.get(ANNA)
+    assert row is not None
+    shop.opened.workers.put(replace(row, lease_ms=round(longer * 1000)))
+    lease = shop.leases()[FIRST]
+    shop.clock.call_in(longer / 2, lambda: shop.opened.leases.renew(lease))
+    with pytest.raises(Unsafe, match=f"{FIRST} is owned by"):
+        reset(shop.opened, target(shop, "trim_horizon"), wait_for_dead=True)
+
+
 def test_a_leader_that_ticks_while_it_is_watched_is_alive(shop: Shop) -> None:
     shop.serve()
     shop.tick_in(10)

@@ -6,6 +6,7 @@ from botocore.exceptions import ClientError
 from kcl_dagster.application import Application
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.standing import Standing
+from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.tables.control import Control, ControlRow
 from kcl_dagster.tables.lock import LeaderLock
 from kcl_dagster.tables.places import TableLayout
@@ -24,8 +25,12 @@ class Fleet:
         self.layout = TableLayout.single(self.world.application)
         self.runs = [self.start(f"w{index}") for index in range(workers)]
 
-    def start(self, name: str) -> Run:
+    def start(self, name: str, lease_duration: float | None = None) -> Run:
+        """Start a worker. `lease_duration`: the setting with which it and all later ones begin."""
         world = self.world
+        if lease_duration is not None:
+            timings = world.application.timings.model_copy(update={"lease_duration": lease_duration})
+            world.application = world.application.model_copy(update={"timings": timings})
         watch = LockWatch(world.service, self.layout, world.runtime, self.control_row())
         run = world.worker(name, leader=watch)
         run.worker.start()
@@ -89,6 +94,47 @@ def test_nothing_is_taken_from_a_live_worker_without_its_consent() -> None:
     assert sorted(fleet.owners().count(run.id) for run in fleet.runs) == [2, 2]
     assert EventKind.HANDOFF_DONE in old.kinds()
     assert EventKind.LEASE_LOST not in old.kinds()
+
+
+@pytest.mark.parametrize("longer", [30.0, 45.0])
+def test_nothing_is_taken_from_a_worker_that_renews_by_a_longer_duration(longer: float) -> None:
+    fleet = Fleet(shards=4, workers=0)
+    old = fleet.start("old", longer)
+    fleet.runs = [old]
+    fleet.go_on(150)
+    assert set(fleet.owners()) == {old.id}
+    fleet.runs.append(fleet.start("new", 10.0))
+    fleet.go_on(400)
+    assert [fleet.owners().count(run.id) for run in fleet.runs] == [2, 2]
+    assert EventKind.LEASE_LOST not in old.kinds()
+    assert EventKind.LEASE_TAKEN not in fleet.runs[1].kinds()
+
+
+def test_a_dead_worker_keeps_its_leases_for_the_duration_by_which_it_renewed() -> None:
+    fleet = Fleet(shards=2, workers=0)
+    fleet.runs = [fleet.start("old", 45.0)]
+    fleet.go_on(150)
+    [old] = fleet.runs
+    new = fleet.start("new", 10.0)
+    fleet.go_on(30, new)
+    assert set(fleet.owners()) == {old.id}
+    fleet.go_on(130, new)
+    assert set(fleet.owners()) == {new.id}
+
+
+def test_the_own_duration_counts_if_the_row_of_the_owner_has_none() -> None:
+    fleet = Fleet(shards=2, workers=0)
+    java = WorkerId("java")  # its row, as the KCL writes it, has no lease duration
+    fleet.world.worker_table(fleet.world.service).put(
+        WorkerRow(id=java, last_update=int(fleet.world.clock.now()), averages={}, operating_range={})
+    )
+    for key in fleet.world.lease_keys():
+        assert fleet.world.leases.assign(fleet.world.lease(key), java) is not None
+    fleet.runs = [fleet.start("new", 10.0)]
+    fleet.go_on(119)
+    assert set(fleet.owners()) == {java}
+    fleet.go_on(60)
+    assert set(fleet.owners()) == {fleet.runs[0].id}
 
 
 def test_while_there_is_a_leader_nobody_takes_anything() -> None:

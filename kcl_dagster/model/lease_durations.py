@@ -1,0 +1,25 @@
+"""After how long without a renewal each lease expires.
+
+Leaders and workers without a leader apply this function to what they have read, so both judge a lease in the same
+way.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from kcl_dagster.model.lease import Lease, LeaseKey
+from kcl_dagster.model.worker_row import WorkerRow
+
+# Seconds; the longest lease duration that is accepted from a worker's row, as for the lock
+LONGEST_BELIEVED: Final = 3600.0
+
+
+def lease_durations(leases: Iterable[Lease], workers: Iterable[WorkerRow], ours: float) -> dict[LeaseKey, float]:
+    """For each lease `ours`, in seconds, or its owner's lease duration if that is longer: a worker that began with
+    an older setting keeps renewing at its own interval. The rows of Java workers have no lease duration, so `ours`
+    applies to their leases."""
+    longer = {row.id: min(row.lease_ms / 1000, LONGEST_BELIEVED) for row in workers if row.lease_ms}
+    return {
+        lease.key: max(ours, longer.get(lease.actual_owner, ours)) if lease.actual_owner else ours
+        for lease in leases
+    }
