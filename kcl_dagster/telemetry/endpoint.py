@@ -1,13 +1,13 @@
 """The page that Prometheus and compatible scrapers read: `http://127.0.0.1:9400/metrics`."""
 
 import asyncio
-import socket
 import threading
 from http import HTTPStatus
 from types import TracebackType
 from typing import Final, Self
 
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.server_socket import open_server_socket
 from kcl_dagster.telemetry.openmetrics import CONTENT_TYPE, Render
 
 PATH: Final = "/metrics"
@@ -26,9 +26,8 @@ class MetricsEndpoint:
 
     def __init__(self, render: Render, host: str, port: int, request_seconds: float = REQUEST_SECONDS) -> None:
         """Start to listen. Port 0 stands for any free port. Raises ConfigurationError if it cannot listen."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._socket = socket.create_server((host, port), family=family)
+            self._socket = open_server_socket(host, port)
         except OSError as error:
             raise ConfigurationError(
                 f"metrics cannot be served at {host}:{port}: {error.strerror or error}"

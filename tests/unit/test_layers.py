@@ -12,7 +12,7 @@ PACKAGE = Path(kcl_dagster.__file__).parent
 
 # A module may import from its own floor only within its own package, and from any lower floor.
 FLOORS: list[set[str]] = [
-    {"errors", "folder", "integrity", "machine", "runtime", "time_limit"},
+    {"errors", "folder", "integrity", "machine", "runtime", "server_socket", "time_limit"},
     {"application", "aws"},
     {"model"},
     {"chains", "tables", "streams"},

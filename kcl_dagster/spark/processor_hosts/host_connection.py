@@ -1,21 +1,14 @@
-"""The worker's side of the connections to hosts."""
+"""The worker's side of the connection to a host."""
 
 import threading
-from collections.abc import Callable
 from contextlib import suppress
-from socket import create_connection, create_server, socket
-from typing import Any, Final
 
 from kcl_dagster.errors import BatchError, Unavailable
 from kcl_dagster.spark.processor_hosts import messages
-from kcl_dagster.spark.processor_hosts.certificate import Certificate
-from kcl_dagster.spark.processor_hosts.line import HANDSHAKE_SECONDS, Line
+from kcl_dagster.spark.processor_hosts.line import Line
 from kcl_dagster.spark.processor_hosts.messages import Answer, Close, End, Order, Question
 from kcl_dagster.worker.hosted_processor import HostLost, ProcessorFailed
 from kcl_dagster.worker.instance import ProcessorContext
-
-CLOSING_SECONDS: Final = 2.0  # for a connection to this process itself
-BACKLOG: Final = 64  # executors that connect at the same time
 
 
 class HostConnection:
@@ -96,62 +89,3 @@ def _answer(question: Question, context: ProcessorContext | None) -> Answer:
             return context.checkpoint(question.at, question.delivered)
         case messages.WantsSetAside():
             return context.set_aside(question.record, question.error_type, question.error)
-
-
-class HostListener:
-    """Accepts connections of hosts, on its own threads. Closes connections of clients without the secret."""
-
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        certificate: Certificate,
-        secret: bytes,
-        on_host: Callable[[HostConnection], None],
-    ) -> None:
-        """Start to listen. `on_host`: called with each new host, on a thread of the listener."""
-        self._context = certificate.context()
-        self._secret = secret
-        self._on_host = on_host
-        self._socket = create_server((host, port), backlog=BACKLOG)
-        self._is_closed = False
-        threading.Thread(target=self._accept, name="kcl-host", daemon=True).start()
-
-    @property
-    def port(self) -> int:
-        return int(self._socket.getsockname()[1])
-
-    def close(self) -> None:
-        self._is_closed = True
-        with suppress(OSError):
-            # Closing a socket does not end an `accept` that is waiting on it, but a connection does.
-            create_connection(self._socket.getsockname()[:2], CLOSING_SECONDS).close()
-        self._socket.close()
-
-    def _accept(self) -> None:
-        while not self._is_closed:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                continue
-            threading.Thread(
-                target=self._accept_host, args=(connection,), name="kcl-host-handshake", daemon=True
-            ).start()
-
-    def _accept_host(self, connection: socket) -> None:
-        if self._is_closed:
-            connection.close()
-            return
-        with suppress(EOFError, OSError):
-            line = Line.accept(connection, self._context, self._secret)
-            try:
-                hello: Any = None
-                if line.poll(HANDSHAKE_SECONDS):
-                    hello = line.recv()
-            except BaseException:
-                line.close()
-                raise
-            if isinstance(hello, messages.Hello):
-                self._on_host(HostConnection(hello.host, line))
-            else:
-                line.close()

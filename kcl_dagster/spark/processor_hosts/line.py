@@ -69,13 +69,11 @@ class Line:
 
     @classmethod
     def accept(cls, connection: socket.socket, context: ssl.SSLContext, secret: bytes) -> Self:
-        """Accept a host as the worker. Raises OSError or EOFError if the peer has not sent the secret within
-        HANDSHAKE_SECONDS."""
+        """Accept a host as the worker. Raises OSError or EOFError if the peer does not send the secret.
+
+        A peer that sends nothing for HANDSHAKE_SECONDS is refused, but one that sends a byte from time to time is
+        not: to limit the whole time, the caller shuts the connection down."""
         connection.settimeout(HANDSHAKE_SECONDS)
-        # A peer that sends a byte from time to time would never reach that limit.
-        closing = threading.Timer(HANDSHAKE_SECONDS, _shut, (connection,))
-        closing.daemon = True
-        closing.start()
         try:
             line = cls(connection, context, is_worker=True)
             if not hmac.compare_digest(line._read(len(secret)), secret):
@@ -84,8 +82,6 @@ class Line:
         except BaseException:
             connection.close()
             raise
-        finally:
-            closing.cancel()
         connection.settimeout(None)
         return line
 

@@ -19,6 +19,7 @@ from kcl_dagster.errors import BatchError, ConfigurationError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.server_socket import bare_host
 from kcl_dagster.spark.engine import local_slots
 from kcl_dagster.spark.failures import first_line
 from kcl_dagster.spark.fetch import Connection
@@ -27,7 +28,8 @@ from kcl_dagster.spark.outcome import FetchOutcome
 from kcl_dagster.spark.plans import EngineSettings, Plans
 from kcl_dagster.spark.processor_hosts import messages
 from kcl_dagster.spark.processor_hosts.certificate import Certificate
-from kcl_dagster.spark.processor_hosts.host_connection import HostConnection, HostListener
+from kcl_dagster.spark.processor_hosts.host_connection import HostConnection
+from kcl_dagster.spark.processor_hosts.host_listener import HostListener
 from kcl_dagster.spark.processor_hosts.host_process import HostPlan, HostTask
 from kcl_dagster.spark.session import is_classic
 from kcl_dagster.worker.batch import Budget, Progress, Range
@@ -327,4 +329,4 @@ def _addresses(spark: SparkSession) -> tuple[str, str]:
     """The address at which executors find the driver, and the address at which it listens."""
     conf: Any = spark.sparkContext.getConf()
     host = spark.conf.get(HOST, None) or conf.get("spark.driver.host") or "127.0.0.1"
-    return host, conf.get("spark.driver.bindAddress") or host
+    return bare_host(host), bare_host(conf.get("spark.driver.bindAddress") or host)

@@ -22,7 +22,8 @@ from kcl_dagster.spark import fetch as fetching
 from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan
 from kcl_dagster.spark.processor_hosts import messages
 from kcl_dagster.spark.processor_hosts.certificate import Certificate
-from kcl_dagster.spark.processor_hosts.host_connection import HostConnection, HostListener
+from kcl_dagster.spark.processor_hosts.host_connection import HostConnection
+from kcl_dagster.spark.processor_hosts.host_listener import HostListener
 from kcl_dagster.spark.processor_hosts.host_process import HostPlan, run_host
 from kcl_dagster.spark.processor_hosts.line import Line
 from kcl_dagster.streams.pacing import ShardLimits

@@ -14,7 +14,7 @@ import pytest
 
 from kcl_dagster.spark.processor_hosts import line as module
 from kcl_dagster.spark.processor_hosts.certificate import Certificate
-from kcl_dagster.spark.processor_hosts.host_connection import HostListener
+from kcl_dagster.spark.processor_hosts.host_listener import HostListener
 from kcl_dagster.spark.processor_hosts.line import Line, PeerRefused
 
 SECRET = b"the secret of a session"

@@ -1,0 +1,71 @@
+"""The connections whose peers have not proved their identity yet."""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from socket import SHUT_RDWR, socket
+from typing import Final
+
+MOST_OPEN: Final = 64  # each costs a thread
+# A handshake takes milliseconds. If there is no room for another one, the oldest is disconnected after this time.
+LEAST_SECONDS: Final = 1.0
+
+
+class Handshakes:
+    """Bounds the number of open handshakes and the time of each. Any thread may call it.
+
+    A handshake counts until its thread has ended it, so there are at most as many threads. To disconnect a peer
+    makes its thread end.
+    """
+
+    def __init__(self, clock: Callable[[], float], seconds: float, most: int, least_seconds: float) -> None:
+        """`clock`: monotonic. `seconds`: for each handshake. `most`: open ones. `least_seconds`: that each has even
+        if others wait."""
+        self._clock = clock
+        self._seconds = seconds
+        self._most = most
+        self._least_seconds = least_seconds
+        self._begun: dict[socket, float] = {}  # oldest first
+        self._cut: set[socket] = set()
+        self._changed = threading.Condition()
+
+    def wait_for_room(self) -> None:
+        """Block until fewer than `most` handshakes are open: at most about `least_seconds`, because the oldest one
+        is disconnected then."""
+        with self._changed:
+            while len(self._begun) >= self._most:
+                oldest = next((since for one, since in self._begun.items() if one not in self._cut), None)
+                if oldest is None:  # all of them are about to end
+                    self._changed.wait()
+                    continue
+                left = oldest + self._least_seconds - self._clock()
+                if left > 0:
+                    self._changed.wait(left)
+                else:
+                    self._disconnect_begun_by(oldest)
+
+    def disconnect_overdue(self) -> float | None:
+        """Disconnect the peers whose time is over. Returns the seconds until the next one's is over; None if no
+        handshake is open."""
+        with self._changed:
+            now = self._clock()
+            self._disconnect_begun_by(now - self._seconds)
+            left = [since + self._seconds - now for one, since in self._begun.items() if one not in self._cut]
+            return min(left, default=None)
+
+    def begin(self, connection: socket) -> None:
+        with self._changed:
+            self._begun[connection] = self._clock()
+
+    def end(self, connection: socket) -> None:
+        with self._changed:
+            self._begun.pop(connection, None)
+            self._cut.discard(connection)
+            self._changed.notify_all()
+
+    def _disconnect_begun_by(self, moment: float) -> None:
+        for connection, since in self._begun.items():
+            if since <= moment and connection not in self._cut:
+                self._cut.add(connection)
+                with suppress(OSError):
+                    connection.shutdown(SHUT_RDWR)
