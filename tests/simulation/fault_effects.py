@@ -140,6 +140,23 @@ class FaultEffects:
 
         self._replace_workers(grace, is_changed)
 
+    def change_lease_duration(self, number: int, seconds: float) -> None:
+        """Deploy another lease duration. The daemons and one worker are started again with it, and the other
+        workers go on with the former one. Once the new worker has started, no daemon does anything for `seconds`.
+        """
+        this = self._simulation
+        if this.scenario.lease_durations is not None:
+            _, this.lease_duration = this.scenario.lease_durations
+            this.kernel.note("deploy", f"lease duration {this.lease_duration:.0f} s")
+        for daemon in [daemon for daemon in this.daemons if daemon.process.is_alive]:
+            daemon.process.kill()
+            this.restarts += 1
+            this.start_daemon(this.orchestrators.index(daemon.orchestrator), this.restarts)
+        living = this.living()
+        if living:
+            living[number % len(living)].ask_to_stop()
+        this.kernel.call_at(this.kernel.now + this.scenario.replacing_seconds, lambda: self.skip_ticks(seconds))
+
     def _replace_workers(self, grace: float, change: Callable[[], None]) -> None:
         this = self._simulation
 

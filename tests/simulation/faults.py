@@ -70,6 +70,7 @@ class FaultKind(StrEnum):
     CODE_FAILS = "code fails"
     DEPLOYED = "deployed"  # another version of it; no worker of the former one is left
     UPGRADED = "upgraded"  # from batches in leases to batches in chains
+    LEASE_DURATION = "lease duration"  # another one is deployed; then there is no leader for a while
     # operators
     TABLE_LOST = "table lost"  # the lease table is made anew, beside the lake as it is
     FLEET_DRAINED = "fleet drained"  # all workers are asked to leave at once

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any, Final
 from zlib import crc32
 
+from kcl_dagster.application import Application
 from kcl_dagster.emulator.kinesis import Limits
 from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.checkpoint import Checkpoint
@@ -132,6 +133,12 @@ class Simulation:
     is_in_chains: bool = False
     """Whether a worker that starts now decides its batches in chains."""
 
+    lease_duration: float = field(init=False)
+    """What a process has that starts now."""
+
+    _durations: dict[str, float] = field(default_factory=dict)
+    """The lease duration with which each worker began."""
+
     _rows: dict[str, LeaseRow] = field(default_factory=dict)
     """Every lease that ever was, as it was created."""
 
@@ -140,6 +147,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         scenario = self.scenario
+        self.lease_duration = (scenario.lease_durations or (scenario.application.timings.lease_duration,))[0]
         self.kernel = kernel = Kernel(self._note)
         kernel.on_strand_end = self._strand_ended
         self.violations = Violations(lambda: kernel.now)
@@ -169,7 +177,7 @@ class Simulation:
         self.ledger = Ledger(
             self.violations,
             lambda: kernel.now,
-            timings.lease_duration,
+            lambda worker: self._durations.get(worker, timings.lease_duration),
             timings.handoff_timeout,
             self._run_is_over,
             self._worker_of,
@@ -300,7 +308,7 @@ class Simulation:
         leading = Daemon(
             name,
             process,
-            scenario.application,
+            self._application(),
             worker.orchestrator,
             self.line(process, "dynamodb"),
             self.line(process, "kinesis"),
@@ -357,7 +365,7 @@ class Simulation:
         daemon = Daemon(
             name,
             process,
-            self.scenario.application,
+            self._application(),
             self.orchestrators[deployment],
             self.line(process, "dynamodb"),
             self.line(process, "kinesis"),
@@ -371,12 +379,13 @@ class Simulation:
 
     def _start_worker(self, deployment: int, run: Run) -> Process:
         self.fleet_changed = self.kernel.now
+        self._durations[run.worker] = self.lease_duration
         process = self.process(run.worker)
         random = self.random(run.worker)
         worker = WorkerProcess(
             process,
             run,
-            self.scenario.application,
+            self._application(),
             self.orchestrators[deployment],
             self.line(process, "dynamodb"),
             self.line(process, "kinesis"),
@@ -415,6 +424,14 @@ class Simulation:
         faults = self.active_faults.sink
         destinations = destinations_of(chained, self.line(process, "s3"), runtime, faults, draw)
         return ChainedSink(lake, destinations, process, faults, draw, self.code, chained.tasks)
+
+    def _application(self) -> Application:
+        """The settings of a process that starts now."""
+        application = self.scenario.application
+        if self.lease_duration == application.timings.lease_duration:
+            return application
+        timings = application.timings.model_copy(update={"lease_duration": self.lease_duration})
+        return application.model_copy(update={"timings": timings})
 
     def process(self, name: str) -> Process:
         random = self.random(f"{name} clocks")

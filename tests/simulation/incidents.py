@@ -25,6 +25,12 @@ PAUSES_SHARE: Final = 0.2
 STALLS_SHARE: Final = 0.3
 DELAYS_SHARE: Final = 0.4
 PARTIAL_SHARE: Final = 0.3
+DURATIONS_SHARE: Final = 0.3
+LENGTHENED_SHARE: Final = 0.25
+# Before stretching. By the long ones, leases are renewed each 15.8 or 31.6 s with three renewals per duration, and
+# each 9.3 or 18.6 s with five: in most cases more rarely than a short lease lasts.
+SHORT_LEASE: Final = 10.0
+LONG_LEASES: Final = (45.0, 90.0)
 # Before stretching. A pod may wait for its node; Spark takes 8 s on a good machine.
 POD_SECONDS: Final = (0.0, 0.0, 5.0, 45.0)
 SPARK_SECONDS: Final = (0.0, 8.0, 30.0, 90.0)
@@ -168,6 +174,36 @@ def with_partial_answers(random: Random, scenario: "Scenario") -> "Scenario":
         for place in range(random.choice([1, 2, 4]))
     ]
     return replace(scenario, faults=tuple(sorted([*scenario.faults, *partial], key=lambda one: (one.at, one.id))))
+
+
+def with_lease_durations(random: Random, scenario: "Scenario") -> "Scenario":
+    """The scenario with another lease duration that is deployed while workers run and before there is no leader for
+    a while, or as it is. Drawn after everything else, and comes after all other faults. Java workers need the
+    former duration."""
+    if scenario.java or scenario.schedule is not None or random.random() >= DURATIONS_SHARE:
+        return scenario
+    short, long = (scenario.stretch * seconds for seconds in (SHORT_LEASE, random.choice(LONG_LEASES)))
+    application = scenario.application
+    fleet = application.fleet.model_copy(
+        update={"min_workers": 2, "max_workers": max(3, application.fleet.max_workers)}
+    )
+    timings = application.timings.model_copy(update={"lease_duration": long})
+    application = application.model_copy(update={"fleet": fleet, "timings": timings})
+    changed = replace(
+        scenario,
+        application=application,
+        lease_durations=(short, long) if random.random() < LENGTHENED_SHARE else (long, short),
+    )
+    fault = Fault(
+        id=8 * FIRST,
+        kind=FaultKind.LEASE_DURATION,
+        at=scenario.active + 2 * long,
+        target="",
+        number=random.randrange(8),
+        seconds=timings.leaderless + 4 * long,
+    )
+    ends = fault.at + changed.replacing_seconds + fault.seconds
+    return replace(changed, faults=(*scenario.faults, fault), active=ends + long)
 
 
 def _slow_writes(random: Random, scenario: "Scenario", number: int) -> tuple["Scenario", list[Fault]]:

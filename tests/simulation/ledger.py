@@ -122,12 +122,13 @@ class Ledger:
     """Called with every change of an item, before anybody sees it.
 
     run_is_over: whether the orchestrator that this process asks takes that worker's run for over.
+    duration_of: the lease duration by which that worker renews.
     by_hand: changes made by the simulator itself, in an operator's name.
     """
 
     violations: Violations
     now: Callable[[], float]
-    lease_duration: float
+    duration_of: Callable[[str], float]
     handoff_timeout: float
     run_is_over: Callable[[Process | None, str], bool]
     worker_of: Callable[[Process | None], str | None]
@@ -231,7 +232,7 @@ class Ledger:
         """A worker is about to write a part of this lease, and had time for nothing since it asked whether it may.
         By its own clock it must have written the lease less than a lease duration ago."""
         age = self._monotonic(process) - self._written.get((key, worker), 0.0)
-        if age >= self.lease_duration:
+        if age >= self.duration_of(worker):
             self.violations.add("S3", f"{worker} writes records of {key}, which it did not renew for {age:.3f} s")
 
     def _monotonic(self, process: Process) -> float:
@@ -302,7 +303,7 @@ class Ledger:
         self.takings.append((now, before.key, owner))
         stood = now - self._changed.get(before.key, 0.0)
         waited = now - self._handed[before.key] if before.key in self._handed else 0.0
-        if stood >= self.lease_duration or waited >= self.handoff_timeout or self.is_java(actor):
+        if stood >= self.duration_of(owner) or waited >= self.handoff_timeout or self.is_java(actor):
             return
         self.violations.add(
             "S8",

@@ -56,19 +56,33 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def hunting_seeds(
-    needs: Needed | None = None, *, in_chains: bool = False, has_two: bool = False, is_upgraded: bool = False
+    needs: Needed | None = None,
+    *,
+    in_chains: bool = False,
+    has_two: bool = False,
+    is_upgraded: bool = False,
+    changes_duration: bool = False,
 ) -> Iterator[int]:
     """From 1 on, or from the first one in chains or with two destinations, those with several faults, and with the
-    one that the bug needs. `is_upgraded`: only fleets that began with version 0.1. In the most stretched runs a bug
-    shows as rarely in more hours."""
-    from tests.simulation.scenario import CHAINED_SEEDS, STRETCHES, TWO_DESTINATIONS_SEEDS, draw
+    one that the bug needs. `is_upgraded`: only fleets that began with version 0.1. `changes_duration`: only fleets
+    whose lease duration changes. In the most stretched runs a bug shows as rarely in more hours."""
+    from tests.simulation.scenario import (
+        CHAINED_SEEDS,
+        FIRST_DURATIONS_SEED,
+        STRETCHES,
+        TWO_DESTINATIONS_SEEDS,
+        draw,
+    )
 
     first = TWO_DESTINATIONS_SEEDS.start if has_two else CHAINED_SEEDS.start if in_chains else 1
+    first = FIRST_DURATIONS_SEED if changes_duration else first
     for seed in itertools.count(first):
         scenario = draw(seed)
         pauses = {Needed(fault.target, fault.operation) for fault in scenario.faults}
         is_fit = len(scenario.faults) >= FEWEST_FAULTS and scenario.stretch < max(STRETCHES)
         if is_upgraded and (scenario.chained is None or not scenario.chained.is_upgraded):
+            continue
+        if changes_duration and scenario.lease_durations is None:
             continue
         if is_fit and (needs is None or needs in pauses):
             yield seed
@@ -82,7 +96,11 @@ def hunt(mutant: Mutant, most: int) -> dict[str, object]:
     seeds: Iterable[int] = itertools.count(1)
     if mutant.kind == "fleet":
         seeds = hunting_seeds(
-            mutant.needs, in_chains=mutant.in_chains, has_two=mutant.has_two, is_upgraded=mutant.is_upgraded
+            mutant.needs,
+            in_chains=mutant.in_chains,
+            has_two=mutant.has_two,
+            is_upgraded=mutant.is_upgraded,
+            changes_duration=mutant.changes_duration,
         )
     for count, seed in enumerate(itertools.islice(seeds, most), 1):
         result = run_seed(seed, mutant.kind)

@@ -35,7 +35,8 @@ class Mutant:
     """A bug. `also`: what else has to go, because one defence stands behind another. `needs`: the fault without
     which the bug changes nothing. `in_chains`: it shows only where batches are decided in chains, so it is hunted
     with those seeds. `has_two`: the same, where the sink has two destinations. `is_upgraded`: it shows only where
-    workers of version 0.1 began. `kind`: of the scenarios, see `campaign.KINDS`."""
+    workers of version 0.1 began. `changes_duration`: it shows only where the lease duration changes. `kind`: of the
+    scenarios, see `campaign.KINDS`."""
 
     name: str
     module: str
@@ -46,6 +47,7 @@ class Mutant:
     in_chains: bool = False
     has_two: bool = False
     is_upgraded: bool = False
+    changes_duration: bool = False
     kind: str = "fleet"
 
     @property
@@ -76,6 +78,7 @@ _RENEWAL: Final = "kcl_dagster.worker.renewal"
 _POLLING: Final = "kcl_dagster.streams.polling"
 _CUTTING: Final = "kcl_dagster.streams.cutting"
 _POSITION: Final = "kcl_dagster.streams.position"
+_TAKING: Final = "kcl_dagster.worker.taking"
 _STANDING: Final = "kcl_dagster.model.standing"
 _CHECKPOINT: Final = "kcl_dagster.model.checkpoint"
 _WORKER: Final = "kcl_dagster.model.worker_row"
@@ -338,6 +341,13 @@ MUTANTS: Final = (
         _STANDING,
         "        if known is None or known.version != version:\n            self._sightings",
         "        if known is None:\n            self._sightings",
+    ),
+    Mutant(
+        "workers without a leader judge leases by their own duration alone",
+        _TAKING,
+        "lease_durations(leases.values(), scan.workers, self._rules.lease_duration)",
+        "lease_durations(leases.values(), (), self._rules.lease_duration)",
+        changes_duration=True,
     ),
     Mutant(
         "the run of a worker nobody knows counts as over",

@@ -26,6 +26,7 @@ from tests.simulation.incidents import (
     with_delays,
     with_deploys,
     with_incidents,
+    with_lease_durations,
     with_long_incidents,
     with_partial_answers,
     with_pauses,
@@ -65,7 +66,10 @@ CHAINED_SHARE: Final = 0.5
 # Of these seeds, the sink of all applications has two destinations; of the later ones in chains, that of some.
 TWO_DESTINATIONS_SEEDS: Final = range(42_000, 43_000)
 TWO_DESTINATIONS_SHARE: Final = 0.3
+# Of these seeds, some change the lease duration during the run.
+FIRST_DURATIONS_SEED: Final = 60_000
 FURTHER: Final = 1000
+SLOWEST_START: Final = 30.0  # a run in the queue, and its start
 MOST_CALLS_BEFORE_A_PAUSE: Final = 8  # a tick makes about as many
 
 
@@ -148,6 +152,10 @@ class Scenario:
     chained: Chained | None = None
     """Where set, batches are decided in chains, and not in the leases."""
 
+    lease_durations: tuple[float, float] | None = None
+    """Where set, the application begins with the first lease duration, and the second is deployed during the run.
+    `application` has the longer one, by which all patience is measured."""
+
     def without(self, *kinds: FaultKind) -> "Scenario":
         """The same run without faults of these kinds."""
         return replace(self, faults=tuple(fault for fault in self.faults if fault.kind not in kinds))
@@ -161,6 +169,12 @@ class Scenario:
     def start_seconds(self) -> float:
         """What a new worker may take on top of what Dagster takes, until it reads."""
         return self.pod_seconds + self.spark_seconds
+
+    @property
+    def replacing_seconds(self) -> float:
+        """After which a worker that was asked to stop has a successor that reads."""
+        timings = self.application.timings
+        return timings.handoff_timeout + 4 * (timings.tick_interval + 1.0) + SLOWEST_START + self.start_seconds
 
     @property
     def until(self) -> float:
@@ -219,7 +233,10 @@ def draw(seed: int, *, incidents: bool = True) -> Scenario:
     if Random(f"counts {seed}").random() < UNCOUNTED_SHARE:
         scenario = replace(scenario, counts=False)
     scenario = _bounded(Random(f"bounded {seed}"), scenario)
-    return _chained(Random(f"chained {seed}"), scenario)
+    scenario = _chained(Random(f"chained {seed}"), scenario)
+    if seed < FIRST_DURATIONS_SEED:
+        return scenario
+    return with_lease_durations(Random(f"lease durations {seed}"), scenario)
 
 
 def _chained(random: Random, scenario: Scenario) -> Scenario:

@@ -47,7 +47,9 @@ def alone(kind: FaultKind) -> Scenario:
         )
         for number, at in enumerate(STRIKES)
     )
-    return replace(scenario, faults=faults, active=ACTIVE_SECONDS)
+    lease = scenario.application.timings.lease_duration
+    durations = (lease, lease / 3) if kind is FaultKind.LEASE_DURATION else None
+    return replace(scenario, faults=faults, active=ACTIVE_SECONDS, lease_durations=durations)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FaultKind if kind not in NEEDS_DAYS])

@@ -57,7 +57,7 @@ class Court:
         self.ledger = Ledger(
             self.violations,
             lambda: self.now,
-            LEASE_DURATION,
+            lambda _worker: LEASE_DURATION,
             HANDOFF_TIMEOUT,
             lambda _actor, worker: worker in self.over,
             lambda actor: actor.name if actor is not None and actor.name != "daemon" else None,
