@@ -312,7 +312,7 @@ def present(**parameters: str) -> dict[str, Any]:
             case {"Fn::Not": [part]}:
                 return not holds(part)
             case {"Fn::Equals": [{"Ref": str(name)}, str(value)]}:
-                return given[name] == value
+                return bool(given[name] == value)
         raise AssertionError(condition)
 
     made: dict[str, Any] = document["Resources"]
