@@ -10,6 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from kcl_dagster.application import Position
+from kcl_dagster.model.lease_durations import LONGEST_BELIEVED
 from kcl_dagster.tables.attributes import PENDING
 from tests.simulation.consumer import Change
 from tests.simulation.faults import Fault, FaultKind
@@ -179,10 +180,12 @@ def with_partial_answers(random: Random, scenario: "Scenario") -> "Scenario":
 def with_lease_durations(random: Random, scenario: "Scenario") -> "Scenario":
     """The scenario with another lease duration that is deployed while workers run and before there is no leader for
     a while, or as it is. Drawn after everything else, and comes after all other faults. Java workers need the
-    former duration."""
+    former duration. Nobody believes a worker's row that says more than an hour."""
     if scenario.java or scenario.schedule is not None or random.random() >= DURATIONS_SHARE:
         return scenario
     short, long = (scenario.stretch * seconds for seconds in (SHORT_LEASE, random.choice(LONG_LEASES)))
+    if long > LONGEST_BELIEVED:
+        return scenario
     application = scenario.application
     fleet = application.fleet.model_copy(
         update={"min_workers": 2, "max_workers": max(3, application.fleet.max_workers)}

@@ -225,7 +225,11 @@ def test_a_worker_is_watched_for_the_duration_by_which_it_renews(shop: Shop) -> 
     assert row is not None
     shop.opened.workers.put(replace(row, lease_ms=round(longer * 1000)))
     lease = shop.leases()[FIRST]
-    shop.clock.call_in(longer / 2, lambda: shop.opened.leases.renew(lease))
+
+    def renew() -> None:
+        shop.opened.leases.renew(lease)
+
+    shop.clock.call_in(longer / 2, renew)
     with pytest.raises(Unsafe, match=f"{FIRST} is owned by"):
         reset(shop.opened, target(shop, "trim_horizon"), wait_for_dead=True)
 

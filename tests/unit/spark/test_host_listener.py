@@ -10,7 +10,6 @@ import pytest
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.runtime import system
-from kcl_dagster.spark.processor_hosts import host_listener as module
 from kcl_dagster.spark.processor_hosts.certificate import Certificate
 from kcl_dagster.spark.processor_hosts.handshakes import MOST_OPEN
 from kcl_dagster.spark.processor_hosts.host_connection import HostConnection
@@ -68,11 +67,10 @@ def stranger(listener: HostListener) -> socket.socket:
 def test_strangers_take_a_bounded_number_of_threads_and_a_host_still_connects() -> None:
     """Each stranger has a minute; the oldest ones lose it when others wait."""
     with listening(handshake_seconds=60.0, least_seconds=0.05) as (listener, hosts), ExitStack() as strangers:
-        threads = [
-            handshake_threads()
-            for _ in range(2 * MOST_OPEN)
-            if strangers.enter_context(closing(stranger(listener)))
-        ]
+        threads = []
+        for _ in range(2 * MOST_OPEN):
+            strangers.enter_context(closing(stranger(listener)))
+            threads.append(handshake_threads())
         assert connects(listener, hosts, 7)
         assert 1 < max(threads) <= MOST_OPEN
         assert handshake_threads() <= MOST_OPEN
@@ -121,7 +119,7 @@ def test_a_process_without_a_thread_left_loses_the_connection_and_not_the_listen
             start(thread, *rest)
 
         with monkeypatch.context() as patched:
-            patched.setattr(module.threading.Thread, "start", refuse)
+            patched.setattr(threading.Thread, "start", refuse)
             with closing(stranger(listener)) as refused, suppress(ConnectionResetError):
                 assert refused.recv(1) == b""
         assert connects(listener, hosts, 2)
