@@ -47,6 +47,7 @@ Client = Any
 # A reachable endpoint accepts in milliseconds; a longer limit only delays the next attempt
 CONNECT_SECONDS: Final = 2.0
 READ_SECONDS: Final = 5.0  # well above DynamoDB's worst case, well below a lease duration
+ROLE_ATTEMPTS: Final = 2  # to assume a role, which may be repeated; both fit into a call if STS cannot be reached
 TOTAL_SECONDS: Final = CONNECT_SECONDS + READ_SECONDS  # for one call, however its response arrives
 FIRST_PAUSE: Final = 0.05  # seconds; about one round trip, doubled with every attempt
 LONGEST_PAUSE: Final = 2.0  # seconds; a throttled table recovers within its one-second accounting
@@ -515,7 +516,12 @@ class _Role(CredentialProvider):
         access = self._access
 
         def sts_client(service: str, **settings: Any) -> Any:
-            limits = Config(connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS)
+            limits = Config(
+                connect_timeout=CONNECT_SECONDS,
+                read_timeout=READ_SECONDS,
+                # The default mode depends on the version of botocore, and `legacy` pauses for up to 15 s.
+                retries={"total_max_attempts": ROLE_ATTEMPTS, "mode": "standard"},
+            )
             region = _region(access.region or self._base.get_config_variable("region"))
             settings.update(region_name=region, endpoint_url=access.sts_endpoint_url, config=limits)
             return self._base.create_client(service, **settings)

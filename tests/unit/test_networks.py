@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ REGION = "us-east-1"
 ARN = f"arn:aws:kinesis:{REGION}:210987654321:stream/orders"
 ROLE = "arn:aws:iam::123456789012:role/reader"
 CONSUMER = f"{ARN}/consumer/orders-app:1"
+PATIENCE_SECONDS = 300.0  # a busy machine takes seconds to create the client of STS, which is part of a request
 FIPS, DUAL_STACK = {"AWS_USE_FIPS_ENDPOINT": "true"}, {"AWS_USE_DUALSTACK_ENDPOINT": "true"}
 
 
@@ -39,8 +41,9 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
 
 @pytest.fixture
 def hosts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Of the requests, none of which gets an answer."""
+    """Of the requests, none of which gets an answer. botocore does not pause."""
     asked: list[str] = []
+    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda _: None))
 
     def send(_: URLLib3Session, request: AWSPreparedRequest) -> None:
         asked.append(urlsplit(str(request.url)).hostname or "")
@@ -53,7 +56,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def ask(hosts: list[str], access: Access, service: str, method: str, **parameters: Any) -> str:
     hosts.clear()
     with pytest.raises(EndpointUnreachable):
-        aws.call(access.client(service), method, **parameters)
+        aws.call(access.client(service, total_seconds=PATIENCE_SECONDS), method, **parameters)
     return hosts[0]
 
 
@@ -85,6 +88,19 @@ def test_fips_and_dual_stack_are_boto3s_own_settings(
         monkeypatch.setenv(name, value)
     *names, end = expected.split()
     assert hosts_of_a_worker(hosts) == [f"{name}{end}" for name in names]
+
+
+def test_a_role_that_sts_does_not_give_is_an_error_within_the_time_of_a_request(
+    hosts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With boto3's mode `legacy`, the default of older versions, it took longer."""
+    pauses: list[float] = []
+    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setenv("AWS_RETRY_MODE", "legacy")
+    ask(hosts, Access(region=REGION, role_arn=ROLE), "dynamodb", "list_tables")
+    assert hosts == [f"sts.{REGION}.amazonaws.com"] * 2
+    assert len(pauses) == 1
+    assert len(hosts) * aws.CONNECT_SECONDS + sum(pauses) < aws.TOTAL_SECONDS
 
 
 def test_they_may_be_in_a_profile(hosts: list[str], tmp_path: Path) -> None:
