@@ -29,7 +29,8 @@ MAX_PAGE_BYTES: Final = 10 * 1024 * 1024
 LIKELY_LARGEST_RECORD_BYTES: Final = 1024 * 1024
 # The first page of a shard shows how large its records are. A few records suffice for this.
 FIRST_PAGE_RECORDS: Final = 20
-STOP_POLL_SECONDS: Final = 0.2
+# How often a reader that waits for others checks whether it has to stop. A thousand readers may wait at once.
+STOP_POLL_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +125,10 @@ class Allowance:
         self._is_untouched = True
         self._is_closed = False
         self._asking = 0
-        self._waiting: deque[object] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        # One condition for each waiting reader, in the order of arrival. Only the first one is notified: a thousand
+        # readers that wake for each page take a hundred times the CPU of their requests.
+        self._waiting: deque[threading.Condition] = deque()
 
     @property
     def is_spent(self) -> bool:
@@ -142,31 +145,35 @@ class Allowance:
         """Wait until another page may be requested, in the order of arrival. Yields False if no more pages may be
         requested. Until the end of the block, the page counts as under way. A pinned range is always permitted,
         even if the budget is spent."""
-        granted, ticket = False, object()
-        with self._changed:
-            self._waiting.append(ticket)
+        granted, turn = False, threading.Condition(self._lock)
+        with self._lock:
+            self._waiting.append(turn)
             try:
                 while not is_stopped() and (pinned or not self.is_spent):
-                    if self._waiting[0] is ticket and self._has_room_for_a_page():
+                    if self._waiting[0] is turn and self._has_room_for_a_page():
                         granted = True
                         self._asking += 1
                         break
-                    self._changed.wait(STOP_POLL_SECONDS)
+                    turn.wait(STOP_POLL_SECONDS)
             finally:
-                self._waiting.remove(ticket)
-                self._changed.notify_all()
+                self._waiting.remove(turn)
+                self._wake_first()
         try:
             yield granted
         finally:
             if granted:
-                with self._changed:
+                with self._lock:
                     self._asking -= 1
-                    self._changed.notify_all()
+                    self._wake_first()
+
+    def _wake_first(self) -> None:
+        if self._waiting:
+            self._waiting[0].notify()
 
     def claim(self, sizes: Sequence[int]) -> int:
         """Take records of these sizes, in order, as far as there is room. Returns how many were taken. If not all
         fit, the budget counts as spent, and the next batch reads the rest."""
-        with self._changed:
+        with self._lock:
             if len(sizes) <= self._records and sum(sizes) <= self._bytes:
                 fitting = len(sizes)
             else:
@@ -178,14 +185,14 @@ class Allowance:
 
     def spend(self, records: int, bytes_: int) -> None:
         """Take room even if there is none, for records that have to be read."""
-        with self._changed:
+        with self._lock:
             self._spend(records, bytes_)
 
     @contextmanager
     def opening(self, claimed: int) -> Iterator["Opening"]:
         """Room for the user records inside one record of `claimed` bytes, which was claimed before. Only one record
         is opened at a time."""
-        with self._changed:
+        with self._lock:
             opening = Opening(max(self._records, 0) + 1, max(self._bytes, 0) + claimed)
             yield opening
             self._is_closed = self._is_closed or not opening.is_whole
@@ -210,7 +217,9 @@ class Allowance:
         self._is_untouched = self._is_untouched and not records
         self._records -= records
         self._bytes -= bytes_
-        self._changed.notify_all()
+        if self.is_spent:
+            for turn in self._waiting:
+                turn.notify()
 
 
 @dataclass(slots=True)
