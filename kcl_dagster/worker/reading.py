@@ -67,6 +67,10 @@ class Round:
     """Leases whose batch was stored by an earlier attempt and cannot be read again, so that its rows are not
     known."""
 
+    confirmed: dict[StreamIdentifier, KclError | None] = field(default_factory=dict)
+    """The streams that were checked since the fetch, and what is wrong with them. A check takes a request, and
+    holds for all shards that the fetch has read."""
+
     unread: set[LeaseKey] = field(default_factory=set)
     """Leases that continue after a batch that cannot be read again."""
 
@@ -345,17 +349,26 @@ class Reading(Generic[R]):
     def _is_of_its_stream(self, this: Round, progress: Progress) -> bool:
         """Check that the range was read from the right stream. A recreated stream has other records in shards of
         the same names. If reading begins at a record, the service refuses this. Otherwise it is checked here
-        afterwards, about once per lease."""
+        afterwards, in the first round of a lease, once for all shards of a stream."""
         planned = progress.range
         begins_at_record = planned.first is not None or not planned.after.is_initial_position
         found_something = progress.through is not None or progress.ended
         if progress.gone or (found_something and not begins_at_record):
-            try:
-                self.confirm(planned.stream)
-            except KclError as error:
+            error = self._what_is_wrong(this, planned.stream)
+            if error is not None:
                 self.not_read(this, planned.lease, error)
                 return False
         return True
+
+    def _what_is_wrong(self, this: Round, stream: StreamIdentifier) -> KclError | None:
+        if stream not in this.confirmed:
+            try:
+                self.confirm(stream)
+            except KclError as error:
+                this.confirmed[stream] = error
+            else:
+                this.confirmed[stream] = None
+        return this.confirmed[stream]
 
     def _is_bearable(self, this: Round, progress: Progress) -> bool:
         """Whether the range may be processed in view of records that left the stream or soon will."""

@@ -464,6 +464,19 @@ def test_a_stream_that_was_made_anew_is_not_read_under_the_old_ones_leases() -> 
     assert any("another creation time" in event.message for event in run.events)
 
 
+def test_a_stream_is_checked_once_for_all_of_its_shards() -> None:
+    """A check takes a request, and Kinesis answers twenty of them a second."""
+    world, checks = World(shards=5), list[StreamIdentifier]()
+    for shard in world.lease_keys():
+        world.stream.put(shard, *"ab")
+    run = world.worker("w1", confirm_stream=checks.append)
+    world.assign(run)
+    run.worker.step_discovery()
+    report = run.worker.step_batch()
+    assert [lease.records for lease in report.leases] == [2] * 5
+    assert len(checks) == 1
+
+
 def test_the_end_of_a_stream_that_was_made_anew_finishes_no_lease_of_the_old_one() -> None:
     """Its shard of the same name is closed and empty, so not a record tells."""
     world = World()
