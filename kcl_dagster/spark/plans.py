@@ -147,6 +147,7 @@ class Plans:
         bookmark = replace(
             left.bookmark,
             wait_seconds=max(0.0, left.bookmark.wait_seconds - age),
+            quiet_seconds=max(0.0, left.bookmark.quiet_seconds - age),
             failing_seconds=failing + age if failing else 0.0,
         )
         # If nothing was read yet, reading begins at the start position; the rate limit of the shard is kept.

@@ -19,6 +19,9 @@ READS_PER_SECOND: Final = 4.0
 BYTES_PER_SECOND: Final = 1.9 * 1024 * 1024
 # A shard without records is read once per second, which leaves four fifths of the allowed requests to others.
 IDLE_SECONDS: Final = 1.0
+# If a batch does not end early, it contains what has arrived until its last reads, so a shard without records need
+# not be read as often before. A page has room for all that a shard takes in this time.
+QUIET_SECONDS: Final = 5.0
 # How long before the end of a batch shards at their tip are read for the last time, so that what has arrived is
 # included. Each read takes a request, so with many shards the last reads begin earlier.
 LAST_READ_SECONDS: Final = 0.05
@@ -41,10 +44,11 @@ class ShardLimits:
     reads_per_second: float = READS_PER_SECOND
     bytes_per_second: float = BYTES_PER_SECOND
     idle_seconds: float = IDLE_SECONDS
+    quiet_seconds: float = QUIET_SECONDS
 
     @classmethod
     def unlimited(cls, idle_seconds: float = 0.05) -> "ShardLimits":
-        return cls(reads_per_second=1e6, bytes_per_second=1e15, idle_seconds=idle_seconds)
+        return cls(reads_per_second=1e6, bytes_per_second=1e15, idle_seconds=idle_seconds, quiet_seconds=0.0)
 
     def wait_after(self, page_bytes: int, *, is_at_tip: bool, left: float = math.inf) -> float:
         """Seconds to wait after a page, counted from when it was requested. `left`: seconds until the last read of
@@ -76,6 +80,11 @@ class ReadDeadline:
     @property
     def at(self) -> float:
         return self._at
+
+    @property
+    def may_be_early(self) -> bool:
+        """Whether the first records bring the deadline forward."""
+        return self._linger is not None
 
     def records_came(self) -> None:
         """Called after each page of a shard near its tip. Brings the deadline forward if there is a `linger`."""

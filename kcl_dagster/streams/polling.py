@@ -26,6 +26,10 @@ PINNED_PATIENCE_SECONDS: Final = 120.0
 # How long a shard that has not answered yet may take, even in a shorter batch. Throttling usually ends within a
 # second.
 OPEN_PATIENCE_SECONDS: Final = 5.0
+# A reader that waits checks as often whether its range should end.
+LONGEST_NAP_SECONDS: Final = 1.0
+# The part of a batch over which the last reads of many shards are spread at most.
+LAST_READS_SHARE: Final = 0.5
 FIRST_BACKOFF_SECONDS: Final = 0.25
 LONGEST_BACKOFF_SECONDS: Final = 5.0
 
@@ -56,6 +60,7 @@ class Bookmark:
     """The average number of user records per Kinesis record."""
 
     wait_seconds: float = 0.0  # how long the shard should not be read yet
+    quiet_seconds: float = 0.0  # how long it need not be read, unless the batch ends
     millis_behind: int | None = None  # the last known lag, for a range that ends before a response
     # For how long the shard has not answered; kept, so that short batches do not hide a failure for ever
     failing_seconds: float = 0.0
@@ -89,6 +94,7 @@ class ShardReader:
         self._record_bytes = bookmark.record_bytes if bookmark else None
         self._record_rows = bookmark.record_rows if bookmark else 1.0
         self._not_before = runtime.clock.monotonic() + (bookmark.wait_seconds if bookmark else 0.0)
+        self._quiet_until = runtime.clock.monotonic() + (bookmark.quiet_seconds if bookmark else 0.0)
         self._page_bytes = 0
         self._last_read = 0.0
         self._failures = 0  # since the last response
@@ -112,7 +118,8 @@ class ShardReader:
         wait = max(0.0, self._not_before - now)
         failing = 0.0 if self._failing_since is None else now - self._failing_since
         place = None if is_far_behind(self.millis_behind) else self._iterator
-        return Bookmark(place, self._record_bytes, self._record_rows, wait, failing_seconds=failing)
+        quiet = max(0.0, self._quiet_until - now)
+        return Bookmark(place, self._record_bytes, self._record_rows, wait, quiet, failing_seconds=failing)
 
     def pages(
         self, allowance: Allowance, deadline: ReadDeadline, is_stopped: Callable[[], bool] = lambda: False
@@ -132,20 +139,28 @@ class ShardReader:
         longest = max(patience, deadline.at - began)
         give_up = longest + (began if self._failing_since is None else self._failing_since)
         answered = False
-        self._last_read = deadline.at - allowance.last_read_seconds(self._runtime.random.random())
+        last_seconds = allowance.last_read_seconds(self._runtime.random.random())
+        self._last_read = deadline.at - min(last_seconds, LAST_READS_SHARE * (deadline.at - began))
         while not (self.is_ended or self._cut.is_over or is_stopped()):
-            if answered and not pinned and (allowance.is_spent or self._not_before >= deadline.at):
+            next_read = self._not_before if pinned else self._next_read(deadline)
+            if not pinned and (allowance.is_spent or (answered and next_read >= deadline.at)):
                 return
-            wait = self._not_before - self._now()
+            wait = next_read - self._now()
             if wait > 0 and pinned:
                 self._runtime.clock.sleep(wait)
             elif wait > 0:
-                deadline.sleep(wait)
+                # In pieces: if other ranges use up the allowance, the batch need not wait for this one.
+                nap = min(wait, LONGEST_NAP_SECONDS)
+                deadline.sleep(nap)
                 if deadline.is_early and self._not_before > self._now():
                     return
+                if nap < wait:
+                    continue
             with allowance.page_permit(is_stopped, pinned=pinned) as granted:
                 if not granted:
                     break
+                if not answered and self._failing_since is None:  # the first request may be at the end of a batch
+                    give_up = max(give_up, self._now() + patience)
                 answer = self._ask(self._limit(allowance), give_up)
                 if answer is None:
                     continue
@@ -211,6 +226,16 @@ class ShardReader:
     def _now(self) -> float:
         return self._runtime.clock.monotonic()
 
+    def _next_read(self, deadline: ReadDeadline) -> float:
+        """When to read an open range again. If the shard had no records, that is at the end of the batch, or after
+        some seconds in a long batch. If a batch may end early, each shard is read more often."""
+        now = self._now()
+        if deadline.may_be_early or self._quiet_until <= now:
+            return self._not_before
+        last_read = self._last_read if self._last_read > now else deadline.at
+        is_next_the_last = self._quiet_until > last_read - self._limits.idle_seconds
+        return max(self._not_before, last_read if is_next_the_last else self._quiet_until)
+
     def _ask(self, limit: int, give_up: float) -> Mapping[str, Any] | None:
         """Send one GetRecords. None if the request has to be repeated, or if the shard is gone."""
         began = self._now()
@@ -227,6 +252,7 @@ class ShardReader:
         is_at_tip = size == 0 and not answer.get("MillisBehindLatest")
         left = self._last_read - began
         self._not_before = began + self._limits.wait_after(size, is_at_tip=is_at_tip, left=left)
+        self._quiet_until = began + (self._limits.quiet_seconds if is_at_tip else 0.0)
         return answer
 
     def _find_place(self) -> str:

@@ -235,8 +235,10 @@ class WorkerProcess:
             self.process.kernel.spawn(self.process, QUESTION, question)
 
     def _limits(self) -> ShardLimits:
-        """Those of the service, stretched like everything else."""
-        return ShardLimits(reads_per_second=READS_PER_SECOND * NAP_SECONDS / self.nap, idle_seconds=self.nap)
+        """Those of the service, stretched like everything else. Shards without records are not read more seldom:
+        less would happen in a seed."""
+        reads = READS_PER_SECOND * NAP_SECONDS / self.nap
+        return ShardLimits(reads_per_second=reads, idle_seconds=self.nap, quiet_seconds=0.0)
 
     def _work(self, worker: Worker[list[Row]]) -> StopReason:
         """`Worker.run`, but idle for as long as it wants: looking ten times a second would only cost time."""

@@ -229,9 +229,46 @@ def test_a_busy_shard_is_read_four_times_a_second(world: World) -> None:
     assert world.calls.count("get_records") in range(19, 22)
 
 
-def test_an_idle_shard_is_read_once_a_second_and_at_the_end_of_the_batch(world: World) -> None:
-    world.read(world.reader(), seconds=10)
+def test_an_idle_shard_is_read_every_five_seconds_and_at_the_end_of_the_batch(world: World) -> None:
+    world.read(world.reader(), seconds=12)
+    assert world.calls.count("get_records") == 4
+
+
+def test_an_idle_shard_is_read_once_a_second_where_its_first_records_end_the_batch(world: World) -> None:
+    deadline = ReadDeadline(world.clock.monotonic() + 10, world.clock, linger=0.05)
+    deadline.sleep = world.clock.sleep  # type: ignore[method-assign]  # it would wait in real time
+    assert not list(world.reader().pages(Allowance(1, MEGABYTE, 1), deadline))
     assert world.calls.count("get_records") == 11
+
+
+def test_an_idle_shard_is_read_once_in_a_batch_of_five_seconds(world: World) -> None:
+    bookmark, batches = None, 20
+    for number in range(batches):
+        reader = world.reader(bookmark=bookmark)
+        if number == batches - 1:
+            world.clock.call_in(4.8, lambda: world.produce(b"late"))
+        records = world.read(reader, seconds=5.0)
+        bookmark = reader.bookmark
+    assert payloads(records) == [b"late"]
+    assert world.calls.count("get_records") <= batches + 1
+
+
+def test_a_batch_that_others_fill_does_not_wait_for_an_idle_shard(world: World) -> None:
+    reader = world.reader()
+    world.read(reader, seconds=5.0)
+    began, allowance = world.clock.monotonic(), Allowance(10, MEGABYTE, 2)
+    world.clock.call_in(1.5, lambda: allowance.spend(10, MEGABYTE))
+    idle = world.reader(bookmark=reader.bookmark)
+    assert not list(idle.pages(allowance, ReadDeadline(began + 60, world.clock)))
+    assert world.clock.monotonic() - began < 3
+
+
+def test_a_shard_that_is_throttled_at_the_end_of_a_batch_is_asked_again(world: World) -> None:
+    reader = world.reader()
+    world.read(reader, seconds=5.0)
+    world.put(b"a")
+    world.answers = [refused("ProvisionedThroughputExceededException")] * 2
+    assert payloads(world.read(world.reader(bookmark=reader.bookmark), seconds=5.0)) == [b"a"]
 
 
 @pytest.mark.parametrize("seconds", [0.6, 1.2, 3.5, 5.0])
