@@ -35,12 +35,18 @@ class Load:
     name: str
     size: int
     aggregated: int = 1
+    is_json: bool = False
+    """Whether consumers decode the payloads; see `benchmarks.json_transforms`."""
 
     def payload(self, keys: Sequence[str]) -> bytes:
-        """Each another: a file that compresses well would be no measure. `keys` are those of the user records."""
+        """`keys` are those of the user records."""
         if self.aggregated == 1:
-            return os.urandom(self.size)
-        return aggregate([UserRecord(keys[i % len(keys)], os.urandom(self.size)) for i in range(self.aggregated)])
+            return self.user_payload()
+        return aggregate([UserRecord(keys[i % len(keys)], self.user_payload()) for i in range(self.aggregated)])
+
+    def user_payload(self) -> bytes:
+        """Each another: a file that compresses well would be no measure."""
+        return os.urandom(self.size)
 
 
 LOADS = {

@@ -12,130 +12,24 @@ Prints a table and one JSON line for each figure. About two minutes.
 """
 
 import argparse
-import functools
-import itertools
-import json
-import os
-import random
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
-from benchmarks.machine import cpu_between, cpu_times
-from benchmarks.ours import Ours
+from benchmarks.json_transforms import JSON, Transforms
+from benchmarks.rivals.json_fields import FIELDS
 from benchmarks.run_time import Cost, typical
-from benchmarks.source import MB, Load, Source, emulator
+from benchmarks.source import Source, emulator
 from benchmarks.worker import Figure
-from kcl_dagster.application import BatchSettings
-from kcl_dagster.spark.arrow_decoding import decode_json
-from kcl_dagster.spark.arrow_transform import ArrowTransform
-from kcl_dagster.spark.payload_decoding import with_json
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
-from kcl_dagster.spark.sinks.parquet import ParquetSink
-from kcl_dagster.spark.staged_ranges import FetchStaging
-from kcl_dagster.worker.loop import Worker
-from kcl_dagster.worker.reading import FIRST_SECONDS
 
-FIELDS: Final = 20
 LEAST_ARROW_OVER_FRAME: Final = 3.0  # times the records per CPU-second
 MOST_ARROW_OVER_READ: Final = 2.0  # times the CPU
-BATCHES: Final = 4  # of a run: the first one shows a sink what its transform does
 WARM_UPS: Final = 8
 WARM_UP_MEGABYTES: Final = 2.0
-
-COLUMNS: Final = [
-    (f"{kind}_{number}", kind)
-    for number, kind in zip(range(FIELDS), itertools.cycle(["text", "whole", "real", "yes"]))
-]
-IN_SPARK: Final = {"text": "string", "whole": "long", "real": "double", "yes": "boolean"}
-DDL: Final = ", ".join(f"{name} {IN_SPARK[kind]}" for name, kind in COLUMNS)
-SCHEMA: Final = pa.schema(
-    [
-        (name, {"text": pa.string(), "whole": pa.int64(), "real": pa.float64(), "yes": pa.bool_()}[kind])
-        for name, kind in COLUMNS
-    ]
-)
-
-
-@dataclass(frozen=True)
-class JsonLoad(Load):
-    def payload(self, keys: Any) -> bytes:  # noqa: ARG002
-        values: dict[str, Callable[[], Any]] = {
-            "text": lambda: f"value {random.getrandbits(48):x}",
-            "whole": lambda: random.getrandbits(40),
-            "real": random.random,
-            "yes": lambda: random.random() < 0.5,
-        }
-        text = json.dumps({name: values[kind]() for name, kind in COLUMNS})
-        return text.encode().ljust(self.size)
-
-
-LOAD: Final = JsonLoad("JSON", 640)
-
-
-def in_frame(records: DataFrame) -> DataFrame:
-    return with_json(records, DDL).select("arrival_timestamp", "value.*")
-
-
-def in_tables(records: pa.Table) -> pa.Table:
-    return decode_json(records, SCHEMA).append_column("arrival_timestamp", records["arrival_timestamp"])
-
-
-class SinkThroughSpark(ParquetSink):
-    """For which no fetch stages files."""
-
-    def staging(self) -> FetchStaging | None:
-        return None
-
-
-class Transforms(Ours):
-    """Stores one source in every way, in `BATCHES` batches."""
-
-    def ways(self) -> dict[str, Callable[[], Cost]]:
-        return {
-            "as read": functools.partial(self._stored, ParquetSink),
-            "by Spark": functools.partial(self._stored, SinkThroughSpark),
-            "DataFrame": functools.partial(self._stored, functools.partial(ParquetSink, transform=in_frame)),
-            "Arrow": functools.partial(
-                self._stored, functools.partial(ParquetSink, transform=ArrowTransform(in_tables))
-            ),
-        }
-
-    def _stored(self, new_sink: Callable[[str], ParquetSink]) -> Cost:
-        """All but the first batch, in which a sink sees what its transform does."""
-        part = 1 / BATCHES
-        settings = BatchSettings(
-            max_seconds=FIRST_SECONDS,
-            max_records=int(self.source.records * part) + 1,
-            max_bytes=int(self.source.bytes * part * 2) + MB,
-            prefetch=False,
-        )
-        with self._new_folder() as folder:
-            sink = new_sink(folder)
-            with closing(self._engine(sink.staging)) as engine:
-                worker = self._made(settings, engine, sink)
-                first = self._step(worker)
-                me = os.getpid()
-                before, began, records = cpu_times(me, self._emulator_pid), time.monotonic(), first
-                while records < self.source.records:
-                    records += self._step(worker)
-                seconds, used = time.monotonic() - began, cpu_between(before, cpu_times(me, self._emulator_pid))
-                measured = records - first
-                return Cost(measured, measured * self.source.load.size, seconds, used)
-
-    @staticmethod
-    def _step(worker: Worker[Any]) -> int:
-        report = worker.step_batch()
-        if report.error is not None:
-            raise RuntimeError(report.error)
-        return sum(lease.records for lease in report.leases)
 
 
 def compared(costs: Mapping[str, Cost]) -> list[Figure]:
@@ -164,11 +58,11 @@ def compared(costs: Mapping[str, Cost]) -> list[Figure]:
 
 def measure(spark: SparkSession, megabytes: float, repeat: int) -> dict[str, Cost]:
     with emulator() as (endpoint, pid), tempfile.TemporaryDirectory() as folder:
-        small = Transforms(Source.fill(LOAD, WARM_UP_MEGABYTES, endpoint, "warm-up"), spark, pid, folder)
+        small = Transforms(Source.fill(JSON, WARM_UP_MEGABYTES, endpoint, "warm-up"), spark, pid, folder)
         for _ in range(WARM_UPS):
             for run in small.ways().values():
                 run()
-        whole = Transforms(Source.fill(LOAD, megabytes, endpoint, "records"), spark, pid, folder)
+        whole = Transforms(Source.fill(JSON, megabytes, endpoint, "records"), spark, pid, folder)
         runs: dict[str, list[Cost]] = {name: [] for name in whole.ways()}
         for _ in range(repeat):  # in turns, so that whatever else the machine does meets all
             for name, run in whole.ways().items():

@@ -5,7 +5,12 @@ the limits off, so the figures are the consumer's; CPU is that of all the consum
 workers) without it. Beside each other: loops of GetRecords, our ways to read (`benchmarks.ours`), Amazon's KCL with
 a Python processor, and async-kinesis; the last two in virtual environments of their own, made at the first use.
 
-Prints tables, and one JSON line for each figure. About a quarter of an hour.
+Two more loads are decoded: 20 fields of JSON are parsed, projected and stored, plain and out of KPL aggregates. We
+do that with a DataFrame and with Arrow tables (`benchmarks.json_transforms`), the KCL's Python processor and
+async-kinesis with Arrow's JSON parser. A third rival is the Spark connector of `benchmarks.rivals.racing`, which is
+Structured Streaming with a Spark of its own.
+
+Prints tables, and one JSON line for each figure. About half an hour.
 """
 
 import argparse
@@ -13,15 +18,16 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from pyspark.sql import SparkSession
 
+from benchmarks.json_transforms import JSON, KPL_JSON, Transforms
 from benchmarks.machine import PeakMemory
 from benchmarks.ours import Ours
-from benchmarks.rivals.racing import RIVALS, Unavailable
+from benchmarks.rivals.racing import CONNECTOR, KCL, RIVALS, Rival, Unavailable
 from benchmarks.run_time import Cost, typical
 from benchmarks.source import LOADS, Load, Source, emulator
 from kcl_dagster.spark.session import SparkSettings, start_session
@@ -30,10 +36,16 @@ RIVAL_BAR = 5.0  # times the records per CPU-second of the others, at 1 KB
 FLOOR_BAR = 0.60  # of the bare loop's bytes per second
 EXACTLY_ONCE_BAR = 1.15  # times what the same takes without
 
+CONNECTOR_BAR = 3.0  # times the records per CPU-second of the Spark connector, with a transform
+
 COMPARED = "1KB"  # the load the bars are about
-MEGABYTES = {"100B": 20.0, "1KB": 64.0, "10KB": 96.0, "KPL": 32.0}
+PLAIN = LOADS
+TRANSFORMED = {load.name: load for load in (JSON, KPL_JSON)}
+MEGABYTES = {"100B": 20.0, "1KB": 64.0, "10KB": 96.0, "KPL": 32.0, "JSON": 48.0, "KPL JSON": 48.0}
 WARM_UP_MEGABYTES = 4.0
-RIVAL_MEGABYTES = {"100B": 3.0, "1KB": 48.0, "10KB": 64.0, "KPL": 6.0}  # some seconds of work for the slower one
+# Some seconds of work for the slower one
+RIVAL_MEGABYTES = {"100B": 3.0, "1KB": 48.0, "10KB": 64.0, "KPL": 6.0, "JSON": 24.0, "KPL JSON": 24.0}
+TRANSFORM_WARM_UPS = 12
 MEMORY_MEGABYTES = 200.0
 PAIRS = 5  # for each repetition: each takes a third of a second, and the bars are about these
 WARM_UPS = 60  # a Python worker imports what it needs with its first batch; the JVM compiles for some dozens
@@ -70,7 +82,7 @@ class Report:
 
     def row(self, load: Load, name: str, cost: Cost) -> None:
         say(
-            f"{load.name:>6}  {name:<18}{cost.mb_per_second:8.1f} MB/s {cost.records_per_second:11,.0f} rec/s"
+            f"{load.name:>8}  {name:<18}{cost.mb_per_second:8.1f} MB/s {cost.records_per_second:11,.0f} rec/s"
             f" {cost.cpu_per_gb:8.1f} CPU-s/GB {cost.records_per_cpu:11,.0f} rec/CPU-s"
         )
         for what, value, unit in (
@@ -81,7 +93,7 @@ class Report:
             self.figures.append(Figure(f"{load.name} {name}: {what}", value, unit))
 
     def missing(self, load: Load, name: str, why: str) -> None:
-        say(f"{load.name:>6}  {name:<18}not available: {why}")
+        say(f"{load.name:>8}  {name:<18}not available: {why}")
         self.figures.append(Figure(f"{load.name} {name}: throughput", None, "MB/s", why=why))
 
     def add(self, figure: Figure) -> None:
@@ -149,28 +161,61 @@ def measure(
     return costs
 
 
-def race(load: Load, megabytes: float, mine: dict[str, Cost], endpoint: str, report: Report) -> None:
-    """The bar is for large batches, as the others are given the largest pages there are."""
+def measure_transforms(
+    load: Load, megabytes: float, spark: SparkSession, endpoint: str, pid: int, repeat: int, report: Report
+) -> dict[str, Cost]:
+    """Ours on a load that is decoded."""
+    folder = tempfile.mkdtemp()
+    try:
+        small = Transforms(Source.fill(load, WARM_UP_MEGABYTES, endpoint, "warm-up"), spark, pid, folder).ways()
+        whole = Transforms(Source.fill(load, megabytes, endpoint, "ours"), spark, pid, folder).ways()
+        names = ("Arrow", "DataFrame")
+        for _ in range(TRANSFORM_WARM_UPS):
+            for name in names:
+                small[name]()
+        runs = {name: [whole[name]() for _ in range(repeat)] for name in names}
+    finally:
+        shutil.rmtree(folder)
+    costs = {name: typical(found) for name, found in runs.items()}
+    for name, cost in costs.items():
+        report.row(load, name, cost)
+    return costs
+
+
+def bar_of(load: Load, rival: Rival, way: str) -> float | None:
+    """The least that our best way has to be above a rival, in records per CPU-second."""
+    if load.name == COMPARED and way == "exactly once" and rival is not CONNECTOR:
+        return RIVAL_BAR
+    if load.is_json and way == "Arrow":
+        return {KCL: RIVAL_BAR, CONNECTOR: CONNECTOR_BAR}.get(rival)
+    return None
+
+
+def race(
+    load: Load, megabytes: float, mine: dict[str, Cost], ways: Sequence[str], endpoint: str, report: Report
+) -> None:
+    """`ways`: those of ours to compare. The bars are for large batches, as the others are given the largest pages
+    there are."""
     for number, rival in enumerate(RIVALS):
-        name = f"{load.name} exactly once over {rival.name}, records per CPU-second"
-        bar = RIVAL_BAR if load.name == COMPARED else None
+        names = {way: f"{load.name} {way} over {rival.name}, records per CPU-second" for way in ways}
         try:
-            cost = rival.race(load, megabytes, endpoint, f"rival-{number}-{load.name}")
+            cost = rival.race(load, megabytes, endpoint, f"rival-{number}-{load.name.replace(' ', '-')}")
         except Unavailable as why:
             report.missing(load, rival.name, str(why))
-            report.add(Figure(name, None, "x", bar, why=str(why)))
+            for way, name in names.items():
+                report.add(Figure(name, None, "x", bar_of(load, rival, way), why=str(why)))
         else:
             report.row(load, rival.name, cost)
-            report.add(Figure(name, mine["exactly once"].records_per_cpu / cost.records_per_cpu, "x", bar))
-            smaller = mine["worker"].records_per_cpu / cost.records_per_cpu
-            report.add(Figure(f"{load.name} worker over {rival.name}, records per CPU-second", smaller, "x"))
+            for way, name in names.items():
+                ratio = mine[way].records_per_cpu / cost.records_per_cpu
+                report.add(Figure(name, ratio, "x", bar_of(load, rival, way)))
 
 
 def measure_memory(spark: SparkSession, endpoint: str, pid: int, report: Report) -> None:
     """The most that is resident while one batch of 200 MB is read and stored."""
     folder = tempfile.mkdtemp()
     try:
-        source = Source.fill(LOADS["1KB"], MEMORY_MEGABYTES, endpoint, "memory")
+        source = Source.fill(PLAIN["1KB"], MEMORY_MEGABYTES, endpoint, "memory")
         ours = Ours(source, spark, pid, folder)
         peak = PeakMemory(pid)
         try:
@@ -185,7 +230,8 @@ def measure_memory(spark: SparkSession, endpoint: str, pid: int, report: Report)
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loads", nargs="*", choices=LOADS, default=list(LOADS))
+    loads = {**PLAIN, **TRANSFORMED}
+    parser.add_argument("--loads", nargs="*", choices=loads, default=list(loads))
     parser.add_argument("--scale", type=float, default=1.0, help="of the amounts of data")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--no-rivals", action="store_true", help="only what is ours")
@@ -197,10 +243,12 @@ def main(arguments: list[str] | None = None) -> int:
         for name in options.loads:
             with emulator() as (endpoint, pid):
                 megabytes = MEGABYTES[name] * options.scale
-                costs = measure(LOADS[name], megabytes, spark, endpoint, pid, options.repeat, report)
+                measured = measure_transforms if name in TRANSFORMED else measure
+                costs = measured(loads[name], megabytes, spark, endpoint, pid, options.repeat, report)
             if not options.no_rivals:
+                ways = ("Arrow", "DataFrame") if name in TRANSFORMED else ("exactly once", "worker")
                 with emulator() as (endpoint, _):
-                    race(LOADS[name], RIVAL_MEGABYTES[name] * options.scale, costs, endpoint, report)
+                    race(loads[name], RIVAL_MEGABYTES[name] * options.scale, costs, ways, endpoint, report)
         if not options.no_memory:
             with emulator() as (endpoint, pid):
                 measure_memory(spark, endpoint, pid, report)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from json_fields import decode
 from kinesis import Consumer
 from kinesis.aggregators import KPLAggregator, SimpleAggregator
 from kinesis.processors import Processor
@@ -41,7 +42,8 @@ async def consume(stream, endpoint, processor):
 
     def store():
         nonlocal count
-        table = pa.table({"data": pa.array(payloads, pa.binary())})
+        is_json = os.environ["TRANSFORM"] == "json"
+        table = decode(payloads) if is_json else pa.table({"data": pa.array(payloads, pa.binary())})
         pq.write_table(table, f"{os.environ['STORE']}/{count}.parquet", compression="zstd")
         count += len(payloads)
         payloads.clear()

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from amazon_kclpy import kcl
 from amazon_kclpy.v3 import processor
+from json_fields import decode
 
 
 class Processor(processor.RecordProcessorBase):
@@ -21,17 +22,20 @@ class Processor(processor.RecordProcessorBase):
 
     def process_records(self, process_records_input):
         records = process_records_input.records
-        table = pa.table(
-            {
-                "data": pa.array([record.binary_data for record in records], pa.binary()),
-                "partition_key": [record.partition_key for record in records],
-                "sequence_number": [record.sequence_number for record in records],
-                "sub_sequence_number": [record.sub_sequence_number for record in records],
-                "arrival_timestamp": pa.array(
-                    [record.approximate_arrival_timestamp for record in records], pa.timestamp("us")
-                ),
-            }
-        )
+        payloads = [record.binary_data for record in records]
+        arrived = pa.array([record.approximate_arrival_timestamp for record in records], pa.timestamp("us"))
+        if os.environ["TRANSFORM"] == "json":
+            table = decode(payloads).append_column("arrival_timestamp", arrived)
+        else:
+            table = pa.table(
+                {
+                    "data": pa.array(payloads, pa.binary()),
+                    "partition_key": [record.partition_key for record in records],
+                    "sequence_number": [record.sequence_number for record in records],
+                    "sub_sequence_number": [record.sub_sequence_number for record in records],
+                    "arrival_timestamp": arrived,
+                }
+            )
         first = f"{records[0].sequence_number}-{records[0].sub_sequence_number}"
         pq.write_table(table, f"{os.environ['STORE']}/{self._shard}.{first}.parquet", compression="zstd")
         process_records_input.checkpointer.checkpoint()

@@ -26,6 +26,10 @@ HERE = Path(__file__).parent
 CACHE = ROOT / ".cache" / "bench"
 ARROW = "pyarrow==26.0.1"
 ASYNC_KINESIS = "async-kinesis[kpl]==3.0.1"
+# The only Kinesis connector for Spark that resolved from Maven. It was built for Spark 3.0 and Scala 2.12; the last
+# Spark with that Scala is 3.5.
+CONNECTOR_ARCHIVE = "com.qubole.spark:spark-sql-kinesis_2.12:1.2.0_spark-3.0"
+SPARK_OF_CONNECTOR = "pyspark==3.5.9"
 DAEMON = "software.amazon.kinesis.multilang.MultiLangDaemon"
 
 WARM = 0.5  # of what is measured
@@ -58,6 +62,7 @@ class Rival:
                 **os.environ,
                 "STORE": str(store),
                 "COUNTS": str(counts),
+                "TRANSFORM": "json" if load.is_json else "",
                 "AWS_ACCESS_KEY_ID": "bench",
                 "AWS_SECRET_ACCESS_KEY": "bench",
                 "AWS_DEFAULT_REGION": "us-east-1",
@@ -184,4 +189,21 @@ def _async_kinesis(source: Source, _folder: Path) -> list[str]:
     return [str(python), str(HERE / "async_kinesis_consumer.py"), source.stream, source.endpoint, kind]
 
 
-RIVALS = (Rival("KCL 3.1 (Python)", _kclpy), Rival("async-kinesis", _async_kinesis))
+def _connector(source: Source, folder: Path) -> list[str]:
+    for program in ("java", "mvn"):
+        if shutil.which(program) is None:
+            raise Unavailable(f"{program} is not installed")
+    jars = CACHE / "spark-connector-jars"
+    if not any(jars.glob("*.jar")):
+        copy = ["mvn", "-B", "-q", "dependency:copy", f"-Dartifact={CONNECTOR_ARCHIVE}"]
+        _install([*copy, f"-DoutputDirectory={jars}"])
+    [jar] = jars.glob("*.jar")
+    python = _environment("spark-connector", SPARK_OF_CONNECTOR)
+    script = str(HERE / "spark_connector_consumer.py")
+    how = ["json"] if source.load.is_json else []
+    return [str(python), script, source.stream, source.endpoint, str(jar), str(folder), *how]
+
+
+KCL = Rival("KCL 3.1 (Python)", _kclpy)
+CONNECTOR = Rival("Spark connector", _connector)
+RIVALS = (KCL, Rival("async-kinesis", _async_kinesis), CONNECTOR)

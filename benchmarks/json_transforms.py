@@ -1,0 +1,107 @@
+"""Records with 20 fields of JSON, and the ways of ours to decode, project and store them."""
+
+import functools
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from benchmarks.machine import cpu_between, cpu_times
+from benchmarks.ours import Ours
+from benchmarks.rivals.json_fields import COLUMNS, DDL, SCHEMA
+from benchmarks.run_time import Cost
+from benchmarks.source import MB, Load
+from kcl_dagster.application import BatchSettings
+from kcl_dagster.spark.arrow_decoding import decode_json
+from kcl_dagster.spark.arrow_transform import ArrowTransform
+from kcl_dagster.spark.payload_decoding import with_json
+from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.spark.staged_ranges import FetchStaging
+from kcl_dagster.worker.loop import Worker
+from kcl_dagster.worker.reading import FIRST_SECONDS
+
+BATCHES: Final = 4  # of a run: the first one shows a sink what its transform does
+VALUES: Final[dict[str, Callable[[], Any]]] = {
+    "text": lambda: f"value {random.getrandbits(48):x}",
+    "whole": lambda: random.getrandbits(40),
+    "real": random.random,
+    "yes": lambda: random.random() < 0.5,
+}
+
+
+@dataclass(frozen=True)
+class JsonLoad(Load):
+    is_json: bool = True
+
+    def user_payload(self) -> bytes:
+        text = json.dumps({name: VALUES[kind]() for name, kind in COLUMNS})
+        return text.encode().ljust(self.size)
+
+
+JSON: Final = JsonLoad("JSON", 640)
+KPL_JSON: Final = JsonLoad("KPL JSON", 640, aggregated=60)
+
+
+def in_frame(records: DataFrame) -> DataFrame:
+    return with_json(records, DDL).select("arrival_timestamp", "value.*")
+
+
+def in_tables(records: pa.Table) -> pa.Table:
+    return decode_json(records, SCHEMA).append_column("arrival_timestamp", records["arrival_timestamp"])
+
+
+class SinkThroughSpark(ParquetSink):
+    """For which no fetch stages files."""
+
+    def staging(self) -> FetchStaging | None:
+        return None
+
+
+class Transforms(Ours):
+    """Stores one source in every way, in `BATCHES` batches."""
+
+    def ways(self) -> dict[str, Callable[[], Cost]]:
+        return {
+            "as read": functools.partial(self._stored, ParquetSink),
+            "by Spark": functools.partial(self._stored, SinkThroughSpark),
+            "DataFrame": functools.partial(self._stored, functools.partial(ParquetSink, transform=in_frame)),
+            "Arrow": functools.partial(
+                self._stored, functools.partial(ParquetSink, transform=ArrowTransform(in_tables))
+            ),
+        }
+
+    def _stored(self, new_sink: Callable[[str], ParquetSink]) -> Cost:
+        """All but the first batch, in which a sink sees what its transform does."""
+        part = 1 / BATCHES
+        settings = BatchSettings(
+            max_seconds=FIRST_SECONDS,
+            max_records=int(self.source.records * part) + 1,
+            max_bytes=int(self.source.bytes * part * 2) + MB,
+            prefetch=False,
+        )
+        with self._new_folder() as folder:
+            sink = new_sink(folder)
+            with closing(self._engine(sink.staging)) as engine:
+                worker = self._made(settings, engine, sink)
+                first = self._step(worker)
+                me = os.getpid()
+                before, began, records = cpu_times(me, self._emulator_pid), time.monotonic(), first
+                while records < self.source.records:
+                    records += self._step(worker)
+                seconds, used = time.monotonic() - began, cpu_between(before, cpu_times(me, self._emulator_pid))
+                measured = records - first
+                return Cost(measured, measured * self.source.load.size, seconds, used)
+
+    @staticmethod
+    def _step(worker: Worker[Any]) -> int:
+        report = worker.step_batch()
+        if report.error is not None:
+            raise RuntimeError(report.error)
+        return sum(lease.records for lease in report.leases)
