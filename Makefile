@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test nightly deploy-check unit lint types format lock sbom wheel dist lowest highest conformance interop ui simulate simulate-mutants audit hostile spec \
-	chaos soak production cluster lakehouse screenshots reference docs shape bench-emulator bench-leader bench-failover bench-worker bench-decoding bench-cost bench-transforms bench-start bench-merges bench-latency bench-tracing clean
+	chaos soak production cluster lakehouse screenshots reference docs shape bench-emulator bench-leader bench-failover bench-worker bench-decoding bench-cost bench-transforms bench-start bench-merges bench-latency bench-tracing bench-scale clean
 
 help:  ## this list
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E -e 's/^bench-[a-z -]+:/bench-NAME:/' -e 's/^([A-Za-z-]+):.*## /\1\t/' | expand -t 20
@@ -172,7 +172,7 @@ docs: $(READY)  ## dist/site: docs/ as a site, with search and a menu of version
 
 bench-start: $(PREPARED)
 
-bench-emulator bench-leader bench-failover bench-worker bench-decoding bench-cost bench-transforms bench-start bench-merges bench-latency bench-tracing: bench-%: $(READY)  ## measure NAME (emulator, leader, failover, worker, decoding, cost, transforms, start, merges, latency, tracing): a table and one JSON line per figure
+bench-emulator bench-leader bench-failover bench-worker bench-decoding bench-cost bench-transforms bench-start bench-merges bench-latency bench-tracing bench-scale: bench-%: $(READY)  ## measure NAME (emulator, leader, failover, worker, decoding, cost, transforms, start, merges, latency, tracing, scale): a table and one JSON line per figure
 	@$(BIN)/python -m benchmarks.$* $(ARGS)
 
 clean:  ## remove everything that was set up or produced

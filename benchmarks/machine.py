@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 MEMORY_LOOK_SECONDS = 0.2
-KILOBYTES = 1000  # per MB; /proc counts in units of 1024 bytes
+BYTES_OF_MEGABYTE = 1_000_000  # /proc counts in units of 1024 bytes
 
 
 def tree(root: int) -> list[int]:
@@ -47,15 +47,18 @@ def cpu_between(before: Mapping[int, float], after: Mapping[int, float]) -> floa
 
 
 class PeakMemory:
-    """Watches the resident memory of this process's tree, by kind of process, until it is closed.
+    """Watches the memory of a tree of processes, by kind of process, until it is closed.
 
-    The sum over all processes of a kind at one moment, so pages that forked Python workers share count in each.
+    A page that several processes share, such as those of forked Python workers, is divided among them, so the sum
+    is what a container would be charged. `root`: this process if None. `without`: a tree that does not count.
     """
 
-    def __init__(self, without: int) -> None:
+    def __init__(self, without: int | None = None, root: int | None = None) -> None:
         self._without = without
+        self._root = os.getpid() if root is None else root
         self._closed = threading.Event()
         self.megabytes = {"driver": 0.0, "jvm": 0.0, "python workers": 0.0}
+        self.together = 0.0
         self._thread = threading.Thread(target=self._watch, name="peak-memory", daemon=True)
         self._thread.start()
 
@@ -65,20 +68,23 @@ class PeakMemory:
 
     def _watch(self) -> None:
         while not self._closed.wait(MEMORY_LOOK_SECONDS):
-            for kind, now in self._look().items():
+            looked = self._look()
+            self.together = max(self.together, sum(looked.values()))
+            for kind, now in looked.items():
                 self.megabytes[kind] = max(self.megabytes[kind], now)
 
     def _look(self) -> dict[str, float]:
-        excluded, found = set(tree(self._without)), dict.fromkeys(self.megabytes, 0.0)
-        for pid in tree(os.getpid()):
+        excluded = set() if self._without is None else set(tree(self._without))
+        found = dict.fromkeys(self.megabytes, 0.0)
+        for pid in tree(self._root):
             if pid in excluded:
                 continue
             try:
-                status = Path(f"/proc/{pid}/status").read_text()
+                rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
                 command = Path(f"/proc/{pid}/comm").read_text().strip()
             except OSError:
                 continue
-            resident = next((int(s.split()[1]) for s in status.splitlines() if s.startswith("VmRSS")), 0)
-            kind = "driver" if pid == os.getpid() else "jvm" if command == "java" else "python workers"
-            found[kind] += resident / KILOBYTES
+            share = next((int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")), 0)
+            kind = "driver" if pid == self._root else "jvm" if command == "java" else "python workers"
+            found[kind] += share * 1024 / BYTES_OF_MEGABYTE
         return found

@@ -1,0 +1,264 @@
+"""The leader's tick with up to 100,000 leases and 1,000 workers: part of `make bench-scale`.
+
+Against the embedded AWS, which is a process of its own. Between two ticks every lease and every worker's row are
+written anew, as in a running fleet: no row is as the leader has parsed it before.
+
+    first tick     a twentieth of the leases has no owner and is given to the workers
+    steady tick    every lease is renewed, and there is nothing to do
+
+The time of a tick includes the time for which the embedded AWS answers, which serves one request after the other.
+CPU is that of this process, so it is what a tick costs the process of Dagster that runs the sensor: AWS's client
+library, reading the rows, and the decision. Read units are counted by DynamoDB's rules, from the rows that were
+returned.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any, Final
+
+from benchmarks.leader_tick import BATCH, client, embedded, run_id
+from benchmarks.worker import Figure
+from kcl_dagster.application import Application, FleetSettings, Timings
+from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, WorkerLoad
+from kcl_dagster.leader.construction import open_leader
+from kcl_dagster.leader.run_view import RunView, SlotRun
+from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
+from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
+from kcl_dagster.model.worker_row import WorkerRow, slot_name, worker_id
+from kcl_dagster.tables.attributes import Item
+from kcl_dagster.tables.items import lease_to_item
+from tests.doubles.dynamodb.values import item_size
+
+UNSERVED: Final = 0.05  # of the leases, at the first tick
+STEADY_TICKS: Final = 2
+MOST_SECONDS: Final = 10.0
+TICK_SECONDS: Final = 5.0  # between the beginnings of two ticks, with the default `tick_interval`
+TICK_BUDGET_SECONDS: Final = 45.0
+LONG: Final = 3600.0  # seconds
+
+READ_UNIT_BYTES: Final = 4096
+KBPS: Final = 50.0
+WRITERS: Final = 8  # between ticks
+
+
+@dataclass
+class ReadUnits:
+    """Counts the read units of a client of DynamoDB, while `is_on`, and its requests."""
+
+    is_on: bool = False
+    units: float = 0.0
+    requests: Counter[str] = field(default_factory=Counter)
+
+    def note(self, method: str, request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+        self.requests[method] += 1
+        found = answer.get("Items", [answer["Item"]] if "Item" in answer else None)
+        if found is None and method != "get_item":
+            return
+        blocks = max(1, -(-sum(map(item_size, found or ())) // READ_UNIT_BYTES))
+        self.units += blocks * (1.0 if request.get("ConsistentRead") else 0.5)
+
+
+class Metered:
+    """A client of DynamoDB whose requests are counted."""
+
+    def __init__(self, of: Any, counted: ReadUnits) -> None:
+        self._of, self._counted = of, counted
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._of, name)
+        if not callable(found) or not self._counted.is_on:
+            return found
+
+        def call(**request: Any) -> Any:
+            answer = found(**request)
+            self._counted.note(name, request, answer)
+            return answer
+
+        return call
+
+
+@dataclass(frozen=True)
+class Fleet:
+    leases: int
+    workers: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.leases:,} leases, {self.workers:,} workers"
+
+    def lease(self, number: int) -> Lease:
+        index, step = number % self.workers, (MAX_HASH_KEY + 1) // self.leases
+        end = MAX_HASH_KEY if number == self.leases - 1 else (number + 1) * step - 1
+        shard = f"shardId-{number:012d}"
+        is_served = number >= self.leases * UNSERVED
+        return Lease(
+            LeaseKey(shard),
+            shard,
+            counter=1,
+            owner=self.worker(index) if is_served else None,
+            checkpoint=Checkpoint(f"495{number:053d}"),
+            throughput_kbps=KBPS,
+            hash_range=HashRange(number * step, end),
+        )
+
+    def worker(self, index: int) -> WorkerId:
+        return worker_id(slot_name(index), run_id(index))
+
+
+@dataclass(frozen=True)
+class Ticked:
+    """`decision`: seconds of the policy alone."""
+
+    seconds: float
+    cpu: float
+    decision: float
+    moves: int
+    stages: Mapping[str, float]
+
+
+def in_parallel(work: Callable[[Any], object], values: Sequence[Any]) -> None:
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(work, values))
+
+
+def put_leases(dynamodb: Any, table: str, leases: Sequence[Lease]) -> None:
+    items: list[Item] = [lease_to_item(lease) for lease in leases]
+
+    def put(start: int) -> None:
+        puts = [{"PutRequest": {"Item": item}} for item in items[start : start + BATCH]]
+        dynamodb.batch_write_item(RequestItems={table: puts})
+
+    in_parallel(put, range(0, len(items), BATCH))
+
+
+class Trial:
+    """A leader of one fleet."""
+
+    def __init__(self, fleet: Fleet, endpoint: str) -> None:
+        self.fleet = fleet
+        self.units = ReadUnits()
+        self._dynamodb = client("dynamodb", endpoint)
+        name = f"bench-{fleet.leases}"
+        application = Application(
+            name=name,
+            streams=name,
+            fleet=FleetSettings(min_workers=fleet.workers, max_workers=fleet.workers),
+            timings=Timings(shard_audit=LONG, lease_duration=LONG, tick_budget=TICK_BUDGET_SECONDS),
+        )
+        kinesis = client("kinesis", endpoint)
+        kinesis.create_stream(StreamName=name, ShardCount=1)
+        metered = Metered(self._dynamodb, self.units)
+        self._leader = open_leader(application, dynamodb=metered, kinesis=kinesis, identity="bench")
+        self._table = application.lease_table
+        self._beats = 0
+        put_leases(self._dynamodb, self._table, [fleet.lease(number) for number in range(fleet.leases)])
+
+    def renew(self) -> None:
+        """All workers renew what they have."""
+        leases = self._leader.tables.leases.scan().leases
+        owned = [lease for lease in leases if lease.owner is not None]
+        put_leases(
+            self._dynamodb,
+            self._table,
+            [replace(one, counter=one.counter + 1, throughput_kbps=KBPS + one.counter % 2) for one in owned],
+        )
+
+    def tick(self) -> Ticked:
+        view, decided = RunView(self._beat()), [0.0]
+        leader = self._leader
+        policy = leader.policy
+
+        def timed(
+            leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits
+        ) -> Assignment:
+            began = time.perf_counter()
+            try:
+                return policy(leases, workers, limits)
+            finally:
+                decided[0] += time.perf_counter() - began
+
+        leader.policy = timed
+        began, cpu = time.perf_counter(), time.process_time()
+        try:
+            report = leader.tick(view)
+        finally:
+            leader.policy = policy
+        took, used = time.perf_counter() - began, time.process_time() - cpu
+        failed = [f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok]
+        if failed:
+            raise RuntimeError(f"the tick failed: {failed}")
+        stages = {stage.name: round(stage.seconds, 2) for stage in report.stages}
+        return Ticked(took, used, decided[0], len(report.moves), stages)
+
+    def _beat(self) -> dict[str, SlotRun]:
+        """All workers write their rows; their runs."""
+        self._beats += 1
+        now = time.time()
+
+        def put(index: int) -> None:
+            row = WorkerRow(
+                self.fleet.worker(index),
+                int(now),
+                averages={},
+                operating_range={},
+                slot=slot_name(index),
+                run_id=run_id(index),
+                beat=self._beats,
+            )
+            self._leader.tables.workers.put(row)
+
+        in_parallel(put, range(self.fleet.workers))
+        return {
+            slot_name(index): SlotRun(run_id(index), self.fleet.worker(index), "running", now)
+            for index in range(self.fleet.workers)
+        }
+
+
+def measure(fleet: Fleet, say: Callable[[str], None] = print) -> list[Figure]:
+    with embedded() as endpoint:
+        trial = Trial(fleet, endpoint)
+        say(f"{fleet.name}: the table is filled")
+        first = trial.tick()
+        say(f"{fleet.name}: first tick {first.seconds:.1f} s, {first.moves} moves, {first.stages}")
+        steady: list[Ticked] = []
+        while len(steady) < STEADY_TICKS:
+            trial.renew()
+            ticked = trial.tick()
+            say(
+                f"{fleet.name}: tick {ticked.seconds:.1f} s, CPU {ticked.cpu:.1f} s, {ticked.moves} moves,"
+                f" {ticked.stages}"
+            )
+            # The leader may need several ticks until all leases have owners.
+            steady += [] if ticked.moves else [ticked]
+        trial.renew()
+        trial.units.is_on = True
+        trial.tick()
+        units = trial.units.units
+    ticks_per_hour = 3600 / TICK_SECONDS
+    cpu = median(one.cpu for one in steady)
+    return [
+        Figure(f"{fleet.name}: first tick, decision", first.decision, "s", MOST_SECONDS, at_most=True),
+        Figure(f"{fleet.name}: first tick, CPU", first.cpu, "CPU-s"),
+        Figure(
+            f"{fleet.name}: steady tick", median(one.seconds for one in steady), "s", MOST_SECONDS, at_most=True
+        ),
+        Figure(
+            f"{fleet.name}: steady tick, decision",
+            median(one.decision for one in steady),
+            "s",
+            MOST_SECONDS,
+            at_most=True,
+        ),
+        Figure(f"{fleet.name}: steady tick, CPU", cpu, "CPU-s"),
+        Figure(f"{fleet.name}: CPU in the Dagster process", cpu / TICK_SECONDS, "cores"),
+        Figure(f"{fleet.name}: read units of a tick", units, "units"),
+        Figure(f"{fleet.name}: read units", units * ticks_per_hour, "units/h"),
+    ]
+
+
+FLEETS: Final = (Fleet(1_000, 10), Fleet(100_000, 1_000))

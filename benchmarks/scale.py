@@ -1,0 +1,62 @@
+"""What wide streams and large fleets cost: `make bench-scale`, or `python -m benchmarks.scale`.
+
+    one worker with 1,000 shards               see `benchmarks.wide_worker`
+    the leader with up to 100,000 leases       see `benchmarks.large_fleet`
+
+Prints a table, and one JSON line for each figure. About a quarter of an hour; `--only worker` or `--only leader`
+runs one part. Times depend on what else the machine does; CPU and memory do not.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from benchmarks import large_fleet, wide_worker
+from benchmarks.worker import Figure, say
+from kcl_dagster.errors import KclError
+
+
+def of_worker(add: Callable[[Figure], None]) -> None:
+    wide_worker.measure(add, say)
+
+
+def of_leader(add: Callable[[Figure], None]) -> None:
+    for fleet in large_fleet.FLEETS:
+        for figure in large_fleet.measure(fleet, say):
+            add(figure)
+
+
+PARTS: Final[dict[str, Callable[[Callable[[Figure], None]], None]]] = {"worker": of_worker, "leader": of_leader}
+
+
+def shown(figure: Figure) -> str:
+    value = f"not available: {figure.why}" if figure.value is None else f"{figure.value:,.2f} {figure.unit}"
+    bar = "" if figure.bar is None else f"{'<=' if figure.at_most else '>='} {figure.bar:,.6g}"
+    verdict = {None: "", True: "ok", False: "MISSED"}[figure.ok]
+    return f"{figure.name:<75}{value:>22}  {bar:>10} {verdict}".rstrip()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PARTS, help="one part")
+    options = parser.parse_args(arguments)
+    say(f"load of the machine when the run began: {os.getloadavg()[0]:.1f}")
+    figures: list[Figure] = []
+    for name, part in PARTS.items():
+        if options.only in (None, name):
+            try:
+                part(figures.append)
+            except (KclError, TimeoutError, RuntimeError) as why:
+                figures.append(Figure(f"the rest of the part {name}", None, "", why=str(why)))
+    say(f"load of the machine when the run ended: {os.getloadavg()[0]:.1f}")
+    for figure in figures:
+        say(shown(figure))
+    for figure in figures:
+        say(figure.as_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

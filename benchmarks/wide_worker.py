@@ -1,0 +1,242 @@
+"""One worker that reads 1,000 shards: part of `make bench-scale`.
+
+The worker, with its JVM and its Python workers, is what is measured. Beside it are two processes with the embedded
+AWS and the limits of Kinesis, one for streams and one for tables, so that neither delays the other; and the bench,
+which puts the records, runs the leader and observes the leases.
+
+    a pass    ten small records are put into each shard. Its time is from the last response of PutRecords until
+              readers of the Parquet folder can see all of them. A batch of the default settings takes 5 s of it
+    memory    the most that the worker's processes have together. Pages that processes share count once, as in a pod
+    idle      CPU of the worker's processes while no records arrive
+    renewals  how long a lease was not renewed, as another worker sees it: between two changes of its row
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import pyarrow.parquet as pq
+
+from benchmarks.leading import leading
+from benchmarks.machine import PeakMemory, cpu_between, cpu_times
+from benchmarks.source import KEYS, emulator
+from benchmarks.wide_worker_process import STREAM, consumer_of
+from benchmarks.worker import Figure
+from kcl_dagster import aws
+from kcl_dagster.errors import ServiceError
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.runtime import system
+from kcl_dagster.streams.listing import list_shards
+from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.tables.table_layout import detect_layout
+from kcl_dagster.testing import EmulatorResource
+
+SHARDS: Final = 1_000
+RECORDS: Final = 10  # of a shard, in a pass
+PAYLOAD_BYTES: Final = 100
+PASSES: Final = 5
+WARM_UP_PASSES: Final = 2
+IDLE_SECONDS: Final = 60.0
+SETTLE_SECONDS: Final = 15.0  # before a worker counts as idle
+
+MOST_PASS_SECONDS: Final = 10.0
+POD: Final = 3 * 2**30 / 1e6  # megabytes; deploy/kubernetes.yaml
+
+LOOK_SECONDS: Final = 0.1
+TABLE_LOOK_SECONDS: Final = 1.0
+START_SECONDS: Final = 600.0
+PASS_SECONDS: Final = 300.0  # after which the bench gives up
+STOP_SECONDS: Final = 90.0
+MOST_IN_A_PUT: Final = 500
+PATIENT: Final = 60.0  # seconds for a request of the bench; it is not in a hurry
+
+
+@contextmanager
+def working(resource: EmulatorResource, folder: str, shards: int, log: Path) -> Iterator[int]:
+    """The pid of a worker."""
+    endpoints = [str(resource.endpoint_url), str(resource.kinesis_endpoint_url)]
+    command = [sys.executable, "-m", "benchmarks.wide_worker_process", *endpoints, folder, str(shards)]
+    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+        try:
+            yield process.pid
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+class StoredRows:
+    """Counts the rows that readers of a Parquet folder can see."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._rows: dict[Path, int] = {}
+
+    def count(self) -> int:
+        for path in self._folder.rglob("*.parquet"):
+            # Names that begin with _ or . are hidden from readers.
+            if path not in self._rows and not any(part[0] in "_." for part in path.relative_to(self._folder).parts):
+                self._rows[path] = pq.read_metadata(path).num_rows
+        return sum(self._rows.values())
+
+    @property
+    def files(self) -> int:
+        return len(self._rows)
+
+
+@dataclass
+class LeaseWatch:
+    """Observes the leases as another worker would, until it is closed."""
+
+    table: LeaseTable
+    oldest: float = 0.0
+    """The longest time between two changes of a lease's counter, in seconds, since `begin`. Includes up to one look
+    more than it was."""
+
+    _changed: dict[LeaseKey, tuple[int, float]] = field(default_factory=dict)
+    _closed: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        self._thread = threading.Thread(target=self._watch, name="lease-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def begun(self) -> int:
+        """How many leases a worker has begun to renew."""
+        with suppress(ServiceError):
+            return sum(lease.owner is not None and lease.counter > 1 for lease in self.table.scan().leases)
+        return 0
+
+    def _watch(self) -> None:
+        while not self._closed.wait(TABLE_LOOK_SECONDS):
+            try:
+                scan = self.table.scan()
+            except ServiceError:  # on a busy machine, the embedded AWS may be late
+                continue
+            for lease in scan.leases:
+                counter, since = self._changed.get(lease.key, (None, scan.started))
+                if counter != lease.counter:
+                    self._changed[lease.key] = lease.counter, scan.ended
+                self.oldest = max(self.oldest, scan.started - since)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> float:
+    """Seconds that it took."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() > began + seconds:
+            raise TimeoutError(f"after {seconds:.0f} s: {what}")
+        time.sleep(LOOK_SECONDS)
+    return time.monotonic() - began
+
+
+def has_tables(dynamodb: Any) -> bool:
+    """Whether DynamoDB answers. On a busy machine, the embedded one takes seconds for its first answer."""
+    with suppress(ServiceError):
+        aws.call(dynamodb, "list_tables")
+        return True
+    return False
+
+
+def put_records(kinesis: Any, hash_keys: list[str]) -> None:
+    entries = [
+        {"Data": os.urandom(PAYLOAD_BYTES), "PartitionKey": "key", "ExplicitHashKey": key}
+        for key in hash_keys
+        for _ in range(RECORDS)
+    ]
+    for start in range(0, len(entries), MOST_IN_A_PUT):
+        answer = kinesis.put_records(StreamName=STREAM, Records=entries[start : start + MOST_IN_A_PUT])
+        if answer["FailedRecordCount"]:
+            raise RuntimeError("the embedded AWS refused records")
+
+
+def measure(add: Callable[[Figure], None], say: Callable[[str], None], shards: int = SHARDS) -> None:
+    """`add` is given each figure when it is known. Raises TimeoutError if the worker does not get through."""
+    name = f"{shards:,} shards"
+    with (
+        emulator(has_limits=True) as (kinesis_endpoint, _),
+        emulator(has_limits=True) as (endpoint, _),
+        tempfile.TemporaryDirectory() as root,
+    ):
+        resource = EmulatorResource(endpoint_url=endpoint, kinesis_endpoint_url=kinesis_endpoint)
+        patient: dict[str, Any] = {"read_seconds": PATIENT, "total_seconds": PATIENT, **KEYS}
+        kinesis = aws.client("kinesis", endpoint_url=kinesis_endpoint, **patient)
+        dynamodb = aws.client("dynamodb", endpoint_url=endpoint, **patient)
+        wait_until(lambda: has_tables(dynamodb), START_SECONDS, "the embedded AWS has no tables")
+        kinesis.create_stream(StreamName=STREAM, ShardCount=shards)
+        hash_keys = [str(shard.hash_range.start) for shard in list_shards(kinesis, STREAM, runtime=system())]
+        folder, log = f"{root}/records", Path(root, "log")
+        application = consumer_of(folder, shards).application
+        with leading(application, resource), working(resource, folder, shards, log) as pid:
+            layout = detect_layout(dynamodb, application, system())
+            watch = LeaseWatch(LeaseTable(dynamodb, application, layout, system()))
+            ready = wait_until(lambda: watch.begun() == shards, START_SECONDS, "not all leases were acquired")
+            add(Figure(f"{name}: from the worker's start until it holds all leases", ready, "s"))
+            watch.begin()
+            with closing(watch), closing(PeakMemory(root=pid)) as memory:
+                try:
+                    _pass(Passes(kinesis, hash_keys, StoredRows(folder)), name, pid, add, say)
+                    _idle(name, shards, pid, add)
+                finally:
+                    most = application.timings.lease_duration / 2
+                    lost = float(log.read_text().count("lease lost"))
+                    add(Figure(f"{name}: peak memory of the worker", memory.together, "MB", POD, at_most=True))
+                    for kind, peak in memory.megabytes.items():
+                        add(Figure(f"{name}: peak memory, {kind}", peak, "MB"))
+                    add(Figure(f"{name}: a lease was not renewed for", watch.oldest, "s", most, at_most=True))
+                    add(Figure(f"{name}: leases lost", lost, "leases", 0.0, at_most=True))
+
+
+@dataclass
+class Passes:
+    kinesis: Any
+    hash_keys: list[str]
+    stored: StoredRows
+    expected: int = 0
+
+    def run(self) -> float:
+        """Seconds of one pass."""
+        put_records(self.kinesis, self.hash_keys)
+        self.expected += RECORDS * len(self.hash_keys)
+        return wait_until(lambda: self.stored.count() >= self.expected, PASS_SECONDS, "not all rows were stored")
+
+
+def _pass(passes: Passes, name: str, pid: int, add: Callable[[Figure], None], say: Callable[[str], None]) -> None:
+    add(Figure(f"{name}: first pass", passes.run(), "s"))
+    for _ in range(WARM_UP_PASSES):
+        passes.run()
+    files, before, took = passes.stored.files, cpu_times(pid), list[float]()
+    for _ in range(PASSES):
+        took.append(passes.run())
+        say(f"a pass: {took[-1]:.1f} s")
+    cpu = cpu_between(before, cpu_times(pid)) / PASSES
+    what = f"{name}: a pass over {RECORDS} records in each"
+    add(Figure(what, median(took), "s", MOST_PASS_SECONDS, at_most=True))
+    add(Figure(f"{name}: slowest of {PASSES} passes", max(took), "s"))
+    add(Figure(f"{name}: CPU of a pass", cpu, "CPU-s"))
+    add(Figure(f"{name}: files of a pass", (passes.stored.files - files) / PASSES, "files"))
+
+
+def _idle(name: str, shards: int, pid: int, add: Callable[[Figure], None]) -> None:
+    time.sleep(SETTLE_SECONDS)
+    before, began = cpu_times(pid), time.monotonic()
+    time.sleep(IDLE_SECONDS)
+    cores = cpu_between(before, cpu_times(pid)) / (time.monotonic() - began)
+    add(Figure(f"{name}: CPU of the idle worker", cores, "cores"))
+    add(Figure(f"{name}: CPU of an idle shard", cores * 3600 / shards, "CPU-s/h"))
