@@ -2,8 +2,9 @@
 
 Delta and Iceberg tables of some sizes get changes of 10,000 keys, of which a tenth is new and a tenth is deleted:
 of keys at random in the whole table, and of keys at random among its newest tenth. Each case begins with a new
-table, whose files hold a million keys each, in their order. The production classes, without Spark. A few minutes;
-with `--large` an hour, and ten gigabytes below TMPDIR.
+table, whose files hold a million keys each, in their order; with `--large`, both cases use one table, the one after
+the other. For larger tables, there is also the ratio to the smallest one of the same run. The production classes,
+without Spark. A few minutes; with `--large` ten minutes of a quiet machine, and five gigabytes below TMPDIR.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -20,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable, WriterProperties, write_deltalake
 
 from benchmarks.cost_tables import CostFigure
@@ -84,17 +87,18 @@ class Customers(ABC):
         return str(next(self._ids))
 
     def _values(self, keys: np.ndarray) -> dict[str, pa.Array]:
-        balances = self.random.random(len(keys))
+        balances, ids = self.random.random(len(keys)), pa.array(keys, pa.int64())
+        digits = pc.utf8_lpad(pa.array((balances * 10**12).astype(np.int64)).cast(pa.string()), 12, "0")
         return {
-            "id": pa.array(keys, pa.int64()),
-            "name": pa.array([f"customer {key}" for key in keys]),
-            "email": pa.array([f"{value:.12f}@example.com" for value in balances]),
+            "id": ids,
+            "name": pc.binary_join_element_wise("customer", ids.cast(pa.string()), " "),
+            "email": pc.binary_join_element_wise("0.", digits, "@example.com", ""),
             "balance": pa.array(balances),
         }
 
     def decide(self, lowest: int) -> None:
         """A batch of changes of keys at random that are not below `lowest`."""
-        old = self.random.choice(np.arange(lowest, self.rows), CHANGED * 9 // 10, replace=False)
+        old = lowest + self.random.choice(self.rows - lowest, CHANGED * 9 // 10, replace=False)
         new = np.arange(self.rows, self.rows + CHANGED - len(old))
         self.rows += len(new)
         deletes = np.arange(CHANGED) < CHANGED // 10
@@ -170,22 +174,58 @@ def _memory(name: str) -> float:
     return int(line.split()[1]) * 1024 / MEGABYTE
 
 
-def measured(kind: str, millions: int) -> Iterator[CostFigure]:
-    rows, commits = millions * MILLION, COMMITS if millions < LARGE else 1
-    for keys, lowest in (("all keys", 0), ("the newest tenth of keys", rows * 9 // 10)):
-        seconds, grown, written = [], [], []
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`share`: of the keys, the newest of which are changed."""
+
+    keys: str
+    share: float
+
+
+CASES: Final = (Case("the newest tenth of keys", 0.1), Case("all keys", 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What commits of one case cost."""
+
+    seconds: float
+    megabytes: float
+    memory: float
+
+    def figures(self, kind: str, case: Case, millions: int, smallest: "Merge", of: int) -> Iterator[CostFigure]:
+        where = f"{CHANGED:,} changes of {case.keys}, {millions} million rows"
+        yield CostFigure(f"merge: {kind}: a commit, {where}", self.seconds, "s")
+        yield CostFigure(f"merge: {kind}: written by a commit, {where}", self.megabytes, "MB")
+        yield CostFigure(f"merge: {kind}: memory of a commit, {where}", self.memory, "MB")
+        if millions != of:
+            ratio = self.seconds / smallest.seconds
+            yield CostFigure(f"merge: {kind}: a commit, {where}, in ratio to {of} million", ratio, "x")
+
+
+def measured(customers: Customers, case: Case, commits: int) -> Merge:
+    lowest = int(customers.rows * (1 - case.share))
+    seconds, grown, written = [], [], []
+    for _ in range(commits):
+        customers.decide(lowest)
+        took, more = peak_of(customers.commit)
+        seconds.append(took)
+        grown.append(more)
+        written.append(customers.written())
+    return Merge(median(seconds), median(written), max(grown))
+
+
+def of_size(kind: str, millions: int) -> Iterator[tuple[Case, Merge]]:
+    """What commits of each case cost with a table of this size."""
+    if millions >= LARGE:
         with tempfile.TemporaryDirectory() as folder:
-            customers = TABLES[kind](Path(folder), rows)
-            for _ in range(commits):
-                customers.decide(lowest)
-                took, more = peak_of(customers.commit)
-                seconds.append(took)
-                grown.append(more)
-                written.append(customers.written())
-        where = f"{CHANGED:,} changes of {keys}, {millions} million rows"
-        yield CostFigure(f"merge: {kind}: a commit, {where}", median(seconds), "s")
-        yield CostFigure(f"merge: {kind}: written by a commit, {where}", median(written), "MB")
-        yield CostFigure(f"merge: {kind}: memory of a commit, {where}", max(grown), "MB")
+            customers = TABLES[kind](Path(folder), millions * MILLION)
+            for case in CASES:
+                yield case, measured(customers, case, 1)
+        return
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            yield case, measured(TABLES[kind](Path(folder), millions * MILLION), case, COMMITS)
 
 
 def main(arguments: list[str]) -> int:
@@ -195,11 +235,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--millions", type=int, nargs="+", default=SIZES, help="of rows of the tables")
     given = parser.parse_args(arguments)
     figures = []
-    sizes = (*given.millions, *([LARGE] if given.large else []))
+    sizes = sorted({*given.millions, *([LARGE] if given.large else [])})
+    smallest: dict[tuple[str, Case], Merge] = {}
     for kind, millions in product(given.tables, sizes):
-        for figure in measured(kind, millions):
-            print(figure.as_row(), flush=True)
-            figures.append(figure)
+        for case, merge in of_size(kind, millions):
+            first = smallest.setdefault((kind, case), merge)
+            for figure in merge.figures(kind, case, millions, first, sizes[0]):
+                print(figure.as_row(), flush=True)
+                figures.append(figure)
     for figure in figures:
         print(figure.as_json())
     return 0
