@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
@@ -23,8 +23,9 @@ from kcl_dagster.spark.sinks.completeness import (
     completeness_record,
     is_in_table,
 )
+from kcl_dagster.spark.sinks.expired_files import remove_expired
 from kcl_dagster.spark.sinks.iceberg_partitions import spec_of
-from kcl_dagster.spark.sinks.snapshot_expiry import NOTHING_OLD, delete_files, old_snapshots
+from kcl_dagster.spark.sinks.snapshot_expiry import NOTHING_OLD, Unreferenced, old_snapshots
 from kcl_dagster.spark.sinks.table_errors import table_errors
 from kcl_dagster.spark.sinks.table_files import TableFiles, files_of
 from kcl_dagster.spark.sinks.target import nullable
@@ -249,7 +250,8 @@ def _append(table: "Table", addition: Addition) -> None:
     merges = table.properties.get(MERGES, str(addition.maintains)).lower() == "true"
     files = sorted(addition.files, key=lambda file: (file.spec_id == own, file.spec_id))
     by_spec = [(spec, list(some)) for spec, some in groupby(files, key=lambda file: file.spec_id)] or [(own, [])]
-    old = old_snapshots(table.metadata, table.io) if addition.maintains else NOTHING_OLD
+    old = old_snapshots(table.metadata) if addition.maintains else NOTHING_OLD
+    statistics = table.metadata.statistics
     table = tried_once(table, {MERGES: str(merges).lower()}, old.ids)
     with table.transaction() as transaction:
         mapping = {} if table.metadata.name_mapping() else _name_mapping(table)
@@ -266,7 +268,7 @@ def _append(table: "Table", addition: Addition) -> None:
             with update.merge_append() if merges else update.fast_append() as snapshot:
                 for file in some:
                     snapshot.append_data_file(file)
-    delete_files(table.io, old.files)
+    remove_expired(old, statistics, table)
 
 
 def _replace(transaction: "Transaction", addition: Addition) -> None:
@@ -310,7 +312,9 @@ def tried_once(
 class _LooksUp:
     """A catalog that looks up a commit which was refused. Its client may have sent the request again after an
     answer was lost, and what is refused then is the second one. pyiceberg would delete the manifests of the first
-    one, which the table has."""
+    one, which the table has.
+
+    It refuses to expire snapshots that have got a tag or a branch meanwhile, see `Unreferenced`."""
 
     catalog: "Catalog"
 
@@ -320,10 +324,18 @@ class _LooksUp:
     def commit_table(
         self, table: "Table", requirements: tuple[Any, ...], updates: tuple[Any, ...]
     ) -> "CommitTableResponse":
+        from pyiceberg.catalog import MetastoreCatalog
         from pyiceberg.exceptions import CommitFailedException
         from pyiceberg.table import CommitTableResponse
-        from pyiceberg.table.update import AddSnapshotUpdate
+        from pyiceberg.table.update import AddSnapshotUpdate, RemoveSnapshotsUpdate
 
+        expired = [one.snapshot_ids for one in updates if isinstance(one, RemoveSnapshotsUpdate)]
+        if expired:
+            unreferenced = Unreferenced(frozenset(chain.from_iterable(expired)))
+            if isinstance(self.catalog, MetastoreCatalog):
+                requirements = (*requirements, unreferenced)
+            else:
+                unreferenced.validate(self.catalog.load_table(table.name()).metadata)
         try:
             return self.catalog.commit_table(table, requirements, updates)
         except CommitFailedException:

@@ -1,106 +1,153 @@
-"""Expires old snapshots of an Iceberg table within a commit, because each commit reads and writes the list of all
-of them.
+"""Which snapshots of an Iceberg table the next commit expires: the oldest ones of its main branch. Each commit
+reads and writes the list of all snapshots, and files that other files have replaced remain until the snapshots that
+have them are expired.
 
-- Only tables that set how long snapshots are kept (`history.expire.max-snapshot-age-ms`).
-- Only the oldest snapshots, as long as they and the one after them are appends. All data files of such a snapshot
-  are also in later ones, so only manifest lists and manifests have to be deleted.
-- As soon as another writer has replaced or deleted something, expiry is left to the maintenance of an engine, which
-  has to find the data files of the snapshots.
+- Only in tables that set how long snapshots are kept (`history.expire.max-snapshot-age-ms`, or the same setting of
+  the main branch).
+- Snapshots of tags remain. So do those that another branch keeps, by its own settings or by those of the table.
+- Snapshots that do not belong to the history of the main branch are left to engines: those of other branches, those
+  after which the table was rolled back, and those that another writer has staged.
+
+What is deleted afterwards is in `expired_files`.
 """
 
-import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.refs import SnapshotRef
     from pyiceberg.table.snapshots import Snapshot
 
 AGE: Final = "history.expire.max-snapshot-age-ms"  # properties of a table that Iceberg defines
 _MIN_SNAPSHOTS: Final = "history.expire.min-snapshots-to-keep"
 _MAY_DELETE: Final = "gc.enabled"
+_MAIN: Final = "main"
 # If the table does not set it: two hours of commits. A snapshot has the time of the worker that made it, and if
 # that worker's clock was ahead, all other snapshots would count as old.
 LEAST_KEPT: Final = 240
 FEWEST: Final = 20  # at a time, because a commit that expires some reads the manifest list of each
 MOST: Final = 100  # at a time, so that a commit does not take long
-
-log = logging.getLogger(__name__)
+# Files of the snapshots that remain outside the history of the main branch. They are compared with the files that
+# are to be deleted, which takes four seconds for so many; see `expired_files`.
+MOST_COMPARED: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class OldSnapshots:
-    """`ids`: the expired snapshots, in order. `files`: files that no other snapshot has."""
+    """`expired`: what a commit expires, in order. `later`: the snapshots of the main branch after the first one of
+    these, the last of which is the oldest one that remains after them."""
 
-    ids: list[int]
-    files: list[str]
+    expired: "tuple[Snapshot, ...]" = ()
+    later: "tuple[Snapshot, ...]" = ()
+
+    @property
+    def ids(self) -> list[int]:
+        return [one.snapshot_id for one in self.expired]
 
 
-NOTHING_OLD: Final = OldSnapshots([], [])
+NOTHING_OLD: Final = OldSnapshots()
 
 
-def old_snapshots(metadata: "TableMetadata", io: "FileIO") -> OldSnapshots:
-    """The snapshots that the next commit expires, and their files."""
-    old = expirable(metadata)
-    if not old:
+def old_snapshots(metadata: "TableMetadata") -> OldSnapshots:
+    """What the next commit expires; nothing if there are too few, or if they are left to an engine. The age is that
+    at the time of the newest snapshot, and a minimum number of snapshots remains whatever their age is."""
+    properties, newest, main = metadata.properties, metadata.current_snapshot(), metadata.refs.get(_MAIN)
+    if newest is None or main is None or properties.get(_MAY_DELETE, "true").lower() == "false":
         return NOTHING_OLD
-    *expired, following = old
-    try:
-        kept = {manifest.manifest_path for manifest in following.manifests(io)}
-        # Manifests that were merged are in no later snapshot.
-        found = {
-            path: None
-            for snapshot in expired
-            for path in (snapshot.manifest_list, *(one.manifest_path for one in snapshot.manifests(io)))
-        }
-    except FileNotFoundError as error:  # deleted by hand: leave the rest to an engine
-        log.warning("snapshots are not expired, because the manifest list of one is missing: %s", error)
+    age, least = _age(main, properties), _least(main, properties, LEAST_KEPT)
+    if age is None or least is None:
         return NOTHING_OLD
-    return OldSnapshots([one.snapshot_id for one in expired], [path for path in found if path not in kept])
-
-
-def expirable(metadata: "TableMetadata") -> "list[Snapshot]":
-    """The snapshots that the next commit expires, in order, and the oldest one that remains. Empty if there are
-    too few, or if they are left to an engine. Pure: the age is that at the time of the newest snapshot, and a
-    minimum number of snapshots remains whatever their age is."""
-    properties, newest = metadata.properties, metadata.current_snapshot()
-    age, least = properties.get(AGE, ""), properties.get(_MIN_SNAPSHOTS, str(LEAST_KEPT))
-    is_allowed = properties.get(_MAY_DELETE, "true").lower() != "false"
-    if newest is None or not (age.isdigit() and least.isdigit() and is_allowed) or set(metadata.refs) != {"main"}:
-        return []
-    history = _history(metadata.snapshots, newest)
-    if len(history) != len(metadata.snapshots):
-        return []  # the table was rolled back, or has snapshots that belong to no branch yet
-    appends = sum(1 for _ in takewhile(_is_append, history))
+    history = history_of(metadata.snapshots, newest)
     # All are counted, and not only those before the first younger one: a snapshot with a clock that was ahead would
     # otherwise keep all later ones.
-    aged = sum(one.timestamp_ms < newest.timestamp_ms - int(age) for one in history)
-    count = min(appends - 1, aged, len(history) - max(1, int(least)), MOST)
-    return history[: count + 1] if count >= FEWEST else []
+    aged = sum(one.timestamp_ms < newest.timestamp_ms - age for one in history)
+    candidates = history[: max(0, min(aged, len(history) - max(1, least)))]
+    kept = _kept_by_others(metadata, newest.timestamp_ms)
+    places = [place for place, one in enumerate(candidates) if one.snapshot_id not in kept][:MOST]
+    if len(places) < FEWEST:
+        return NOTHING_OLD
+    first, last = places[0], places[-1]
+    old = OldSnapshots(tuple(history[place] for place in places), tuple(history[first + 1 : last + 2]))
+    later = {one.snapshot_id for one in history[last + 1 :]}
+    return old if _can_be_compared(metadata, later.union(old.ids)) else NOTHING_OLD
 
 
-def delete_files(io: "FileIO", paths: Iterable[str]) -> None:
-    """Delete the files of expired snapshots. Files that cannot be deleted are left to the removal of orphan
-    files."""
-    for path in paths:
-        try:
-            io.delete(path)
-        except Exception as error:
-            log.warning("%s of an expired snapshot could not be deleted: %s", path, error)
+@dataclass(frozen=True, slots=True)
+class Unreferenced:
+    """A requirement of a commit that expires these snapshots: none of them has got a tag or a branch since the
+    commit was prepared. Catalogs would remove these together with the snapshot.
+
+    If pyiceberg makes the new state of the table itself, it validates the requirement against the state that the
+    commit replaces. REST catalogs do not know it: if a tag is made there between the last request and the commit,
+    it is lost, as with engines that expire snapshots."""
+
+    snapshots: frozenset[int]
+
+    def validate(self, metadata: "TableMetadata | None") -> None:
+        from pyiceberg.exceptions import CommitFailedException
+
+        refs = {} if metadata is None else metadata.refs
+        named = [name for name, ref in refs.items() if ref.snapshot_id in self.snapshots]
+        if named:
+            raise CommitFailedException(f"{named} names a snapshot that was to be expired")
 
 
-def _history(snapshots: "Iterable[Snapshot]", newest: "Snapshot") -> "list[Snapshot]":
+def history_of(snapshots: "Iterable[Snapshot]", newest: "Snapshot") -> "list[Snapshot]":
     """The snapshot and its ancestors, the oldest first."""
-    known = {snapshot.snapshot_id: snapshot for snapshot in snapshots}
-    found, one = [], known.get(newest.snapshot_id)
-    while one is not None:
-        found.append(one)
-        one = None if one.parent_snapshot_id is None else known.get(one.parent_snapshot_id)
-    return found[::-1]
+    return list(_ancestors(snapshots, newest.snapshot_id))[::-1]
 
 
-def _is_append(snapshot: "Snapshot") -> bool:
-    return snapshot.summary is not None and snapshot.summary.operation.value == "append"
+def _ancestors(snapshots: "Iterable[Snapshot]", snapshot: int | None) -> "Iterator[Snapshot]":
+    """The newest first, from this snapshot on."""
+    known = {one.snapshot_id: one for one in snapshots}
+    while snapshot is not None and snapshot in known:
+        one = known.pop(snapshot)
+        yield one
+        snapshot = one.parent_snapshot_id
+
+
+def _age(ref: "SnapshotRef", properties: dict[str, str]) -> int | None:
+    """In milliseconds. None: neither the branch nor the table says it."""
+    return ref.max_snapshot_age_ms or _number(properties.get(AGE, ""))
+
+
+def _least(ref: "SnapshotRef", properties: dict[str, str], default: int) -> int | None:
+    return ref.min_snapshots_to_keep or _number(properties.get(_MIN_SNAPSHOTS, str(default)))
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
+
+
+def _kept_by_others(metadata: "TableMetadata", now: int) -> set[int]:
+    """Snapshots that tags and branches other than the main one keep."""
+    from pyiceberg.table.refs import SnapshotRefType
+
+    kept = set()
+    for name, ref in metadata.refs.items():
+        kept.add(ref.snapshot_id)
+        if name == _MAIN or ref.snapshot_ref_type == SnapshotRefType.TAG:
+            continue
+        age, least = _age(ref, metadata.properties), _least(ref, metadata.properties, 1)
+        for place, one in enumerate(_ancestors(metadata.snapshots, ref.snapshot_id)):
+            if age is not None and least is not None and place >= least and one.timestamp_ms < now - age:
+                break
+            kept.add(one.snapshot_id)
+    return kept
+
+
+def _can_be_compared(metadata: "TableMetadata", not_compared: set[int]) -> bool:
+    """Whether all other snapshots, which are neither expired nor later ones of the main branch, have few enough
+    files."""
+    total = 0
+    for one in metadata.snapshots:
+        if one.snapshot_id in not_compared:
+            continue
+        summary: Mapping[str, str] = one.summary or {}
+        files = _number(str(summary.get("total-data-files")))
+        if files is None:
+            return False
+        total += files + (_number(str(summary.get("total-delete-files"))) or 0)
+    return total <= MOST_COMPARED

@@ -245,35 +245,6 @@ def test_manifests_of_a_table_that_is_made_here_are_merged_while_that_takes_litt
     assert lake.table().properties["commit.manifest.target-size-bytes"] == str(1024 * 1024)
 
 
-@pytest.mark.parametrize("how", ["a branch", "deleted rows", "gc.enabled", "no age", "a long age", "many to keep"])
-def test_snapshots_are_left_to_engines_where_data_files_may_belong_to_them_alone(
-    lake: IcebergLake, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    monkeypatch.setattr(snapshot_expiry, "FEWEST", 1)
-    monkeypatch.setattr(snapshot_expiry, "LEAST_KEPT", 1)
-    committer = lake.committer()
-    for number in range(6):
-        lake.decide(rows_of(range(number, number + 1), kind="ab"[number % 2]))
-        committer.finish(lake.wanted)
-        if number == 0:
-            properties = {
-                "gc.enabled": {"gc.enabled": "false", snapshot_expiry.AGE: "0"},
-                "many to keep": {"history.expire.min-snapshots-to-keep": "10", snapshot_expiry.AGE: "0"},
-                "a long age": {snapshot_expiry.AGE: "3600000"},
-            }
-            with lake.table().transaction() as transaction:
-                transaction.set_properties(properties.get(how, {snapshot_expiry.AGE: "0"}))
-                if how == "no age":
-                    transaction.remove_properties(snapshot_expiry.AGE)
-            if how == "a branch":
-                lake.table().manage_snapshots().create_branch(
-                    lake.table().current_snapshot().snapshot_id, "audit"
-                ).commit()
-            elif how == "deleted rows":
-                lake.table().delete("n == 0")
-    assert lake.version() == (7 if how == "deleted rows" else 6)
-
-
 def test_a_table_whose_properties_were_removed_gets_nothing_twice(lake: IcebergLake) -> None:
     lake.decide(rows_of(range(2)))
     lake.committer().finish(lake.wanted)

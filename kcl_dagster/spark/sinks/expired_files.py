@@ -1,0 +1,164 @@
+"""Deletes the files of an Iceberg table that only expired snapshots had: manifest lists, manifests, and files of
+data and deletes that other files have replaced, whichever writer has replaced them.
+
+A file of data or deletes is deleted if one of these snapshots, or the oldest one that remains after them, has
+removed it, and if no snapshot that remains has it: no later one of the main branch, and none of a tag, of another
+branch or of no branch. A snapshot names the files that it has removed. So the work follows the number of changes,
+and not that of the table's files.
+
+This happens after the commit that has expired the snapshots, by what the catalog then says of the table. If the
+worker is killed meanwhile, the files are left to the removal of orphan files.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import TYPE_CHECKING, Any, Final
+
+from kcl_dagster.spark.sinks.completeness import application_key
+from kcl_dagster.spark.sinks.snapshot_expiry import OldSnapshots, history_of
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+    from pyiceberg.manifest import ManifestFile
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
+    from pyiceberg.table.statistics import StatisticsFile
+
+_OWN: Final = application_key("")  # how the sink's entries in the summary of a snapshot begin
+
+log = logging.getLogger(__name__)
+
+
+def remove_expired(old: OldSnapshots, statistics: "Sequence[StatisticsFile]", table: "Table") -> None:
+    """Delete the files of these snapshots. `statistics`: of the table before the commit that has expired them.
+    `table`: after it. Raises nothing: the commit has been made."""
+    if not old.expired:
+        return
+    try:
+        paths = ExpiredFiles(old, table.metadata, table.io).paths()
+    except Exception as error:  # of whichever library the FileIO uses
+        log.warning("the files of %d expired snapshots of %s remain: %s", len(old.expired), table.name(), error)
+        return
+    remain = {one.statistics_path for one in table.metadata.statistics}
+    delete_files(table.io, [*paths, *({one.statistics_path for one in statistics} - remain)])
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredFiles:
+    """`metadata`: of the table after the commit that has expired the snapshots."""
+
+    old: OldSnapshots
+    metadata: "TableMetadata"
+    io: "FileIO"
+
+    def paths(self) -> list[str]:
+        """In the order in which they are to be deleted: what others name goes first."""
+        main, others = self._remaining()
+        expired = _in_parallel(self._found_manifests, self.old.expired)
+        remain = [one for found in _in_parallel(self._manifests, [main[0], main[-1], *others]) for one in found]
+        kept = {one.manifest_path for one in remain}
+        manifests = {one.manifest_path for found in expired for one in found} - kept
+        lists = [one.manifest_list for one in self.old.expired]
+        return [*self._files(main, others), *manifests, *lists]
+
+    def _remaining(self) -> "tuple[list[Snapshot], list[Snapshot]]":
+        """Of the main branch, the snapshots from the oldest one after those that are expired; and all others."""
+        newest = self.metadata.current_snapshot()
+        history = [] if newest is None else history_of(self.metadata.snapshots, newest)
+        ids = [one.snapshot_id for one in history]
+        main = history[ids.index(self.old.later[-1].snapshot_id) :]
+        of_main = {one.snapshot_id for one in main}
+        return main, [one for one in self.metadata.snapshots if one.snapshot_id not in of_main]
+
+    def _files(self, main: "list[Snapshot]", others: "list[Snapshot]") -> set[str]:
+        """Files of data and deletes that no snapshot has any more."""
+        removals = _in_parallel(self._removed_by, self.old.later)
+        if not any(removals):
+            return set()
+        removed: set[str] = set()
+        for gone, back in zip(removals, _in_parallel(self._added_again_by, self.old.later), strict=True):
+            removed = (removed | gone) - back
+        manifests = {one.manifest_path: one for found in _in_parallel(self._manifests, others) for one in found}
+        return removed.difference(
+            *_in_parallel(self._added_again_by, main[1:]), *_in_parallel(self._files_of, manifests.values())
+        )
+
+    def _removed_by(self, snapshot: "Snapshot") -> set[str]:
+        from pyiceberg.manifest import ManifestEntryStatus
+        from pyiceberg.table.snapshots import Operation
+
+        if snapshot.summary is not None and snapshot.summary.operation == Operation.APPEND:
+            return set()
+        of = snapshot.snapshot_id
+        return {
+            entry.data_file.file_path
+            for manifest in self._found_manifests(snapshot)
+            if manifest.added_snapshot_id == of and manifest.deleted_files_count != 0
+            for entry in manifest.fetch_manifest_entry(self.io, discard_deleted=False)
+            if entry.status == ManifestEntryStatus.DELETED and entry.snapshot_id == of
+        }
+
+    def _added_again_by(self, snapshot: "Snapshot") -> set[str]:
+        """Files that may have been in the table before. The sink never adds such a file."""
+        if _is_own(snapshot):
+            return set()
+        added = [
+            one
+            for one in self._found_manifests(snapshot)
+            if one.added_snapshot_id == snapshot.snapshot_id and one.has_added_files()
+        ]
+        return set().union(*map(self._files_of, added))
+
+    def _files_of(self, manifest: "ManifestFile") -> set[str]:
+        return {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(self.io)}
+
+    def _manifests(self, snapshot: "Snapshot") -> "list[ManifestFile]":
+        return snapshot.manifests(self.io)
+
+    def _found_manifests(self, snapshot: "Snapshot") -> "list[ManifestFile]":
+        """None for an expired snapshot whose files another writer has deleted, which has expired it, too."""
+        try:
+            return self._manifests(snapshot)
+        except FileNotFoundError:
+            if self.metadata.snapshot_by_id(snapshot.snapshot_id) is None:
+                return []
+            raise
+
+
+def delete_files(io: "FileIO", paths: Iterable[str]) -> None:
+    """Delete these files, several at a time. Files that cannot be deleted are left to the removal of orphan files.
+    If the store permits no deletion, only the first ones are tried."""
+    forbidden = Event()
+    failures: list[str] = []
+
+    def delete(path: str) -> None:
+        if forbidden.is_set():
+            return
+        try:
+            io.delete(path)
+        except FileNotFoundError:
+            pass
+        except Exception as error:  # of whichever library the FileIO uses
+            if isinstance(error, PermissionError):
+                forbidden.set()
+            failures.append(f"{path}: {error}")
+
+    _in_parallel(delete, paths)
+    if failures:
+        log.warning("%d files of expired snapshots could not be deleted, such as %s", len(failures), failures[0])
+
+
+def _is_own(snapshot: "Snapshot") -> bool:
+    """Whether a commit of a sink has made it."""
+    summary = snapshot.summary
+    return summary is not None and any(name.startswith(_OWN) for name in summary.additional_properties)
+
+
+def _in_parallel(call: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
+    """By the threads with which pyiceberg reads manifests."""
+    from pyiceberg.utils.concurrent import ExecutorFactory
+
+    return list(ExecutorFactory.get_or_create().map(call, values))
