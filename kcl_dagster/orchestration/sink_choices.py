@@ -29,6 +29,7 @@ _DELTA, _ICEBERG = "kcl.delta(storage_options=...)", "kcl.iceberg(catalog=...)"
 
 _TABLES: Final = frozenset({"parquet", "deltalake", "iceberg"})
 _COMPACTED: Final = frozenset({"parquet", "deltalake"})
+_UNITY: Final = "uc://"  # how delta-rs spells the name of a table in Unity
 S3_BATCH_SECONDS: Final = 6.5  # on S3 each request is paid for, and a batch makes three or more
 
 Transform = Callable[..., Any]
@@ -190,7 +191,8 @@ def delta(
     """A Delta table that contains each record once. Needs the `delta` extra.
 
     Args:
-        path: A directory that driver and executors share, or `s3://bucket/prefix`.
+        path: A directory that driver and executors share, or `s3://bucket/prefix`. The name of a table in Unity
+            (`uc://catalog.schema.table`) raises ConfigurationError: give the location of the table.
         partition_by: Columns of the output by which a new table is partitioned; or the month, day or hour of a
             column in UTC, such as `day(arrival_timestamp)`, which the sink adds as a column.
         storage_options: Options of delta-rs; by default, the connection of the `KclResource`. A value may be a
@@ -215,6 +217,11 @@ def delta(
             kcl.delta("s3://lake/clicks", storage_options={"AWS_REGION": "eu-west-1"})
     """
     _refuse_path(path, "kcl.delta")
+    if path.startswith(_UNITY):
+        raise ConfigurationError(
+            f"kcl.delta: {path} is a name in Unity, and the sink writes by paths: give the location of the table, "
+            "which DESCRIBE DETAIL shows, and the run's role access to its bucket"
+        )
     refuse_literals(
         storage_options or {},
         _DELTA,

@@ -297,3 +297,8 @@ def test_settings_of_a_table_that_cannot_work_are_refused_where_they_are_made(
 ) -> None:
     with pytest.raises(ConfigurationError, match=said):
         kcl.delta("/lake/clicks", **settings)
+
+
+def test_a_table_that_is_named_as_in_unity_is_refused_with_what_to_say_instead() -> None:
+    with pytest.raises(ConfigurationError, match=r"^kcl.delta: uc://lake.web.clicks is a name in Unity.* location"):
+        kcl.delta("uc://lake.web.clicks", storage_options={"unity_workspace_url": "https://dbc.example.com"})
