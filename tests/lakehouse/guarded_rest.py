@@ -1,7 +1,8 @@
 """A REST catalog as AWS has it: requests are signed, and some are not known.
 
 A proxy before a REST catalog. It verifies the signature of each request (SigV4), as Glue and S3 Tables do. As S3
-Tables, it stages no table, takes no location for a table, and renames none.
+Tables, it stages no table, takes no location for a table, and renames none. As Glue, it is below `/iceberg`, wants
+the number of the account as the warehouse, and has the tables below a prefix that it names.
 """
 
 import hashlib
@@ -10,8 +11,9 @@ import re
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
+from urllib.parse import parse_qs, urlsplit
 
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -25,16 +27,20 @@ _AUTHORIZATION: Final = re.compile(
 )
 
 
+_GLUE: Final = "/iceberg"
+
+
 @dataclass
 class GuardedRest:
-    """`service`: the name that signatures are for, such as `glue`. `signed`: how many requests had the right
-    one."""
+    """`service`: the name that signatures are for, such as `glue`. `account`: as Glue, for the catalog of this
+    account. `signed`: how many requests had the right signature."""
 
     behind: str
     service: str
     credentials: Credentials
     region: str = "us-east-1"
     as_s3_tables: bool = False
+    account: str = ""
     uri: str = ""
     signed: int = 0
     refused: list[str] = field(default_factory=list)
@@ -50,7 +56,20 @@ class GuardedRest:
             if body.get("stage-create") or body.get("location"):
                 return self._refused(request, 400, "a table is made in one request, and the catalog says where")
         self.signed += 1
-        return forwarded(request, self.behind)
+        return self._of_account(request) if self.account else forwarded(request, self.behind)
+
+    def _of_account(self, request: Request) -> Answer:
+        prefix, split = f"catalogs/{self.account}", urlsplit(request.target)
+        before = f"{_GLUE}/v1/{prefix}/"
+        if request.target.startswith(before):
+            target = f"/v1/{request.target.removeprefix(before)}"
+            return forwarded(replace(request, target=target), self.behind)
+        if split.path != f"{_GLUE}/v1/config" or parse_qs(split.query).get("warehouse") != [self.account]:
+            return self._refused(request, 404, f"only {before} is known here")
+        found = forwarded(replace(request, target="/v1/config"), self.behind)
+        config = json.loads(found.body)
+        config["overrides"] = {**config.get("overrides", {}), "prefix": prefix}
+        return Answer(found.status, found.headers, json.dumps(config).encode())
 
     def _wrong_signature(self, request: Request) -> str | None:
         found = _AUTHORIZATION.fullmatch(request.headers.get("authorization", ""))
@@ -83,9 +102,9 @@ class GuardedRest:
 
 @contextmanager
 def guarded_rest(
-    behind: str, service: str, credentials: Credentials, *, as_s3_tables: bool
+    behind: str, service: str, credentials: Credentials, *, as_s3_tables: bool = False, account: str = ""
 ) -> Iterator[GuardedRest]:
-    rest = GuardedRest(behind, service, credentials, as_s3_tables=as_s3_tables)
+    rest = GuardedRest(behind, service, credentials, as_s3_tables=as_s3_tables, account=account)
     with served(rest.answer) as uri:
         rest.uri = uri
         yield rest

@@ -5,8 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
+from kcl_dagster.spark.sinks import snapshot_expiry
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
 from tests.lakehouse.cell import Operation, refusal
 from tests.lakehouse.engine import Engine
@@ -303,6 +306,35 @@ def merges_beside(b: Bench) -> None:
     b.expect([*range((stored + 1) * RECORDS // 2), *inserted])
 
 
+def expiry(b: Bench) -> None:
+    """The files in the directory are those that the other engine knows, and it can read each snapshot."""
+    kept = "'history.expire.max-snapshot-age-ms'='1', 'history.expire.min-snapshots-to-keep'='2'"
+    b.make(
+        "PARTITIONED BY (bucket(2, n)) "
+        f"TBLPROPERTIES ('format-version'='2', 'write.delete.mode'='merge-on-read', {kept})"
+    )
+    procedure = f"CALL {b.place.name}.system"
+    with patch.object(snapshot_expiry, "FEWEST", 2):
+        for number in range(3):
+            b.store(number * RECORDS // 2, merge_on=["n"])
+        b.engine.sql(f"ALTER TABLE {b.name} CREATE TAG before")
+        before = b.engine.value(f"SELECT sum(n) FROM {b.name}")
+        b.engine.sql(f"DELETE FROM {b.name} WHERE n < 5")
+        b.engine.sql(f"{procedure}.rewrite_data_files(table => '{b.table}', options => map('rewrite-all', 'true'))")
+        for number in range(3, 8):
+            b.store(number * RECORDS // 2, merge_on=["n"])
+    b.expect(range(5, 9 * RECORDS // 2))
+    assert b.engine.value(f"SELECT sum(n) FROM {b.name} VERSION AS OF 'before'") == before
+    snapshots = b.engine.sql(f"SELECT snapshot_id FROM {b.name}.snapshots")
+    assert len(snapshots) <= 5, f"{len(snapshots)} snapshots are left of ten and more"
+    for row in snapshots:
+        assert b.engine.value(f"SELECT sum(n) FROM {b.name} VERSION AS OF {row['snapshot_id']}") > 0
+    named = {row["file_path"] for row in b.engine.sql(f"SELECT DISTINCT file_path FROM {b.name}.all_files")}
+    folder = Path(b.loaded().location().removeprefix("file:"))
+    there = {path.name for path in folder.glob("data/**/*.parquet")}
+    assert {name.rpartition("/")[2] for name in named} == there, f"{len(named)} files are known, {len(there)} there"
+
+
 def version_3(b: Bench) -> None:
     b.make("TBLPROPERTIES ('format-version'='3')")
     said = "version 3", "pyiceberg writes version 2"
@@ -327,13 +359,18 @@ OPERATIONS: Final = (
         "merge",
         "`merge_on` with deletes, into files and position deletes of Spark, of two specs",
         merges,
-        ("rest", "vended", "sql"),
     ),
     Operation(
         "beside",
         "`merge_on` beside Spark that inserts, rewrites files and expires snapshots",
         merges_beside,
-        ("rest", "sql"),
+        ("rest", "s3tables", "sql"),
+    ),
+    Operation(
+        "expire",
+        "`merge_on` expires snapshots, also those of Spark, with the files that only they had; a tag stays",
+        expiry,
+        ("rest",),
     ),
     Operation("v3", "a table of format version 3 is refused before anything is decided", version_3),
 )

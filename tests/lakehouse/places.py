@@ -19,6 +19,7 @@ from tests.lakehouse.hive_server import hive_server
 from tests.lakehouse.rest_server import rest_server
 
 REGION: Final = "us-east-1"
+ACCOUNT: Final = "111122223333"
 OWN_KEY, OWN_SECRET = "own-key", "own-secret"  # of the worker
 VENDED_KEY, VENDED_SECRET, VENDED_TOKEN = "vended-key", "vended-secret", "vended-token"
 SPARK_CATALOG: Final = "org.apache.iceberg.spark.SparkCatalog"
@@ -155,6 +156,26 @@ def vended(folder: Path, s3: str) -> Iterator[Place]:
             yield Place("vended", catalog, settings, folder, own, chains, files=files)
 
 
+def _signed(uri: str, service: str, files: GuardedS3, warehouse: str = "") -> tuple[dict[str, str], dict[str, str]]:
+    """A catalog whose requests are signed: as the sink and as the other engine know it."""
+    catalog = {
+        "type": "rest",
+        "uri": uri,
+        "rest.sigv4-enabled": "true",
+        "rest.signing-name": service,
+        "rest.signing-region": REGION,
+        **({"warehouse": warehouse} if warehouse else {}),
+    }
+    settings = {
+        **catalog,
+        "rest.auth.type": "sigv4",
+        "rest.access-key-id": OWN_KEY,
+        "rest.secret-access-key": OWN_SECRET,
+        **engine_s3(files.uri),
+    }
+    return catalog, settings
+
+
 @contextmanager
 def s3_tables(folder: Path, s3: str) -> Iterator[Place]:
     """Apache's REST catalog behind signatures, with the restrictions of S3 Tables on requests to both."""
@@ -169,26 +190,27 @@ def s3_tables(folder: Path, s3: str) -> Iterator[Place]:
             rest_server(folder, properties) as behind,
             guarded_rest(behind, "s3tables", credentials, as_s3_tables=True) as guarded,
         ):
-            catalog = {
-                "type": "rest",
-                "uri": guarded.uri,
-                "rest.sigv4-enabled": "true",
-                "rest.signing-name": "s3tables",
-                "rest.signing-region": REGION,
-            }
-            settings = {
-                "type": "rest",
-                "uri": guarded.uri,
-                "rest.auth.type": "sigv4",
-                "rest.sigv4-enabled": "true",
-                "rest.signing-name": "s3tables",
-                "rest.signing-region": REGION,
-                "rest.access-key-id": OWN_KEY,
-                "rest.secret-access-key": OWN_SECRET,
-                **engine_s3(files.uri),
-            }
+            catalog, settings = _signed(guarded.uri, "s3tables", files)
             own, chains = own_s3(files.uri), "s3://tables-chains/chains"
             yield Place("s3tables", catalog, settings, folder, own, chains, guarded, files)
+
+
+@contextmanager
+def glue_rest(folder: Path, s3: str) -> Iterator[Place]:
+    """Apache's REST catalog behind signatures for Glue, below the prefix of an account, and files in the embedded
+    S3."""
+    for name in ("gluerest-lake", "gluerest-chains"):
+        make_bucket(s3, name)
+    with guarded_s3(s3) as files:
+        properties = {"warehouse": "s3://gluerest-lake/warehouse", **engine_s3(files.uri)}
+        credentials = Credentials(OWN_KEY, OWN_SECRET)
+        with (
+            rest_server(folder, properties) as behind,
+            guarded_rest(behind, "glue", credentials, account=ACCOUNT) as guarded,
+        ):
+            catalog, settings = _signed(f"{guarded.uri}/iceberg", "glue", files, ACCOUNT)
+            own, chains = own_s3(files.uri), "s3://gluerest-chains/chains"
+            yield Place("gluerest", catalog, settings, folder, own, chains, guarded, files)
 
 
 @dataclass

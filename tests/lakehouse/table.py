@@ -10,23 +10,26 @@ from tests.lakehouse import delta_operations, iceberg_operations
 from tests.lakehouse.cell import Operation
 from tests.lakehouse.delta_operations import DeltaBench
 from tests.lakehouse.iceberg_operations import Bench
-from tests.lakehouse.places import delta_folder, delta_s3, glue, hive, rest, s3_tables, sql, vended
+from tests.lakehouse.places import delta_folder, delta_s3, glue, glue_rest, hive, rest, s3_tables, sql, vended
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceOfSink:
-    """`title`: for the table in the docs. `opened`: starts its servers, in a folder, with the address of S3."""
+    """`title`: for the table in the docs. `opened`: starts its servers, in a folder, with the address of S3.
+    `only`: names of operations; empty: all that are done in each catalog."""
 
     sink: str
     name: str
     title: str
     opened: Callable[[Path, str], AbstractContextManager[Any]]
+    only: tuple[str, ...] = ()
 
 
 PLACES: Final = (
     PlaceOfSink("iceberg", "rest", "REST (Apache's), directory", rest),
     PlaceOfSink("iceberg", "vended", "REST with vended credentials, S3", vended),
     PlaceOfSink("iceberg", "s3tables", "REST with SigV4 and the restrictions of S3 Tables, S3", s3_tables),
+    PlaceOfSink("iceberg", "gluerest", "REST with SigV4 and the prefix of Glue, S3", glue_rest, ("merge",)),
     PlaceOfSink("iceberg", "glue", "Glue (moto), S3", glue),
     PlaceOfSink("iceberg", "sql", "SQL (SQLite), directory", sql),
     PlaceOfSink("iceberg", "hive", "Hive 2.3, directory", hive),
@@ -42,7 +45,7 @@ NOT_HERE: Final = (
     (
         "iceberg",
         "AWS Glue's own REST endpoint",
-        "as `REST with SigV4`, where signatures are for `s3tables` and not for `glue`",
+        "by a double with its signatures, its warehouse and its prefix, before Apache's REST catalog",
     ),
     (
         "iceberg",
@@ -61,7 +64,8 @@ def cells() -> Iterator[tuple[PlaceOfSink, Operation]]:
     """In the order in which they are run."""
     for place in PLACES:
         for operation in OPERATIONS[place.sink]:
-            if not operation.places or place.name in operation.places:
+            is_for = not operation.places or place.name in operation.places
+            if is_for and (not place.only or operation.name in place.only):
                 yield place, operation
 
 
