@@ -48,6 +48,7 @@ from kcl_dagster.orchestration.remote_report import (
     send_event,
     send_outcome,
     send_problem,
+    send_versions,
 )
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.run_end import report_in_time
@@ -73,6 +74,7 @@ def reporting() -> Iterator[PipesContext]:
     Raises ConfigurationError if no Pipes client has launched this process.
     """
     with _open_pipes() as pipes:
+        send_versions(pipes.report_custom_message)
         try:
             yield pipes
         except Exception as error:

@@ -13,7 +13,7 @@ from dagster import Failure, OpExecutionContext, PipesClientCompletedInvocation
 
 from kcl_dagster.orchestration.bounded_outcome import BoundedOutcome, leads_again, open_bounded_leader
 from kcl_dagster.orchestration.consumer import Consumer, parameters_after_first
-from kcl_dagster.orchestration.remote_report import APPLICATION, THROUGH, read_report
+from kcl_dagster.orchestration.remote_report import APPLICATION, THROUGH, our_versions, read_report
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.run_event_log import writer_of
 from kcl_dagster.orchestration.run_storage import run_view
@@ -37,12 +37,23 @@ def read_elsewhere(
     """Carry out a bounded run in the driver that `launch` starts. Returns its outcome and the metadata of the Pipes
     client.
 
-    Raises Failure if the driver reports a problem or ends without a report, and what the Pipes client raises.
+    Raises Failure if the driver reports a problem, ends without a report, or reports an outcome that this version
+    cannot read, and what the Pipes client raises.
     """
     application, run_id = consumer.application, context.run.run_id
     given = {name: getattr(context.resources, name) for name in resources_of(launch)}
     invocation = launch(context, {APPLICATION: application.name, THROUGH: through}, **given)
     report = read_report(invocation.get_custom_messages())
+    if report.unread:
+        context.log.warning(
+            "%s: %d of the driver's events cannot be read here and are left out: the driver has %s, and this "
+            "process has %s. The first error: %s",
+            application.name,
+            len(report.unread),
+            report.versions,
+            our_versions(),
+            report.unread[0],
+        )
     write = writer_of(context)
     for event in report.events:
         write(event)

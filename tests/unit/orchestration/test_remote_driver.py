@@ -31,11 +31,15 @@ from kcl_dagster.orchestration.bounded_outcome import BoundedOutcome
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.remote_driver import context_loader, message_writer
 from kcl_dagster.orchestration.remote_report import (
+    EVENT,
+    OUTCOME,
+    VERSIONS,
     RemoteReport,
     read_report,
     send_event,
     send_outcome,
     send_problem,
+    send_versions,
 )
 from kcl_dagster.runtime import system
 from kcl_dagster.tables.control import Control, ControlRow
@@ -217,6 +221,66 @@ def test_a_report_is_what_was_sent() -> None:
     send_problem(sent.append, "no rights")
     assert read_report(sent).problem == "no rights"
     assert read_report([]) == RemoteReport()
+
+
+UNREADABLE = ('{"__class__": "EventOfTomorrow"}', '{"__class__": "AssetObservation", "x": 1}', "{", "3", 4, None)
+
+
+def test_an_event_that_this_version_cannot_read_is_left_out_of_the_report() -> None:
+    sent: list[Any] = []
+    seen, outcome = dg.AssetObservation("things"), BoundedOutcome(17.5, StopReason.CAUGHT_UP, records=3)
+    send_versions(sent.append)
+    sent += [{EVENT: event} for event in UNREADABLE]
+    send_event(sent.append, seen)
+    send_outcome(sent.append, outcome)
+    report = read_report(sent)
+    assert (report.events, report.outcome, report.problem) == ((seen,), outcome, "")
+    assert len(report.unread) == len(UNREADABLE)
+    assert report.versions == f"kcl-dagster {kcl.__version__} and Dagster {dg.__version__}"
+
+
+@pytest.mark.parametrize("changed", [{"reason": None}, {"reason": "a reason of tomorrow"}, {"led": None}])
+@pytest.mark.parametrize("has_versions", [True, False])
+def test_an_outcome_that_this_version_cannot_read_is_a_problem(
+    changed: Mapping[str, str | None], has_versions: bool
+) -> None:
+    sent: list[Any] = [{VERSIONS: "kcl-dagster 9.1 and Dagster 2.0"}] if has_versions else []
+    send_outcome(sent.append, BoundedOutcome(17.5, StopReason.CAUGHT_UP))
+    told = {**sent[-1][OUTCOME], **changed}
+    sent[-1] = {OUTCOME: {name: value for name, value in told.items() if value is not None}}
+    report = read_report(sent)
+    assert report.outcome is None
+    driver = "kcl-dagster 9.1 and Dagster 2.0" if has_versions else "unknown versions"
+    assert f"the driver has {driver}, and this process has kcl-dagster {kcl.__version__}" in report.problem
+    assert read_report([{OUTCOME: "done"}]).problem
+
+
+@pytest.mark.server
+def test_the_outcome_of_a_driver_of_another_version_counts_although_an_event_is_unknown(here: Here) -> None:
+    def drive() -> int:
+        with remote_driver.reporting() as pipes:
+            pipes.report_custom_message({EVENT: '{"__class__": "EventOfTomorrow"}'})
+            send_outcome(pipes.report_custom_message, BoundedOutcome(17.5, StopReason.CAUGHT_UP))
+        return 0
+
+    result = here.launched(drive)
+    assert result.success
+    records = here.bench.instance.get_records_for_run(result.run_id).records
+    logged = "\n".join(record.event_log_entry.user_message for record in records)
+    assert "1 of the driver's events cannot be read here" in logged
+    assert f"the driver has kcl-dagster {kcl.__version__}" in logged
+
+
+@pytest.mark.server
+def test_an_outcome_of_another_version_fails_the_dagster_run_with_both_versions(here: Here) -> None:
+    def drive() -> int:
+        with remote_driver.reporting() as pipes:
+            pipes.report_custom_message({OUTCOME: {"through": 17.5}})
+        return 0
+
+    why = why_failed(here.launched(drive))
+    assert "the outcome of the driver cannot be read (KeyError: " in why
+    assert f"the driver has kcl-dagster {kcl.__version__}" in why
 
 
 def test_messages_are_written_to_where_the_reader_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
