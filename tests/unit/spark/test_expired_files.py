@@ -261,6 +261,8 @@ def test_a_manifest_list_that_was_deleted_by_hand_stops_nothing(lake: IcebergLak
     assert lake.version() <= 4
     assert found(lake) == {0: "3", 1003: "new"}
     assert referenced(lake) <= on_disk(lake)
+    left = on_disk(lake) - referenced(lake)
+    assert len(left) == 1, "only the manifest that the deleted list alone has named"
 
 
 def test_a_store_that_permits_no_deletion_gets_few_requests(
