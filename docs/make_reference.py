@@ -416,7 +416,8 @@ def _cli() -> str:
         parts += [f"## {name}", f"{_capital(verb.description or _help_of(verbs, name)).removesuffix('.')}."]
         if name in in_job:
             parts.append(f"In the job `<application>_admin`: `{_config_of(in_job[name])}`.")
-        named_elsewhere = set() if name == "emulator" else shared  # its region is the one that it plays
+        # The emulator has an option --region, too, but with another meaning: the region that it imitates.
+        named_elsewhere = set() if name == "emulator" else shared
         rows = list(_option_rows(verb, _options(verb) - named_elsewhere))
         if rows:
             parts.append(_table(("option", "meaning"), rows))

@@ -57,7 +57,7 @@ def _within() -> Any:
 
 class StatusOperation(Operation):
     name = "status"
-    title = "show workers, leases and progress, and leases that nobody serves"
+    title = "show workers, leases, progress, and leases without a worker"
     complete_within: float | None = _within()
 
     def look(self, context: OperationContext, unread: Unread) -> Status:

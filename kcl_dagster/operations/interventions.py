@@ -92,7 +92,8 @@ class ResetOperation(Operation):
     shards: list[str] = _shards()
     of_stream: list[str] = _of_stream()
     wait_for_dead: bool = Field(
-        default=False, description="watch the leases for a lease duration, and reset those that nobody renews in it"
+        default=False,
+        description="watch the leases for a lease duration, and refuse if one of them is renewed",
     )
     dry_run: bool = dry_run()
 

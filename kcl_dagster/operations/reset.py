@@ -280,8 +280,9 @@ def reset(
 ) -> ResetReport:
     """Reset leases to `target`: all of the application, or those of some streams or shards.
 
-    `wait_for_dead`: watch owned leases for a lease duration, and take those whose counter does not change. Raises
-    Unsafe and ConfigurationError before anything is changed.
+    `wait_for_dead`: watch the leases for the longest lease duration of their owners. Owners whose counters do not
+    change are dead, and their leases are reset as well. Raises Unsafe and ConfigurationError before anything is
+    changed.
     """
     names = [stream.name for stream in opened.application.streams if not streams or stream.name in streams]
     if unknown := sorted(set(streams) - set(names)):

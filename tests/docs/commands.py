@@ -155,7 +155,7 @@ def _emulator(arguments: Sequence[str]) -> None:
 
 
 def _spark_class(arguments: Sequence[str]) -> None:
-    """The class is one that the tests of clusters start, with options that they use."""
+    """Check that a test of clusters starts the same class with the same options."""
     tested = "".join((ROOT / name).read_text() for name in _STARTS_SPARK)
     names = [one for one in arguments if one.startswith("org.apache.spark.")]
     assert names, "no class is named"

@@ -180,7 +180,8 @@ def with_partial_answers(random: Random, scenario: "Scenario") -> "Scenario":
 def with_lease_durations(random: Random, scenario: "Scenario") -> "Scenario":
     """The scenario with another lease duration that is deployed while workers run and before there is no leader for
     a while, or as it is. Drawn after everything else, and comes after all other faults. Java workers need the
-    former duration. Nobody believes a worker's row that says more than an hour."""
+    former duration. Leaders and workers believe at most an hour of what another worker's row says, so longer
+    durations are not changed."""
     if scenario.java or scenario.schedule is not None or random.random() >= DURATIONS_SHARE:
         return scenario
     short, long = (scenario.stretch * seconds for seconds in (SHORT_LEASE, random.choice(LONG_LEASES)))

@@ -71,8 +71,8 @@ class Line:
     def accept(cls, connection: socket.socket, context: ssl.SSLContext, secret: bytes) -> Self:
         """Accept a host as the worker. Raises OSError or EOFError if the peer does not send the secret.
 
-        A peer that sends nothing for HANDSHAKE_SECONDS is refused, but one that sends a byte from time to time is
-        not: to limit the whole time, the caller shuts the connection down."""
+        A peer is refused if it sends nothing for HANDSHAKE_SECONDS. This method does not limit the time of a peer
+        that sends single bytes: the caller does, and shuts the connection down."""
         connection.settimeout(HANDSHAKE_SECONDS)
         try:
             line = cls(connection, context, is_worker=True)

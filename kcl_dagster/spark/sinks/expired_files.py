@@ -1,13 +1,13 @@
 """Deletes the files of an Iceberg table that only expired snapshots had: manifest lists, manifests, and files of
 data and deletes that other files have replaced, whichever writer has replaced them.
 
-A file of data or deletes is deleted if one of these snapshots, or the oldest one that remains after them, has
-removed it, and if no snapshot that remains has it: no later one of the main branch, and none of a tag, of another
-branch or of no branch. A snapshot names the files that it has removed. So the work follows the number of changes,
-and not that of the table's files.
+Two conditions hold for each data or delete file that is deleted. First, an expired snapshot has removed it from
+the table, or the oldest remaining snapshot has. Second, no remaining snapshot contains it, whether that snapshot
+belongs to the main branch, to another branch, to a tag or to none of them. Each snapshot names the files that it
+has removed, so the work grows with the number of changes, and not with the number of files in the table.
 
-This happens after the commit that has expired the snapshots, by what the catalog then says of the table. If the
-worker is killed meanwhile, the files are left to the removal of orphan files.
+The files are deleted after the commit that has expired the snapshots, once the table was loaded again. If the
+worker is killed before it has deleted them, they become orphan files, which an engine can remove.
 """
 
 import logging

@@ -36,8 +36,8 @@ MOST_COMPARED: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class OldSnapshots:
-    """`expired`: what a commit expires, in order. `later`: the snapshots of the main branch after the first one of
-    these, the last of which is the oldest one that remains after them."""
+    """`expired`: the snapshots that a commit expires, the oldest first. `later`: the snapshots of the main branch
+    that follow the first expired one, up to the oldest snapshot that remains."""
 
     expired: "tuple[Snapshot, ...]" = ()
     later: "tuple[Snapshot, ...]" = ()

@@ -139,7 +139,7 @@ def test_without_a_verb_it_prints_its_help(capsys: pytest.CaptureFixture[str]) -
     assert cli.main([]) == cli.WELL
     out = capsys.readouterr().out
     assert "usage: kcl-dagster" in out
-    assert "show workers, leases and progress" in out
+    assert "show workers, leases, progress" in out
 
 
 @pytest.mark.audit("F11")
