@@ -320,11 +320,7 @@ def _role(component: Component, name: str, policies: Mapping[Component, Json]) -
     attached: list[Any] = [{"Ref": one} for one in policies[component]]
     if component is Component.WORKER:
         attached += _unless_apart(policies)
-    if len(attached) > POLICIES_OF_A_ROLE:
-        raise ConfigurationError(
-            f"the rights of the {component} fill {len(attached)} policies, because they name every stream, and a "
-            f"role has {POLICIES_OF_A_ROLE} at most: divide the streams among several applications"
-        )
+    _refuse_too_many(attached, str(component))
     made: Json = {
         role: {
             "Type": "AWS::IAM::Role",
@@ -355,6 +351,14 @@ def _role(component: Component, name: str, policies: Mapping[Component, Json]) -
     return made
 
 
+def _refuse_too_many(policies: Sequence[Json], holder: str) -> None:
+    if len(policies) > POLICIES_OF_A_ROLE:
+        raise ConfigurationError(
+            f"the rights of the {holder} fill {len(policies)} policies, because they name every stream, and a role "
+            f"has {POLICIES_OF_A_ROLE} at most: divide the streams among several applications"
+        )
+
+
 _DRIVER_PARAMETERS: Final[Json] = {
     "DriverService": {
         "Type": "String",
@@ -367,10 +371,11 @@ _DRIVER_PARAMETERS: Final[Json] = {
 
 def _driver(deployment: Deployment, policies: Mapping[Component, Json]) -> Json:
     """The role of Spark drivers elsewhere, with the policies of leader, worker and executor; nothing if none can
-    run, or if these are more policies than a role can have."""
-    held = [{"Ref": one} for part in Component if part in OF_DRIVER for one in policies[part]]
-    if deployment.messages is None or len(held) > POLICIES_OF_A_ROLE:
+    run."""
+    if deployment.messages is None:
         return {}
+    held = [{"Ref": one} for part in Component if part in OF_DRIVER for one in policies[part]]
+    _refuse_too_many(held, "drivers elsewhere")
     trust = _trust(Component.WORKER)
     trust["Statement"][0]["Principal"] = {"Service": {"Ref": "DriverService"}}
     return {

@@ -169,6 +169,13 @@ def test_a_role_that_would_have_too_many_policies_is_refused() -> None:
         template(of_streams(*LONG_NAMES, retrieval="fanout"))
 
 
+def test_a_driver_that_would_have_too_many_policies_is_refused() -> None:
+    fits = of_streams(*LONG_NAMES[:100])
+    template(fits)
+    with pytest.raises(ConfigurationError, match=r"the rights of the drivers elsewhere fill \d\d policies"):
+        template(replace(fits, messages="s3://messages"))
+
+
 def test_one_machine_has_no_role_if_that_would_have_too_many_policies() -> None:
     made = template(of_streams(*LONG_NAMES[:100]))
     assert {"WorkerRole", "WorkerProfile"} <= made["Resources"].keys()
