@@ -142,8 +142,18 @@ def test_our_commands_run(
 def test_a_page_says_how_to_retire_an_application() -> None:
     page = ROOT / "docs/how-to/retire.md"
     shown = [command for block in BLOCKS if block.page == page for command in commands(block.text)]
-    verbs = [command[1] for command in shown]
-    assert verbs == ["pause", "status", "export", "deregister", "deregister", "dynamodb"]
+    steps = [" ".join(command[1:3] if command[0] == "aws" else command[1:2]) for command in shown]
+    assert steps == [
+        "cloudwatch disable-alarm-actions",
+        "pause",
+        "status",
+        "export",
+        *["deregister"] * 2,
+        "cloudformation delete-stack",
+        "dynamodb update-table",
+        "dynamodb delete-table",
+        *["-n"] * 2,  # of kubectl
+    ]
 
 
 def _run(command: Sequence[str]) -> int:
