@@ -5,8 +5,10 @@ underscore.
 """
 
 import hashlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -15,6 +17,10 @@ from kcl_dagster.spark.storage import Store
 
 FOLDER: Final = "_kcl_dagster_columns"
 _DIGEST_CHARACTERS: Final = 32
+_AT_ONCE: Final = 16  # files of columns: one after the other, they would delay the first batch
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(slots=True)
@@ -28,7 +34,8 @@ class ColumnTypes:
         """Column name -> type. The first call lists the files; workers may have added others since."""
         if self._known is None:
             try:
-                found = [self._read(file.path) for file in self.store.files(f"{FOLDER}/", hidden=True)]
+                paths = [file.path for file in self.store.files(f"{FOLDER}/", hidden=True)]
+                found = _at_once(self._read, paths)
             except (OSError, KclError) as error:
                 raise SinkError(f"{self.store.root}: {FOLDER} could not be read: {error}") from error
             self._known = {one.name: one.type for one in found}
@@ -38,23 +45,25 @@ class ColumnTypes:
         """Store the types of new columns, before their first data. Raises TransformError if another worker has
         stored a column with another type meanwhile."""
         known = self.known()
-        for name, kind in types.items():
-            if name in known:
-                continue
-            path = path_of(name)
-            try:
-                content = pa.schema([pa.field(name, kind)]).serialize().to_pybytes()
-                is_new = self.store.create(path, content)
-                stored = pa.field(name, kind) if is_new else self._read(path)
-            except (OSError, KclError) as error:
-                raise SinkError(f"{self.store.root}: {path} could not be written: {error}") from error
-            assert self._known is not None
-            self._known[stored.name] = stored.type
-            if (stored.name, stored.type) != (name, kind):
+        new = [pa.field(name, kind) for name, kind in types.items() if name not in known]
+        stored = _at_once(self._stored, new)
+        assert self._known is not None
+        self._known.update({one.name: one.type for one in stored})
+        for column, found in zip(new, stored, strict=True):
+            if (found.name, found.type) != (column.name, column.type):
                 raise TransformError(
-                    f"column {name} is of type {kind}, and column {stored.name} of type {stored.type} is stored at "
-                    f"{self.store.root}: cast it in the function, or give it another name"
+                    f"column {column.name} is of type {column.type}, and column {found.name} of type {found.type} "
+                    f"is stored at {self.store.root}: cast it in the function, or give it another name"
                 )
+
+    def _stored(self, column: pa.Field) -> pa.Field:
+        """The column as it is stored: this one, unless another worker was first."""
+        path = path_of(column.name)
+        try:
+            is_new = self.store.create(path, pa.schema([column]).serialize().to_pybytes())
+            return column if is_new else self._read(path)
+        except (OSError, KclError) as error:
+            raise SinkError(f"{self.store.root}: {path} could not be written: {error}") from error
 
     def _read(self, path: str) -> pa.Field:
         return pa.ipc.read_schema(pa.BufferReader(self.store.get(path))).field(0)
@@ -64,3 +73,8 @@ def path_of(name: str) -> str:
     """The path of the file of a column. Names that differ only in case have the same file."""
     digest = hashlib.sha256(name.casefold().encode()).hexdigest()
     return f"{FOLDER}/{digest[:_DIGEST_CHARACTERS]}"
+
+
+def _at_once(action: Callable[[T], R], ones: Iterable[T]) -> list[R]:
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="kcl-columns") as pool:
+        return list(pool.map(action, ones))
