@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from benchmarks.machine import cpu_between, cpu_times
-from benchmarks.ours import Ours
+from benchmarks.ours import PATIENCE_SECONDS, Ours
 from benchmarks.rivals.json_fields import COLUMNS, DDL, SCHEMA
 from benchmarks.run_time import Cost
 from benchmarks.source import MB, Load
@@ -25,7 +25,6 @@ from kcl_dagster.spark.payload_decoding import with_json
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.staged_ranges import FetchStaging
 from kcl_dagster.worker.loop import Worker
-from kcl_dagster.worker.reading import FIRST_SECONDS
 
 BATCHES: Final = 4  # of a run: the first one shows a sink what its transform does
 VALUES: Final[dict[str, Callable[[], Any]]] = {
@@ -81,7 +80,7 @@ class Transforms(Ours):
         """All but the first batch, in which a sink sees what its transform does."""
         part = 1 / BATCHES
         settings = BatchSettings(
-            max_seconds=FIRST_SECONDS,
+            max_seconds=PATIENCE_SECONDS,
             max_records=int(self.source.records * part) + 1,
             max_bytes=int(self.source.bytes * part * 2) + MB,
             prefetch=False,

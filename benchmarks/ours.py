@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -50,10 +51,10 @@ from kcl_dagster.tables.creation import create_tables
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
+from kcl_dagster.worker import reading
 from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.loop import Worker
-from kcl_dagster.worker.reading import FIRST_SECONDS
 from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.surroundings import NoSink, Surroundings
 
@@ -158,12 +159,14 @@ class Ours:
         """All of the source. In one batch, it is read as the unsafe way reads it."""
         budget = self._budget()
         large = BatchSettings(
-            max_seconds=FIRST_SECONDS,  # a first batch has no more; on a slow machine a second one waits as long
+            max_seconds=PATIENCE_SECONDS,
             max_records=max(1, budget.records // batches),
             max_bytes=max(MB, budget.bytes // batches),
             prefetch=False,
         )
-        return self._work(large, transform)
+        # A worker ends its first batch after half a second, and this source takes longer to read.
+        with patch.object(reading, "FIRST_SECONDS", PATIENCE_SECONDS):
+            return self._work(large, transform)
 
     def through_spark(self) -> Cost:
         return self.exactly_once(with_length, BATCHES)
@@ -180,9 +183,10 @@ class Ours:
     def _work(self, batch: BatchSettings, transform: Transform = unchanged) -> Cost:
         with self._worker(batch, transform) as worker:
             cost = self._measured(lambda: self._read_all(worker))
-            # Take what is being read ahead: a task that is cancelled takes its Python worker with it, and the next
-            # run would begin with starting another.
-            worker.step_batch()
+            if batch.prefetch:
+                # Take what is being read ahead: a task that is cancelled takes its Python worker with it, and the
+                # next run would begin with starting another.
+                worker.step_batch()
             return cost
 
     def _read_all(self, worker: Worker[Any]) -> int:
