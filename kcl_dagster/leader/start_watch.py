@@ -36,12 +36,12 @@ class StartWatch:
     _starting: frozenset[str] = frozenset()
 
     def see(self, now: float, *, is_short: bool, reads: bool, starting: Collection[str] = ()) -> bool:
-        """Called after each tick as the leader. Returns whether to give up leadership now.
+        """Called after each tick of the leader. Returns whether the leader should give up leadership now.
 
-        - `is_short`: workers are missing.
-        - `reads`: a worker of this deployment reads, or could.
-        - `starting`: runs of this deployment that have left the queue, and whose worker may still begin to read.
-          While the first of them start, leadership is not given up.
+        - `is_short`: whether workers are missing.
+        - `reads`: whether a worker of this deployment is able to read.
+        - `starting`: the ids of the deployment's runs that have left the queue, and whose workers may still begin
+          to read. The leader does not give up leadership while the first of these runs start.
         """
         has_failed = self.has_failed or bool(self._starting - frozenset(starting))
         self._starting = frozenset(starting)

@@ -419,7 +419,8 @@ def divided(document: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
 
 
 def _with(part: list[dict[str, Any]], statement: Mapping[str, Any], resource: str) -> list[dict[str, Any]]:
-    """The statements and one resource of a further statement, or of the last one."""
+    """`part` with one more resource of `statement`. If the last statement of `part` comes from `statement`, the
+    resource is added to it. Otherwise, a new statement with this resource is appended."""
     if part and part[-1]["Sid"] == statement["Sid"]:
         return [*part[:-1], {**part[-1], "Resource": [*part[-1]["Resource"], resource]}]
     return [*part, {**statement, "Resource": [resource]}]

@@ -115,16 +115,17 @@ class DeclaredWindows:
         resets: Sequence[SetBack] = (),
         workers: Mapping[str, bool] = NO_WORKERS,
     ) -> list[AssetMaterialization]:
-        """Return materializations to report now, oldest window first, at most `MOST_AT_ONCE`.
+        """Return the materializations that should be reported now, oldest window first, at most `MOST_AT_ONCE`.
 
-        Windows for which a run was launched are left to that run while it is active.
+        If an active run was launched for a window, that run reports the window.
 
         - `leases`: those from which `completeness` was computed.
-        - `created`: returns when the streams were created (the first of several; epoch seconds), or None unless
-          everything that ever arrived has been read. It is called if Dagster's storage has no window and the
-          application no first moment, and then decides with which window to begin.
+        - `created`: returns when the oldest stream of the application was created, in epoch seconds. Returns None
+          unless the application has read everything that ever arrived. It is called if neither Dagster's storage
+          has a declared window nor `completeness` a first moment. The first window is then calculated from the
+          result.
         - `resets`: see `TickReport`.
-        - `workers`: run id -> whether its worker is alive, as far as that is known.
+        - `workers`: run id -> whether the worker of the run is alive. Runs for which this is not known are missing.
         """
         if completeness.through is None:
             return []

@@ -23,7 +23,8 @@ class ExportFolder:
     s3: Callable[[], S3Options]
 
     def put(self, name: str | None, text: str, *, force: bool = False) -> str:
-        """Store a new file and return its place. Raises ConfigurationError if it exists, and for `force`."""
+        """Store a new file and return its place. Raises ConfigurationError if the file exists, or if `force` is
+        set."""
         if force:
             raise ConfigurationError("no file in the folder of exports is replaced: choose another name")
         name = name or self.unnamed

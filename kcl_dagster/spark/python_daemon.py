@@ -108,8 +108,9 @@ def preload() -> frozenset[str]:
 
 
 def prefers_added_files(spark: AddPath, preloaded: Collection[str]) -> AddPath:
-    """Wrap `spark` for paths that contain one of the libraries of `preloaded`: a worker that has not run
-    anything yet then imports all of them again, because they use each other."""
+    """Wrap `spark`, which adds a path to the import path. If the path contains a library of `preloaded`, the worker
+    imports all preloaded modules again, because these libraries use each other. A worker that has already imported
+    other modules of these libraries keeps them all."""
     libraries = {_library(name) for name in preloaded}
 
     def add(path: str) -> bool:

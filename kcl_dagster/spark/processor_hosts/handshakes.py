@@ -12,15 +12,15 @@ LEAST_SECONDS: Final = 1.0
 
 
 class Handshakes:
-    """Bounds the number of open handshakes and the time of each. Any thread may call it.
+    """Limits how many handshakes are open at the same time, and how long each may take. Any thread may call it.
 
-    A handshake counts until its thread has ended it, so there are at most as many threads. To disconnect a peer
-    makes its thread end.
+    Each handshake has a thread of its own, and is open until this thread calls `end`. To end a handshake early, the
+    peer is disconnected, which ends the thread.
     """
 
     def __init__(self, clock: Callable[[], float], seconds: float, most: int, least_seconds: float) -> None:
-        """`clock`: monotonic. `seconds`: for each handshake. `most`: open ones. `least_seconds`: that each has even
-        if others wait."""
+        """`clock`: monotonic. `seconds`: the time limit of a handshake. `most`: how many may be open.
+        `least_seconds`: the time that each handshake has even while others wait."""
         self._clock = clock
         self._seconds = seconds
         self._most = most

@@ -31,8 +31,8 @@ LOG_RETRIES: Final = 15  # delta-rs's own: other shards' workers append to the s
 
 
 def check_settings(partition_by: Sequence[str]) -> None:
-    """Raise PackageMissing where deltalake is not installed, and ConfigurationError for a column by which no table
-    is partitioned."""
+    """Raise PackageMissing if deltalake is not installed. Raise ConfigurationError if the table is to be
+    partitioned by lease key."""
     try:
         import deltalake  # noqa: F401 - it is an extra, and asked for when the consumer is defined
     except ImportError as error:

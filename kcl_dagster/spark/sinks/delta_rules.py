@@ -117,8 +117,9 @@ class DeltaRules:
         return Target(self.table, self.schema, " (DeltaTable.alter.add_columns)")
 
     def applied(self, transform: Transform, *, to_changes: bool = False) -> Transform:
-        """The transform, with what the table computes, and failing for rows that violate its constraints.
-        `to_changes`: its rows are change rows. Those that delete a row of the table may violate them."""
+        """Wrap the transform. The wrapped transform adds the columns that the table computes, and fails for rows
+        that violate the table's constraints. `to_changes`: the rows are change rows; those that delete a row of the
+        table may violate the constraints."""
         if not self.conditions and not self.expressions and not (to_changes and self.target.required):
             return transform
 

@@ -246,8 +246,8 @@ class DeltaParts:
 
 
 def _delta_records(table: "DeltaTable", key: str) -> Iterator[str]:
-    """The records of a shard's parts. The last commits are read first, because they have most of them; reading
-    all commits of a month takes minutes."""
+    """What the commits of the table record about the parts of one shard. The last commits are read first. They are
+    mostly sufficient, and reading all commits of a month takes minutes."""
     for limit in (RECENT_COMMITS, None):
         yield from (commit[key] for commit in table.history(limit) if key in commit)
 

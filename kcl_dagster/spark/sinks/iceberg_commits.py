@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 
 class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the table stores about the application's last commit, as JSON. `chains`: where it was planned.
-    `entries`: if the commit is not finished, how many of its entries the table contains."""
+    """What the table stores, as JSON, about the application's last commit. `chains`: the folder of the chains whose
+    entries it contains. `entries`: how many entries of an unfinished commit the table contains; 0 if the commit is
+    finished."""
 
     number: int
     chains: str
