@@ -1,1 +1,1 @@
-"""A worker: the leases that it holds, the batches that it makes of their records, its start and its stop."""
+"""A worker: the leases that it holds, the batches in which it stores records, its start and its stop."""

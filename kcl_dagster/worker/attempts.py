@@ -1,18 +1,20 @@
-"""Counts, in the row of a lease, how often workers ended while a record processor worked on the lease's next
+"""Counts, in the row of a lease, how many workers ended while a record processor worked on the lease's next
 records.
 
 A record may crash or hang the process of its worker. The next owner of the lease learns this only from the row.
-Before records are delivered, the row therefore gets a pin: a pending checkpoint that shows that work on the records
-has begun. The processor's checkpoint removes the pin. Most owners write the pin once; for a processor that does not
-checkpoint, it is written once per minute. It has the format of the pins of batches (`kcl_dagster.worker.pending`),
-but is marked as an attempt: it does not bind a processor or a sink to a range, and the next reader begins at the
-checkpoint.
+Before records are delivered, the worker therefore writes a pin into the row: a pending checkpoint that shows that
+work on the records has begun. The processor's checkpoint removes the pin. Most owners write the pin once. For a
+processor that does not checkpoint, the worker writes it once per minute.
 
-The pin names a record that was delivered, but not always the last one. This worker therefore resets the losses of
-former owners only after it has delivered all records that they can have had: at the tip of the shard, or some time
-after it has passed the pinned record.
+The pin has the format of the pins of batches (`kcl_dagster.worker.pending`), but is marked as an attempt. Such a
+pin does not bind a processor or a sink to a range: the next reader begins at the checkpoint.
 
-A batch that a sink has begun may be stored. Its pin is kept, except that its losses are counted.
+The pin names a record that was delivered. Later records may have been delivered as well. This worker therefore
+resets the losses of former owners only when it has delivered all records that they can have delivered: at the tip
+of the shard, or some time after it has passed the pinned record.
+
+If a sink has begun a batch, the batch may be stored. The worker keeps the pin of such a batch, and changes only its
+losses.
 """
 
 from collections.abc import Mapping
@@ -29,8 +31,8 @@ from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.pending import OwnPins, Pin, binds, pin_of
 
 WRITE_SECONDS: Final = 60.0  # between two writes of the same pin; costs no more than the renewals
-# For how long after the end of an inherited pin its losses are kept. The former owner had read `WRITE_SECONDS`
-# further at most, and this worker may take twice as long for the same records.
+# For how long after the end of an inherited pin its losses are kept. The former owner had read at most what arrives
+# in `WRITE_SECONDS` beyond the pin, and this worker may take twice as long for the same records.
 SURVIVAL_SECONDS: Final = 2 * WRITE_SECONDS
 
 
@@ -45,10 +47,10 @@ class Attempts:
 
     _own: OwnPins = field(default_factory=OwnPins)
     _written: dict[LeaseKey, float] = field(default_factory=dict)
-    """When this worker last wrote the pin of a lease (monotonic)."""
+    """When this worker last wrote the pin of each lease (monotonic)."""
 
     _passed: dict[LeaseKey, tuple[int, float]] = field(default_factory=dict)
-    """The ownership (token) under which a lease was read beyond its pin, and since when (monotonic)."""
+    """For each lease that was read beyond its pin: the ownership (token) at that time, and the time (monotonic)."""
 
     def losses(self, progress: Progress, holding: Holding) -> int:
         """How many owners of the lease ended while they worked on its next records."""
@@ -73,9 +75,9 @@ class Attempts:
             return
 
     def survived(self, holding: Holding, through: Checkpoint | None = None, *, is_at_tip: bool = False) -> None:
-        """Record that this worker's process is alive although records through `through` were delivered, or (None)
-        although the processor failed. Once all records that former owners can have had were delivered, these
-        records did not end their processes, and the losses are reset."""
+        """Record that this worker's process is alive after records through `through` were delivered, or (None)
+        after the processor failed. When all records that former owners can have delivered were delivered again,
+        these records did not end the former processes, and the losses are reset."""
         try:
             lease = self.holdings.settled(holding.key, holding.token)
             pin, end = pin_of(lease), lease.pending_checkpoint
@@ -95,7 +97,8 @@ class Attempts:
         return now - since >= SURVIVAL_SECONDS
 
     def _next_pin(self, progress: Progress, holding: Holding, lease: Lease) -> Pin | None:
-        """The pin to write. None if the row has it already, or has a pending checkpoint that is not ours."""
+        """The pin to write. None if the row has this pin already, or has a pending checkpoint of another
+        application."""
         pin, pending = pin_of(lease), lease.pending_checkpoint
         if pin is None:
             if pending is not None and (lease.checkpoint is None or pending > lease.checkpoint):
@@ -127,8 +130,8 @@ def unfinished(leases: Mapping[LeaseKey, Lease], delivered: Mapping[LeaseKey, Ch
 
 
 def _end(progress: Progress, lease: Lease) -> Checkpoint:
-    """The record through which the pin extends. A former pin is extended and never shortened; that of a batch is
-    kept."""
+    """The last record that the pin covers. The end of a former pin is moved forward and never back. The end of a
+    batch's pin is not changed."""
     end = progress.through or progress.range.after
     pin, former = pin_of(lease), lease.pending_checkpoint
     if pin is None or former is None:

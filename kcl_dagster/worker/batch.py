@@ -23,17 +23,17 @@ R_co = TypeVar("R_co", bound="Read", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The records of one shard that a batch reads: those after `after`, as (sequence, sub-sequence).
+    """The records of one shard that a batch reads: those after `after`, a sequence and a sub-sequence number.
 
     - An open range (`through` is None) extends as far as the budget and the shard's tip allow.
     - A pinned range (`through` is a record) extends exactly through that record, whatever the budget is, because
-      these records may already have been written under `number`. If it cannot be read to its end, that is a
-      failure.
+      these records may already have been written under `number`. If the range cannot be read to its end, reading
+      fails.
 
     A pinned range names its first record in `first`, so that neither LATEST nor a moved trim horizon changes its
     beginning. Without `first`, reading begins after the record `after`. If `after` is an initial position, reading
-    begins at `timestamp_ms` if known (LATEST and AT_TIMESTAMP are resolved once per stream), or else at that
-    position.
+    begins at `timestamp_ms`, the time to which LATEST or AT_TIMESTAMP was resolved once for the stream. If that
+    time is not known, reading begins at the initial position itself.
     """
 
     lease: LeaseKey
@@ -41,8 +41,8 @@ class Range:
     shard_id: str
     after: Checkpoint
     number: int
-    """The batch number under which this range is written. It grows by one with each batch of the lease, across
-    owners. The first one is higher than all numbers of former leases of the shard."""
+    """The batch number under which this range is written. The number grows by one with each batch of the lease,
+    across owners. The first number is higher than all numbers of former leases of the shard."""
 
     through: Checkpoint | None = None
     first: str | None = None
@@ -51,16 +51,17 @@ class Range:
     """The hash keys of the shard. Aggregated records outside this range belong to another shard."""
 
     window: Window | None = None
-    """The window of a replay: the range is open, and the window determines its end, not the budget.
-    `Progress.ended` then means that the window has no more records in this shard."""
+    """The window of a replay. The range is open, and the window determines its end instead of the budget.
+    `Progress.ended` then means that the shard has no more records in the window."""
 
     instead_of: int | None = None
-    """If the range was narrowed because it kept failing: the number of the whole range, which must no longer be
-    stored."""
+    """The number of the whole range, if this range is a part of it because the whole range kept failing. The whole
+    range must no longer be stored."""
 
     losses: int = 0
-    """How many owners of the lease ended while they wrote the pinned batch (with this worker's code, if another
-    owner pinned it), or while a record processor had the next records. See `Pin`."""
+    """How many owners of the lease ended while they wrote the pinned batch, or while a record processor had the
+    next records. If another owner pinned the batch, only owners with this worker's version of the code are counted.
+    See `Pin`."""
 
     @property
     def is_pinned(self) -> bool:
@@ -69,24 +70,24 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The limits at which a fetch stops reading open ranges, whichever is reached first. For the whole batch, not
-    per shard.
+    """The limits at which a fetch stops reading open ranges, whichever is reached first. They apply to the whole
+    batch, and not to each shard.
 
-    `records` and `bytes` count user records with their keys. Open ranges do not exceed them, except by a first
-    record that is larger. If there is not room for all ranges, they are served in the requested order.
+    `records` and `bytes` count user records with their keys. Open ranges exceed them only if the first record alone
+    is larger. If there is not room for all ranges, they are read in the requested order.
     """
 
     records: int
     bytes: int
     seconds: float
     linger: float | None = None
-    """Seconds after the first records at which a batch of shards near their tips is closed; None: when `seconds`
-    are over."""
+    """If all shards of the batch are near their tips, the batch is closed this many seconds after its first
+    records. None: the batch is closed after `seconds`."""
 
     def beside(self, records: int, bytes_: int, missing: int, ranges: int) -> "Budget":
-        """The budget for `missing` of `ranges` ranges, when other fetches hold this many records and bytes: what is
-        left, but at least their proportional part. Otherwise a fetch that always holds everything would prevent
-        them from being read."""
+        """The budget for `missing` of `ranges` ranges, when other fetches hold this many records and bytes. It is
+        the unused part of this budget, but at least the proportional part. Otherwise a fetch that always uses the
+        whole budget would prevent these ranges from being read."""
         part = missing / ranges
         return Budget(
             max(1, self.records - records, int(self.records * part)),
@@ -120,8 +121,9 @@ class MinuteRecords:
 class Progress:
     """The result of a fetch for one range.
 
-    `through`: the last record that was read; an aggregate counts even if it has no user record of this shard. None
-    if no record was read. `records` and `bytes` count user records after de-aggregation, payload only.
+    `through`: the last record that was read; None if no record was read. It may be an aggregate without user
+    records of this shard. `records` and `bytes` count user records after de-aggregation, and `bytes` only their
+    payload.
     """
 
     range: Range
@@ -141,11 +143,11 @@ class Progress:
     """The children named in the shard's last response; only with `ended`."""
 
     gone: bool = False
-    """Whether the stream no longer has the shard. Implies `ended`; records that were not read are lost."""
+    """Whether the shard is no longer in the stream. Implies `ended`; records that were not read are lost."""
 
     start_trimmed: bool = False
-    """Whether the record at `range.after` is no longer in the stream, so that later records may have been lost,
-    too."""
+    """Whether the record at `range.after` is no longer in the stream. Later records may then have been lost as
+    well."""
 
     first_arrival_ms: int | None = None
     """When the first record that was read arrived in the stream, in epoch milliseconds."""
@@ -163,13 +165,13 @@ class Progress:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the shard was read at all. It is not if the batch had no room for it."""
+        """Whether the shard was read at all. It was not read if the batch had no room for it."""
         return self.through is not None or self.millis_behind is not None or self.ended
 
 
 @dataclass(frozen=True, slots=True)
 class PoisonRecord:
-    """A user record as it was read, with everything that is needed to process it again elsewhere."""
+    """A user record as it was read, with all data that is needed to process it again elsewhere."""
 
     data: bytes
     partition_key: str
@@ -184,22 +186,22 @@ class Read(Protocol):
 
     @property
     def progress(self) -> Mapping[LeaseKey, Progress]:
-        """The progress of each range that was read. Ranges that are missing here are in `failures`."""
+        """The progress of each range that was read. All other ranges are in `failures`."""
 
     @property
     def failures(self) -> Mapping[LeaseKey, Exception]:
         """The errors of ranges that could not be read. They are not part of the batch."""
 
     def release(self) -> None:
-        """Free what the fetch holds. Called exactly once, whether the batch succeeded or not."""
+        """Free the resources of the fetch. Called exactly once, whether the batch succeeded or not."""
 
 
 class Fetched(Read, Protocol[D_co]):
     """The frozen records of a fetch. Used in the driver, on the thread that called `fetch`."""
 
     def data(self, leases: Collection[LeaseKey]) -> D_co:
-        """The records of these leases only. They are the same at every call and every evaluation. If the engine can
-        no longer ensure this, the evaluation fails with BatchContentChanged."""
+        """The records of these leases. Every call and every evaluation gives the same records. If the engine can no
+        longer ensure this, the evaluation fails with BatchContentChanged."""
 
     def midpoint(self, lease: LeaseKey) -> Checkpoint | None:
         """The last record of the first half of the lease's records. None if there is only one record. Called if a
@@ -213,9 +215,9 @@ class Reader(Protocol[R_co]):
     """Reads ranges. The protocol treats it as stateless: all progress is in the leases."""
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> R_co:
-        """Read the ranges. Blocks for `budget.seconds` at most, except for pinned ranges and for the time that a
-        shard must not be read yet. If one shard fails, its error is in `failures`; raises only if nothing could be
-        read at all."""
+        """Read the ranges. Blocks for at most `budget.seconds`, except for pinned ranges, and for the time in which
+        the service does not allow a shard to be read. If one shard fails, its error is in `failures`. Raises only
+        if no range could be read."""
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
         """Announce that the next `fetch` will probably request these ranges. May do nothing. Never blocks. The
@@ -244,8 +246,8 @@ class Part:
     records: int = field(compare=False)
     bytes: int = field(compare=False)
     instead_of: int | None = field(default=None, compare=False)
-    """If the part is a piece of a part that kept failing: the number of the whole part. A stalled former owner may
-    still try to store the whole part."""
+    """The number of the whole part, if this part is a piece of it because the whole part kept failing. A stalled
+    former owner may still try to store the whole part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,8 +284,8 @@ class Sink(Protocol[D_contra]):
         """Store the whole batch durably before returning. Never called with an empty batch.
 
         The same parts may be written again, alone or together with others: after a crash, by the next owner, or by
-        a stalled former owner while the next owner works. The records of a part are always the same. An
-        exactly-once sink therefore uses the part as its key, and stores each part once.
+        a stalled former owner while the next owner works. A part always has the same records. An exactly-once sink
+        therefore uses the part as its key, and stores each part once.
 
         Raises SinkError if storing failed. Any other error counts as a failure of user code.
         """
@@ -291,9 +293,9 @@ class Sink(Protocol[D_contra]):
 
 @dataclass(frozen=True, slots=True)
 class MinuteRows:
-    """The number of rows of a file by the minute of their own time and the minute of their records' arrival. Both
-    are the start of the minute, in epoch seconds. `arrived` is None if the output does not have the arrival times.
-    """
+    """The number of rows of a file by the minute of their own time and the minute in which their records arrived.
+    Each minute is given as its start in epoch seconds. `arrived` is None if the output does not have the arrival
+    times."""
 
     minute: int
     arrived: int | None
@@ -302,8 +304,8 @@ class MinuteRows:
 
 @dataclass(frozen=True, slots=True)
 class FileCounts:
-    """What a sink stored of a part in one file. `minutes`: without rows that have no time, whose number is
-    `timeless`. `files`: 0 if the file has rows of several parts and is counted with another one."""
+    """What a sink stored of a part in one file. `timeless`: the number of rows that have no time; `minutes` counts
+    the other rows. `files`: 0 if the file has rows of several parts and is counted with another part."""
 
     bytes: int
     minutes: tuple[MinuteRows, ...]
@@ -315,11 +317,11 @@ class FileCounts:
 class PartCounts:
     """What a sink stored of one part.
 
-    - `files`: None if the times of the rows are not known: the output has no column of times, or an earlier attempt
-      stored the part. The other fields then apply.
+    - `files`: None if the times of the rows are not known, because the output has no column of times, or because an
+      earlier attempt stored the part. The other fields then apply.
     - `size`: the bytes of its files, 0 if not known.
     - `number`: the number of its files, without files that are counted with another part.
-    - `rows`: all rows of the part; None if they are the records as they were read.
+    - `rows`: all rows of the part. None if each record was stored as one row.
     """
 
     files: tuple[FileCounts, ...] | None

@@ -1,9 +1,12 @@
 """Decides when a bounded run has read enough.
 
-A worker without a bound reads until it is asked to stop. A worker with a bound reads what had arrived before a
-given time, and then stops. It stops when every open lease of the application, of any worker, is stored through that
-time. If shards are split or merged meanwhile, their children count, too. Either the leases of the children exist
-before those of the parents are finished, or the open leases do not cover all hash keys until then.
+A worker without a bound reads until it is asked to stop. A worker with a bound reads the records that had arrived
+before a given time. It stops when every open lease of the application, whichever worker owns it, is stored through
+that time.
+
+If shards are split or merged meanwhile, the run waits for their children, too. The leases of the children exist
+before those of the parents are finished. If they do not exist yet, the open leases do not cover all hash keys, and
+the run waits.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,24 +31,24 @@ from kcl_dagster.worker.parents import parent_keys
 from kcl_dagster.worker.stop import StopReason
 
 LOOK_SECONDS: Final = 2.0  # between two scans
-# A run in which nothing changes for this long ends. If a worker ends, its leases have another owner within a
-# minute, and a failing shard is shown as stopped within two.
+# If nothing changes for this long, the run ends. It is longer than two usual delays: if a worker ends, its leases
+# have another owner within a minute, and a failing shard is shown as stopped within two minutes.
 PATIENCE_SECONDS: Final = 300.0
 SHARDS_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The time through which to read, in epoch seconds by the service's clock. `margin`: how much further to read,
-    because arrival times are approximate and not strictly ordered: a record may be read after one that arrived
-    later."""
+    """The time through which a run reads, in epoch seconds by the service's clock. `margin`: each lease has to be
+    stored for this many seconds more. Arrival times are approximate and not strictly ordered, so that a record may
+    follow another one that arrived later."""
 
     through: float
     margin: float
     patience: float = PATIENCE_SECONDS
     streams: Collection[str] | None = None
-    """The names of the streams that the application reads. Leases of former streams are kept, and not waited for.
-    None: no lease belongs to a former stream."""
+    """The names of the streams that the application reads. Leases of former streams are kept, and the run does not
+    wait for them. None: no lease belongs to a former stream."""
 
     def is_reached(self, stored_through: float | None) -> bool:
         return stored_through is not None and stored_through >= self.through + self.margin
@@ -53,9 +56,13 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """The open leases that are not stored through the bound. `waiting`: leases that are read, or will be. `stuck`:
-    leases that are not read now, and why. `missing`: which leases a leader has to create first; empty if the open
-    leases cover all hash keys."""
+    """The open leases that are not stored through the bound.
+
+    - `waiting`: leases that are being read, or will be.
+    - `stuck`: leases that are not read now, with the reason.
+    - `missing`: a text that says which leases a leader has to create first; empty if the open leases cover all hash
+      keys.
+    """
 
     waiting: tuple[LeaseKey, ...] = ()
     stuck: Mapping[LeaseKey, str] = field(default_factory=dict)
@@ -89,8 +96,8 @@ def remainder(
     control: Control,
     stopped: Mapping[LeaseKey, str],
 ) -> Remainder:
-    """The leases that remain. Pure. `stopped`: this worker's shards that keep failing, with the error; those of
-    other workers are in their `rows`."""
+    """The leases that remain. Pure. `stopped`: this worker's shards that keep failing, with the error. The stopped
+    shards of other workers are in `rows`."""
     former = frozenset() if bound.streams is None else former_streams(bound.streams, leases)
     unfinished = {lease.key: lease for lease in leases if not lease.is_finished and lease.stream not in former}
     left = {key: lease for key, lease in unfinished.items() if not bound.is_reached(lease.stored_through)}
@@ -103,7 +110,7 @@ def remainder(
 
 
 def _missing(leases: Collection[Lease]) -> str:
-    """Which leases are missing. Leases whose hash keys are not known may cover any."""
+    """A text that says which leases are missing. A lease whose hash keys are not known may cover any keys."""
     if not leases:
         return "the application has no open lease yet"
     streams: dict[str, list[HashRange | None]] = {}
@@ -150,8 +157,8 @@ def _add_children(stuck: dict[LeaseKey, str], left: Mapping[LeaseKey, Lease]) ->
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The state of this worker. `stopped`: its shards that keep failing, with the error. `is_idle`: its last batch
-    brought nothing new. `is_processing`: user code works on a batch."""
+    """The state of this worker. `stopped`: its shards that keep failing, with the error. `is_idle`: whether its
+    last batch had no new records. `is_processing`: whether user code works on a batch."""
 
     stopped: Mapping[LeaseKey, str] = field(default_factory=dict)
     is_idle: bool = True
@@ -182,8 +189,8 @@ class BoundWatch:
         self._moved_at: float | None = None
 
     def step(self, control: Callable[[], Control], activity: Activity) -> tuple[StopReason, str] | None:
-        """Check whether the worker should stop now, and return the reason. `control`: reads what an operator has
-        paused; may raise a ServiceError."""
+        """Check whether the worker should stop now. Returns the reason, or None if it should not. `control`: reads
+        what an operator has paused; may raise a ServiceError."""
         now = self._clock.monotonic()
         if now < self._due:
             return None
@@ -218,8 +225,8 @@ class BoundWatch:
         return bool(held) and all(self._bound.is_reached(self._holdings.tip_of(one.key)) for one in held)
 
     def _write_tips(self) -> None:
-        """Write this worker's latest moments to the table now, and not with the next renewal. Raises the first
-        ServiceError. A lost lease is skipped, because its next owner writes the moment."""
+        """Write the moments through which this worker's leases are stored now, instead of with the next renewal.
+        Raises the first ServiceError. A lost lease is skipped, because its next owner writes the moment."""
         refused = errors_of(self._for_each, self._holdings.renew, self._holdings.unwritten_tips())
         for error in refused.values():
             if not isinstance(error, LeaseLost):

@@ -5,16 +5,17 @@ A chain is this worker's log of committed batches, see `kcl_dagster.chains`.
     claim    settle the chain that the row of a lease names, and write the name of this worker's chain there
     fetch    read the next records of the leases
     stage    pass the records to the sink, which writes files that readers do not see
-    decide   make the next entry of the chain: either the batch is stored, or it will never be
+    decide   make the next entry of the chain: the batch will be stored if this succeeds, and never if it fails
     publish  give the files their final names, or let the table's next commit add them; then the next renewals write
              the checkpoints
 
-After a crash before the decision, the records are read again, and nothing is lost. After a crash later, the next
-owner of each lease finds the entry, publishes the files, and continues after it. Delivery is exactly once, whatever
-the user's code does.
+If the worker crashes before the decision, the records are read again, and nothing is lost. If it crashes later, the
+next owner of each lease finds the entry, publishes the files, and continues after them. Delivery is exactly once,
+whatever the user's code does.
 
-Before its first batch of a lease, a worker records in its claim that the batch is begun. If it ends without an
-entry, the next owner counts this, and reads the lease separately from others: see `worker.lost_owners`.
+Before its first batch of a lease, a worker records in its claim that the batch is begun. If the worker ends before
+there is an entry for the batch, the next owner counts this, and reads the lease separately from others: see
+`worker.lost_owners`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -57,8 +58,8 @@ DELETION_SECONDS: Final = 3600.0  # each deletion lists the chains and scans the
 
 @dataclass(slots=True)
 class ChainProtocol(Generic[D]):
-    """Rounds of a worker that uses a chain. Runs on the worker's main thread, one round after another. Leases that
-    an earlier version has pinned to a batch come first: see `worker.pinned_leases`."""
+    """Rounds of a worker that uses a chain. Runs on the worker's main thread, one round after another. Each round
+    begins with the leases that a worker of an earlier version has pinned to a batch: see `worker.pinned_leases`."""
 
     reading: Reading[Fetched[D]]
     holdings: Holdings
@@ -78,23 +79,23 @@ class ChainProtocol(Generic[D]):
     _deletion_due: float | None = None
     _batches: int = 0
     _ahead: dict[LeaseKey, tuple[int, Range]] = field(default_factory=dict)
-    """The ranges that the engine may have read ahead during the last batch, and the ownership (token) of their
-    leases."""
+    """The ownership (token) of each lease, and the range that the engine may have read ahead during the last batch.
+    """
 
     _narrowed: dict[LeaseKey, tuple[int, Checkpoint]] = field(default_factory=dict)
-    """For leases whose batch failed: the end of their next batch, and the ownership (token) under which the batch
-    failed."""
+    """For leases whose batch failed: the ownership (token) under which the batch failed, and the end of their next
+    batch."""
 
     def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
-        """Run one round. `abandon` is called before the batch is staged: if it returns True, the batch is given up,
+        """Run one round. `abandon` is called before the batch is staged. If it returns True, the batch is given up,
         at no cost.
 
-        Errors of AWS, the sink and user code are not raised; they are in the report and in events.
+        Errors of AWS, the sink and user code are not raised. They are in the report and in events.
         """
         pinned = self.pinned.run_once(abandon)
         if pinned is not None and not all(one.outcome in _UNSETTLED for one in pinned.leases):
             return pinned
-        # A pinned lease that keeps failing, because its records left the stream for example, delays no other one.
+        # A pinned lease that keeps failing, for example because its records left the stream, delays no other lease.
         report = self._round(abandon)
         return report if pinned is None else replace(report, leases=(*pinned.leases, *report.leases))
 
@@ -115,18 +116,20 @@ class ChainProtocol(Generic[D]):
         return this.finished(self.reading.failures)
 
     def close(self) -> None:
-        """Publish what is decided. A batch that is not decided is never stored."""
+        """Publish all decided batches. A batch that is not decided is never stored."""
         self.publish_all()
 
     def publish_all(self) -> None:
-        """Publish everything that is decided now, instead of when it is due, so that the rows get it."""
+        """Publish all decided batches now, and not when they are due, so that the checkpoints can be written to the
+        rows."""
         try:
             self.claims.finish()
         except KclError as error:  # a later round, or the next owner, publishes it
             self.reading.tell(EventKind.BATCH_FAILED, str(error))
 
     def _publish(self) -> None:
-        """Publish what is due. If this fails, no lease is read until it succeeds: see `Claims.claim`."""
+        """Publish the batches that are due. If this fails, no lease is read until it succeeds: see
+        `Claims.claim`."""
         try:
             self.claims.publish()
         except KclError as error:
@@ -134,11 +137,12 @@ class ChainProtocol(Generic[D]):
 
     def leave(self) -> None:
         """Remove this worker's chain if possible. Called after all leases were given up."""
-        with suppress(KclError):  # another worker deletes it a day later
+        with suppress(KclError):  # another worker deletes the chain a day later
             self.claims.leave()
 
     def _delete_chains(self) -> None:
-        """Delete old chains once per hour. Not at once, because a worker has other work to do first."""
+        """Delete old chains once per hour. The first time is ten minutes after the start, when other work is
+        done."""
         now = self.reading.clock.monotonic()
         if self._deletion_due is None or now < self._deletion_due or self.scan is None:
             self._deletion_due = now + FIRST_DELETION_SECONDS if self._deletion_due is None else self._deletion_due
@@ -165,7 +169,7 @@ class ChainProtocol(Generic[D]):
         planned = self.planner.plan(lease, until)
         token, ahead = self._ahead.get(holding.key, (None, planned))
         if token == holding.token and replace(planned, number=ahead.number) == ahead:
-            return ahead  # no row has numbers of these batches, and the ranges that were read ahead have this one
+            return ahead  # the engine has read this range under this number, which no row contains yet
         return planned
 
     def _run(self, this: Round, abandon: Callable[[], bool]) -> None:
@@ -222,11 +226,12 @@ class ChainProtocol(Generic[D]):
                 self._stored(this, progress)
             else:
                 this.report(progress.range.lease, Outcome.DROPPED, progress)
-        with suppress(KclError):  # the next batch deletes them as well
+        with suppress(KclError):  # the next batch deletes these entries as well
             self.claims.tidy()
 
     def _is_treated_for_losses(self, this: Round, fetched: Fetched[D], progress: Progress) -> bool:
-        """Decide whether not to stage the batch now, because it has ended the processes of former owners."""
+        """Return True if the batch should not be staged now, because it has ended the processes of former
+        owners."""
         key, holding = progress.range.lease, this.holdings[progress.range.lease]
         losses = self.losses.of(holding, progress)
         if losses < LOSSES_TO_NARROW:
@@ -245,7 +250,8 @@ class ChainProtocol(Generic[D]):
         return True
 
     def _begun(self, this: Round, found: Sequence[Progress]) -> list[Progress]:
-        """Record which batches are begun, if that is due: if one ends this process, the next owner counts it."""
+        """Record in the claims that batches are begun, where that is due. If a batch ends this process, the next
+        owner counts it."""
         begun = []
         for progress in found:
             key = progress.range.lease
@@ -292,7 +298,7 @@ class ChainProtocol(Generic[D]):
         )
 
     def _stored(self, this: Round, progress: Progress) -> None:
-        """Report that the batch is stored. The holdings have been updated."""
+        """Report that the batch is stored. The caller has updated the holdings."""
         key, through = progress.range.lease, progress.through or progress.range.after
         narrowed = self._narrowed.get(key)
         if narrowed is not None and through >= narrowed[1]:
@@ -319,8 +325,8 @@ class ChainProtocol(Generic[D]):
         this.report(key, Outcome.COMMITTED if is_further else Outcome.IDLE, progress)
 
     def _go_on_behind(self, this: Round, progress: Progress, through: Checkpoint) -> None:
-        """Continue after a range of which nothing is stored. If the worker ends before the next renewal, it is read
-        again."""
+        """Continue after a range of which nothing is stored. If the worker ends before the next renewal, the range
+        is read again."""
         holding = this.holdings[progress.range.lease]
         number = progress.range.number
         stored = Unwritten(through, stored_through(progress), self._no_counts(this, progress), number)
@@ -331,8 +337,7 @@ class ChainProtocol(Generic[D]):
         return None if self.rules is None else self.rules.nothing(lease, progress)
 
     def _finish(self, this: Round, progress: Progress) -> None:
-        """Create the leases of the children, then write SHARD_END. Everything that is stored is published
-        before."""
+        """Create the leases of the children, then write SHARD_END. Everything that is stored is published first."""
         key, holding = progress.range.lease, this.holdings[progress.range.lease]
         try:
             self.claims.finish()
@@ -376,14 +381,14 @@ class ChainProtocol(Generic[D]):
         self.reading.tell(EventKind.BATCH_FAILED, this.error, keys[0])
         try:
             outcome = self._treat(this, fetched, found[0], error)
-        except Exception as problem:  # for example a dead letter that cannot be stored: the shard is tried again
+        except Exception as problem:  # for example a dead letter could not be stored: the shard is tried again
             self.reading.tell(EventKind.BATCH_FAILED, f"while treating a poison record: {full(problem)}", keys[0])
         else:
             this.report(keys[0], outcome, found[0], error)
 
     def _treat(self, this: Round, fetched: Fetched[D], progress: Progress, error: Exception) -> Outcome:
-        """Apply the failure policy to the only lease of a batch. The batch was not decided, so nothing of it has to
-        be looked up or removed."""
+        """Apply the failure policy to a batch of one lease. The batch was not decided, so it has nothing to look up
+        or remove."""
         key, failures = progress.range.lease, self.reading.failures
         middle = None
         if depends_on_records(error) and failures.action is not FailureAction.STOP:

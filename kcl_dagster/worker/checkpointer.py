@@ -1,7 +1,7 @@
 """Decides where in a shard a record processor may checkpoint, by the KCL's rules.
 
-A checkpoint never goes back, and never beyond the records that were delivered. Pure, except for the store to which
-it writes.
+A checkpoint never goes back, and never beyond the records that were delivered. The module is pure, except for the
+store to which checkpoints are written.
 """
 
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class Checkpointer:
         self.largest = SHARD_END
 
     def checkpoint(self, at: Checkpoint | None = None) -> None:
-        """Checkpoint at `at`, or at everything that was delivered. Writes nothing if that is the stored checkpoint.
+        """Checkpoint at `at`, or after all delivered records. Writes nothing if this checkpoint is already stored.
 
         Raises ValueError, and writes nothing, if `at` is outside of the permitted range.
         """
@@ -77,8 +77,8 @@ class Checkpointer:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCheckpoint:
-    """A pending checkpoint. If it equals the checkpoint that was already stored, there is nothing to write:
-    `_checkpointer` is None, and `commit` does nothing."""
+    """A pending checkpoint. If the same checkpoint was already stored, `_checkpointer` is None, and `commit` does
+    nothing."""
 
     at: Checkpoint
     _checkpointer: Checkpointer | None = field(default=None, repr=False)

@@ -1,5 +1,5 @@
-"""The claims of chains on the leases that this worker holds, and how far the chains have decided the leases. A
-claim is the name of a chain in the row of a lease; see `kcl_dagster.worker.claims`."""
+"""The claims of chains on the leases that this worker holds, and through which record the chains have decided each
+lease. A claim is the name of a chain in the row of a lease; see `kcl_dagster.worker.claims`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -20,9 +20,9 @@ class ClaimedLeases:
     _leases: LeaseWrites
 
     def claim(self, key: LeaseKey, token: int, claim: Claim, stored: Callable[[Lease], Unwritten]) -> None:
-        """Write the name of the chain that may have entries for the lease. `stored`: returns what is stored of a
-        lease with the given row; the result replaces what this worker knew. Raises as `renew` does, or
-        EndWasWritten."""
+        """Write the name of the chain into the row of the lease: from now on, the chain may have entries for the
+        lease. `stored`: returns what is stored of a lease with the given row; the result replaces what this worker
+        knew. Raises as `renew` does, or EndWasWritten."""
         held = self._leases.find(key, token)
         with held.lock:
             self._leases.ready_to_go_on(held, token)
@@ -48,7 +48,7 @@ class ClaimedLeases:
             self._leases.write_stored(held, claim=replace(held.claimed, begun=begun))
 
     def begun(self, key: LeaseKey) -> Begun | None:
-        """The batch that the row records as begun, if it is not decided."""
+        """The batch that the row records as begun. None if there is none, or if the batch is decided."""
         held = self._leases.held(key)
         claim = None if held is None else held.lease.claim
         if claim is None or claim.begun is None:
@@ -58,8 +58,8 @@ class ClaimedLeases:
 
     def begin_decision(self, tokens: Mapping[LeaseKey, int], chain: ChainId) -> set[LeaseKey]:
         """Mark leases for which the chain is about to make an entry. Their claims are not ended until
-        `end_decision`, or until they are claimed again. Returns the leases that are no longer held, or not claimed
-        by the chain: the entry may not name them."""
+        `end_decision`, or until they are claimed again. Returns the leases that the entry may not name, because
+        they are no longer held, or not claimed by the chain."""
         refused = set()
         for key, token in sorted(tokens.items()):
             held = self._leases.held(key)
@@ -75,8 +75,8 @@ class ClaimedLeases:
         return refused
 
     def end_decision(self, keys: Iterable[LeaseKey]) -> None:
-        """Remove the marks of `begin_decision`: the entry will never be made, or `decided` was called for what it
-        stores."""
+        """Remove the marks of `begin_decision`. Called when the entry will never be made, or when `decided` was
+        called for all leases of the entry."""
         for key in keys:
             held = self._leases.held(key)
             if held is not None:
@@ -84,8 +84,8 @@ class ClaimedLeases:
 
     def decided(self, key: LeaseKey, token: int, number: int, stored: Unwritten) -> None:
         """Record that everything through `stored` is decided, by entry `number` of the chain that has claimed the
-        lease. Has no effect if this worker no longer holds the lease: its next owner finds the entry in the chain.
-        """
+        lease. Has no effect if this worker no longer holds the lease, because the lease's next owner finds the
+        entry in the chain."""
         held = self._leases.held(key)
         if held is None or held.token != token:
             return
@@ -93,8 +93,8 @@ class ClaimedLeases:
             held.unpublished.append(Unpublished(number, stored))
 
     def published(self, chain: ChainId, number: int) -> None:
-        """Record that the chain's entries through `number` are visible. The next renewals write what they
-        stored."""
+        """Record that the chain's entries through `number` are visible. The next renewals write to the rows what
+        these entries have stored."""
         with self._leases.map_lock:
             waiting = [held for held in self._leases.every() if held.is_claimed_by(chain) and held.unpublished]
         for held in waiting:
@@ -116,8 +116,8 @@ class ClaimedLeases:
         return found
 
     def awaits_publication(self, *, in_handoff: bool) -> bool:
-        """Whether something is decided and not known to be visible: of any lease, or with `in_handoff` of a lease
-        in a handoff."""
+        """Whether a decided batch is not known to be visible. With `in_handoff`, only batches of leases in a
+        handoff count."""
         with self._leases.map_lock:
             return any(
                 held.unpublished and (held.handoff_since is not None or not in_handoff)
@@ -125,9 +125,9 @@ class ClaimedLeases:
             )
 
     def stored(self, key: LeaseKey, token: int, stored: Unwritten) -> None:
-        """Record that nothing through `stored` has to be stored. The next renewal writes this, once everything that
-        was decided before is visible. Sends no request, and has no effect if this worker no longer holds the lease.
-        """
+        """Record that nothing through `stored` has to be stored. The next renewal writes this to the row when
+        everything that was decided before is visible. Sends no request, and has no effect if this worker no longer
+        holds the lease."""
         held = self._leases.held(key)
         if held is None or held.token != token:
             return
@@ -139,14 +139,14 @@ class ClaimedLeases:
                 held.add_stored(stored)
 
     def decided_to(self, key: LeaseKey) -> Checkpoint | None:
-        """The checkpoint through which the lease is decided, visible or not."""
+        """The checkpoint through which the lease is decided. The decided batches may not be visible yet."""
         held = self._leases.held(key)
         if held is not None and (waiting := held.unpublished[-1:]):
             return waiting[0].stored.through
         return self.stored_to(key)
 
     def stored_to(self, key: LeaseKey) -> Checkpoint | None:
-        """The checkpoint through which the lease is stored and visible, whether its row has it or not."""
+        """The checkpoint through which the lease is stored and visible. The row may still have an earlier one."""
         held = self._leases.held(key)
         if held is None:
             return None
@@ -154,8 +154,8 @@ class ClaimedLeases:
         return held.lease.checkpoint if newest is None else newest.through
 
     def written(self, chain: ChainId) -> dict[LeaseKey, Checkpoint]:
-        """For leases that the chain has claimed: a checkpoint that their rows have at least; SHARD_END if the claim
-        was ended. For lost leases, the checkpoint that this worker wrote last."""
+        """For each lease that the chain has claimed: a checkpoint that the lease's row has reached. SHARD_END if
+        the claim was ended. For lost leases, this is the checkpoint that this worker wrote last."""
         with self._leases.map_lock:
             rows = {key: row for (key, of), row in self._leases.left.items() if of == chain}
             for held in self._leases.every():
@@ -164,14 +164,14 @@ class ClaimedLeases:
             return rows
 
     def claimed(self, chain: ChainId) -> set[LeaseKey]:
-        """The leases that are held under a claim of the chain."""
+        """The held leases that the chain has claimed."""
         with self._leases.map_lock:
             return {held.lease.key for held in self._leases.every() if held.is_claimed_by(chain)}
 
     def end_before_release(self, held: HeldLease) -> None:
-        """Write what is stored to the row before the lease is given away, and remove the claim, so that the next
-        owner has nothing to settle. The claim remains, and the next owner settles the chain, if an entry is being
-        made or is not visible, or if the row cannot be written. Call it under the lock of the lease, after
+        """Write to the row what is stored, and remove the claim, before the lease is given away. The next owner
+        then has no chain to settle. If an entry is being made or is not visible, or if the row cannot be written,
+        the claim remains, and the next owner settles the chain. Call this method under the lock of the lease, after
         `forget`."""
         if held.claimed is None or held.is_deciding or held.unpublished:
             return

@@ -1,17 +1,20 @@
 """This worker's chain, and its claims on the leases.
 
 A chain is a worker's log of committed batches (`kcl_dagster.chains`). A claim is the name of a chain in the row of
-a lease: the chain may have entries for the lease. Before the first entry for a lease, the chain that its row names
-is settled, and the name of this worker's chain is written there. A row therefore names at most one chain with
-entries that the row does not include: that of the last worker that claimed the lease. In between, any worker or
-leader, including a Java one, may have taken the lease.
+a lease. It means that the chain may have entries for the lease.
+
+Before its first entry for a lease, a worker settles the chain that the row names, and writes the name of its own
+chain there. A row therefore names at most one chain with entries that the row does not include: the chain of the
+last worker that claimed the lease. In between, any worker or leader, including a Java one, may have taken the
+lease.
 
 This worker stops using its chain in three cases:
 
-- A successor closed it, or the outcome of a create is not known. Then another chain is begun, and each lease is
-  claimed again. The former chain is settled like that of another worker.
-- Entries wait for a lease that was lost: see `tidy`.
-- No lease is claimed any more. No row may name the chain from then on, and another worker may close and delete it.
+- A successor closed the chain, or the outcome of a create is not known. The worker then begins another chain, and
+  claims each lease again. It settles the former chain like that of another worker.
+- The chain has entries for a lease that was lost: see `tidy`.
+- The chain claims no lease any more. From then on, no row may name the chain, and another worker may close and
+  delete it.
 
 Modelled in spec/Chain.tla.
 """
@@ -63,8 +66,8 @@ class Claims:
     """Claims by the present chain whose writes have an unknown outcome."""
 
     _decided: dict[LeaseKey, Checkpoint] = field(default_factory=dict)
-    """The checkpoint through which the present chain's entries store each lease; at first, where the lease was
-    claimed."""
+    """The checkpoint through which the present chain's entries store each lease. At first, this is the checkpoint
+    at which the lease was claimed."""
 
     _former_chains: FormerChains = field(init=False)
 
@@ -83,8 +86,9 @@ class Claims:
         return self._chain
 
     def claim(self, holding: Holding) -> Lease:
-        """Claim a lease, unless the present chain has claimed it. Returns the lease with the `checkpoint` through
-        which it is decided: it is read from there on. Raises KclError if it may not be read now."""
+        """Claim a lease, unless the present chain has claimed it already. Returns the lease. Its `checkpoint` is
+        the one through which the lease is decided, so that reading continues there. Raises KclError if the lease
+        may not be read now."""
         self.publisher.check()
         key = holding.key
         self._end_unclaimed()
@@ -130,7 +134,7 @@ class Claims:
         self._decided[key] = self.holdings.claims.stored_to(key) or TRIM_HORIZON
 
     def _inherited(self, former: Claim | None, *, is_own: bool) -> Begun | None:
-        """The batch that a former owner has begun. The holdings drop it if it is stored."""
+        """The batch that a former owner has begun. If the batch is stored, the holdings drop this record."""
         if former is None or former.id is None or former.begun is None:
             return None
         if is_own or former.chain in self._chains:
@@ -143,8 +147,9 @@ class Claims:
         return None if claimed is None else claimed[1].id
 
     def decided_to(self, key: LeaseKey) -> Checkpoint | None:
-        """The checkpoint at which the next entry for the lease begins. No entry may be missing between two entries.
-        Ranges without records, and records that were set aside, need no entry."""
+        """The checkpoint at which the next entry for the lease begins. Ranges without records, and records that
+        were set aside, have no entry, so the next entry begins before them. Otherwise an entry would seem to be
+        missing between two entries."""
         return self._decided.get(key)
 
     def decide(
@@ -154,11 +159,14 @@ class Claims:
         ranges: Sequence[StoredRange],
         tokens: Mapping[LeaseKey, int],
     ) -> bool:
-        """Store a batch: decide it, and publish it or leave that to `publish`.
+        """Store a batch: decide it, and publish it at once or leave that to `publish`.
 
-        `chain`: the chain for which it was staged. `tokens`: the ownerships under which its leases were read. If
-        this returns False, the batch is never stored: its staged files are removed, and its records have to be read
-        again. If this raises, the batch may have been decided: the leases are claimed again before they are read.
+        - `chain`: the chain for which the batch was staged.
+        - `tokens`: the ownerships under which its leases were read.
+
+        If this returns False, the batch is never stored: its staged files are removed, and its records have to be
+        read again. If this raises an error, the batch may have been decided, and its leases are claimed again
+        before they are read.
         """
         with store_errors(self.entries, self.worker, "could not be decided"):
             refused = self.holdings.claims.begin_decision(tokens, chain.id)
@@ -171,8 +179,8 @@ class Claims:
                 self.holdings.claims.end_decision(tokens)
                 self.publisher.discard(chain.id, staged.paths)
                 return False
-            # If the outcome is not known, or if another process has settled the chain, this chain is no longer
-            # used: settling it shows what is stored.
+            # If `publish` raises, this chain is no longer used, because its outcome may not be known, or another
+            # process may have settled the chain. Settling it then shows what is stored.
             chain.is_over = True
             with self.spans.span(PUBLISH) as span:
                 self.publisher.publish(chain.id, chain.last, entry)
@@ -187,8 +195,8 @@ class Claims:
         return True
 
     def publish(self) -> None:
-        """Publish what is due. If a lease is about to be handed over, publish everything at once, so that its row
-        gets what is stored first. Raises SinkError."""
+        """Publish the batches that are due. If a lease is about to be handed over, publish all decided batches at
+        once, so that its row can first be written with everything that is stored. Raises SinkError."""
         with store_errors(self.entries, self.worker, "could not be published"):
             if self.holdings.claims.awaits_publication(in_handoff=True):
                 self.publisher.finish(self.holdings.claims.unpublished())
@@ -207,10 +215,11 @@ class Claims:
             self.holdings.claims.published(chain, self.publisher.visible(chain))
 
     def tidy(self) -> int:
-        """Delete entries that all rows include. Returns how many. Sends no request if there are none.
+        """Delete the entries that all rows include. Returns how many were deleted. Sends no request if there are
+        none.
 
-        If entries wait for a lease that was lost, the next batch is decided in another chain. The lease's next
-        owner settles this one, which does not grow until then.
+        If the chain has entries for a lease that was lost, the next batch is decided in another chain. The lease's
+        next owner settles this chain, which does not grow until then.
         """
         chain = self.chain
         chain.written(self.holdings.claims.written(chain.id))
@@ -220,9 +229,8 @@ class Claims:
         return deleted
 
     def leave(self) -> None:
-        """Remove this worker's chain, under which no lease is claimed any more. This is done only if all its claims
-        were ended: then no row names it, and no process looks for it. Otherwise the next owners of its leases
-        settle it."""
+        """Remove this worker's chain. This is done only if all claims of the chain were ended, so that no row names
+        the chain, and no process will look for it. Otherwise the next owners of the leases settle the chain."""
         chain = self._chain
         if chain is None or chain.is_over or self._tried:
             return
@@ -235,8 +243,8 @@ class Claims:
             chain.is_over = True
 
     def delete_former(self, named: Collection[ChainId], before: float) -> list[ChainId]:
-        """Delete old chains of the application, see `chains.deletion`. `named`: the chains that the rows of all its
-        leases name."""
+        """Delete old chains of the application, see `chains.deletion`. `named`: the chains that are named in the
+        rows of all leases of the application."""
         with store_errors(self.entries, self.worker, "could not delete former chains"):
             known = {*named, self.chain.id}
             return delete_chains(

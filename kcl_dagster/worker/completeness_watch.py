@@ -1,5 +1,5 @@
-"""The moment through which the application is complete, as a worker last read it. Used for the commits to its
-table."""
+"""The moment through which the application is complete, as a worker last read it. It is stored with the commits to
+the application's table."""
 
 from collections.abc import Callable
 from typing import Final
@@ -30,7 +30,8 @@ class CompletenessWatch:
         self._last = WrittenThrough()
 
     def step(self) -> None:
-        """Read the row if due. If it cannot be read, the last known moment remains true within its epoch."""
+        """Read the row if due. If it cannot be read, the last known moment is kept: within its epoch, it remains
+        true."""
         now = self._clock.monotonic()
         if now < self._due:
             return

@@ -1,8 +1,9 @@
-"""Stores, with the data, the moment through which the application is complete, for engines that never ask Dagster.
+"""Stores, with the data, the moment through which the application is complete, for engines that do not read it from
+Dagster.
 
-Of an application's workers, one writes: the owner of the open lease of the first stream whose shard has the hash
-key 0. While that shard is split or merged there may be two or none, and a paused worker may write late. None of
-this does harm: each moment is true, and an older one is a lower bound.
+One of the application's workers writes: the owner of the open lease of the first stream whose shard has the hash
+key 0. While that shard is split or merged, there may be two such owners or none, and a paused worker may write
+late. All these cases are harmless: each moment is true, and an older moment is a lower bound.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,9 +19,9 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent
 from kcl_dagster.worker.latest import Start, on_a_thread
 
 WRITE_SECONDS: Final = 60.0  # if the moment advances within its window, it is stored once per minute
-# Instead, if this worker has stored nothing since: an idle stream costs next to no requests.
+# While this worker stores nothing, the moment is stored only this often, so that an idle stream costs few requests.
 IDLE_SECONDS: Final = 600.0
-# The first writes of a window do not wait for so long. Tables get a commit without data only with the second one.
+# The first writes of a window do not wait for so long. A table gets a commit without data only with the second one.
 FIRST_WRITES: Final = 2
 
 
@@ -40,8 +41,9 @@ def is_writer(held: Iterable[Lease], stream: str) -> bool:
 
 
 class CompletenessWriter:
-    """`step` belongs to the housekeeping thread and never waits: the sink works on a thread of its own. If the sink
-    still works when the next moment is due, that moment is dropped, and an event reports it."""
+    """Decides when to store the moment. `step` is called on the housekeeping thread and never waits, because the
+    sink works on a thread of its own. If the sink still works when the next moment is due, that moment is dropped,
+    and an event reports this."""
 
     def __init__(
         self,
@@ -76,8 +78,8 @@ class CompletenessWriter:
         self._stored_at = int(self._clock.now())
 
     def step(self) -> None:
-        """Begin to store the moment if it has passed the end of a window, or a minute after the last one. If that
-        one is later than this worker's last records, wait for ten minutes instead."""
+        """Begin to store the moment if it has passed the end of a window, or a minute after the last write. If the
+        last stored moment is later than this worker's last records, wait for ten minutes instead of one."""
         known, now = self._last(), self._clock.monotonic()
         if known is None or known.through is None:
             return
@@ -92,7 +94,7 @@ class CompletenessWriter:
             self.dropped += 1
             self._report("the sink has not stored the moment before this one yet")
             return
-        # Batches had a minute to store a moment of the former window, where they make commits of their own.
+        # A table's own commits store the moment as well. They had a minute to store one of the former window.
         wanted = former[1] if former is not None and former[0] == known.epoch else place[1]
         self._is_writing = True
         try:

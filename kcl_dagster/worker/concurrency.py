@@ -1,6 +1,6 @@
-"""Calls a function for many leases: one after another, or several at a time.
+"""Calls a function for many leases: one lease after another, or several at a time.
 
-A table write takes some 10 ms, nearly all of it waiting. For a batch of a hundred shards, sequential writes would
+A table write takes about 10 ms, nearly all of it waiting. For a batch of a hundred shards, sequential writes would
 take a second before the batch may be stored, and another second afterwards.
 """
 
@@ -18,7 +18,7 @@ from kcl_dagster.model.lease import LeaseKey
 AT_ONCE: Final = 8
 FEWEST_FOR_THREADS: Final = 4  # leases; for fewer, starting threads takes longer than the work
 
-PATIENCE_SECONDS: Final = 1.0  # a write takes some 10 ms; one that takes longer continues in the background
+PATIENCE_SECONDS: Final = 1.0  # a write takes about 10 ms; a longer one continues in the background
 
 ForEach = Callable[[Callable[[LeaseKey], None], Iterable[LeaseKey]], None]
 """Calls a function for each lease, possibly several at a time. Returns when all calls have returned, except for
@@ -31,9 +31,9 @@ def one_by_one(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -
 
 
 def several_at_once(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -> None:
-    """Call the function on threads that belong to this call, so that another call that waits for a slow table does
-    not delay it. The calling thread is one of them, and does all the work if the machine cannot start more threads.
-    """
+    """Call the function on threads that belong to this call alone, so that it is not delayed by another call that
+    waits for a slow table. The calling thread takes part, and does all the work if the machine cannot start more
+    threads."""
     waiting = deque(keys)
     helpers = min(AT_ONCE, len(waiting)) - 1 if len(waiting) >= FEWEST_FOR_THREADS else 0
 
@@ -57,8 +57,9 @@ def several_at_once(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKe
 class WithoutWaiting:
     """Calls a function for each lease, and returns after `patience` seconds at the latest.
 
-    A call that takes longer continues in the background, and its lease is skipped until it returns. Leases that
-    were not reached are left to the next call. A request without a response therefore delays no other lease.
+    If a call for a lease takes longer, it continues in the background, and the lease is skipped until the call
+    returns. Leases for which the function was not called yet are left to the next call. A request without a
+    response therefore delays no other lease.
     """
 
     def __init__(self, patience: float = PATIENCE_SECONDS) -> None:

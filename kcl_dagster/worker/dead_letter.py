@@ -1,7 +1,7 @@
 """Dead letters: records that user code could not process, stored so that they can be processed again.
 
-Each record is one JSON file, named after its position in the stream, so that writing it twice stores it once:
-`<path>/<application>/<stream>/<shard>/<sequence>-<sub-sequence>.json`.
+Each record is one JSON file, `<path>/<application>/<stream>/<shard>/<sequence>-<sub-sequence>.json`. The name
+depends only on the record's position in the stream, so a record that is written twice is stored once.
 """
 
 from base64 import b64encode
@@ -18,12 +18,12 @@ FORMAT_VERSION = 1
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """Everything that is needed to process the record again, and to understand why it is here.
+    """All data that is needed to process the record again, and to understand why it failed.
 
-    `data` is base64. `sequence_number` and `sub_sequence_number` find the record in the stream while it is kept.
+    `data` is base64. While the stream keeps the record, `sequence_number` and `sub_sequence_number` show where it
+    is.
 
-    Example:
-        .. code-block:: python
+    Example: .. code-block:: python
 
             def failed_with(content: bytes) -> str:
                 return kcl.DeadLetter.from_json(content).error
@@ -58,7 +58,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
-        """Parse a dead letter. Raises ValueError for anything else."""
+        """Parse a dead letter. Raises ValueError if the text is none."""
         try:
             return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
@@ -93,7 +93,8 @@ class DeadLetters(Protocol):
     """The store of dead letters."""
 
     def write(self, letter: DeadLetter) -> None:
-        """Store durably before returning. Storing the same letter again has no effect. Raises SinkError."""
+        """Store the letter durably before returning. Storing the same letter again has no effect. Raises
+        SinkError."""
 
 
 class NoDeadLetters:
@@ -113,5 +114,6 @@ class FiledDeadLetters:
         try:
             self._put(letter.name, letter.to_json())
         except Exception as error:
-            # Errors of any class: the worker's other shards do not depend on this letter.
+            # An error of any class is a SinkError here, because the worker's other shards do not depend on this
+            # letter.
             raise SinkError(f"dead letter {letter.name} could not be stored: {text_of(error)}") from error

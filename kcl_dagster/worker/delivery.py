@@ -1,7 +1,7 @@
 """Delivery to receivers that may be slow, hang or fail, such as Dagster's storage or a log.
 
-The threads of a worker keep its leases, so they may not wait for a receiver. They add a call to a bounded queue,
-and the queue's own thread makes the calls in order. A call that finds no room, or fails repeatedly, is dropped and
+The threads of a worker renew its leases, so they may not wait for a receiver. They add a call to a bounded queue,
+and the queue's own thread makes the calls in order. If a call finds no room or fails repeatedly, it is dropped and
 counted by kind. When the receiver accepts calls again, it gets one call with the number of dropped calls. A
 receiver that is always too slow gets such a call regularly.
 """
@@ -17,7 +17,7 @@ from kcl_dagster.runtime import Clock, SystemClock
 
 CAPACITY: Final = 1000  # calls; with some KB each, these are a few MB while a receiver does not answer
 RESERVED: Final = 100  # of the capacity, for important calls
-ATTEMPTS: Final = 3  # then the next call is made: the receiver may refuse only this one
+ATTEMPTS: Final = 3  # then the next call is made, because the receiver may refuse only this one
 FIRST_PAUSE: Final = 1.0  # seconds after a failure, doubled with every further one
 LONGEST_PAUSE: Final = 30.0  # seconds; a receiver that works again is noticed within half a minute
 REPORT_SECONDS: Final = 300.0  # between two reports of dropped calls, if the receiver is always too slow
@@ -26,7 +26,7 @@ IDLE_SECONDS: Final = 60.0  # between two steps of a thread without calls
 
 Call = Callable[[], object]
 Offer = Callable[..., bool]
-"""`offer(kind, call, important=False)`: returns True if the call will be, or has been, made."""
+"""`offer(kind, call, important=False)`: returns True if the call has been or will be made."""
 
 
 def at_once(_: str, call: Call, *, important: bool = False) -> bool:  # noqa: ARG001
@@ -43,7 +43,7 @@ class _Waiting:
 
 
 class DeliveryQueue:
-    """`offer` may be called from any thread, `step` from one thread only."""
+    """A bounded queue of calls. `offer` may be called from any thread, `step` from one thread only."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class DeliveryQueue:
         """Called after each accepted offer, to wake a thread that waits."""
 
     def offer(self, kind: str, call: Call, *, important: bool = False) -> bool:
-        """Queue a call. Never waits, never raises. Returns False if it was dropped, because the queue is full or
-        closed."""
+        """Queue a call. Never waits, never raises. Returns False if the call was dropped because the queue is full
+        or closed."""
         with self._lock:
             reserved = 0 if important else min(RESERVED, self._capacity // 10)
             accepted = not self._is_closed and len(self._waiting) < self._capacity - reserved
@@ -93,8 +93,8 @@ class DeliveryQueue:
         return self._is_closed and not self._waiting
 
     def step(self) -> float:
-        """Make the oldest call. Returns the seconds until the next step is useful. Never raises an Exception;
-        blocks as long as the call does."""
+        """Make the oldest call. Blocks as long as the call does. Returns the seconds after which the next step is
+        useful. Never raises an Exception."""
         with self._lock:
             first = self._waiting[0] if self._waiting else None
         if first is None:
@@ -115,7 +115,7 @@ class DeliveryQueue:
         self.woken()
 
     def abandon(self) -> Mapping[str, int]:
-        """Drop what is still queued. Returns all calls that were dropped and never reported, by kind."""
+        """Drop the queued calls. Returns all calls that were dropped and never reported, by kind."""
         with self._lock:
             self._dropped.update(waiting.kind for waiting in self._waiting)
             self._waiting.clear()
@@ -135,7 +135,7 @@ class DeliveryQueue:
 
     def _remove(self, first: _Waiting) -> None:
         with self._lock:
-            if self._waiting and self._waiting[0] is first:  # otherwise it was abandoned during the call
+            if self._waiting and self._waiting[0] is first:  # otherwise the queue was abandoned during the call
                 self._waiting.popleft()
 
     def _report_dropped(self) -> None:
@@ -160,7 +160,8 @@ def _ignore() -> None:
 
 
 class DeliveryThread:
-    """A context manager whose thread steps a queue. Its end waits `LAST_SECONDS` at most."""
+    """A context manager whose thread steps a queue. At the end of the block, it waits for at most
+    `LAST_SECONDS`."""
 
     def __init__(self, queue: DeliveryQueue, name: str, last_seconds: float = LAST_SECONDS) -> None:
         self._queue = queue
@@ -178,8 +179,7 @@ class DeliveryThread:
                 self._wait(pause)
 
     def _wait(self, pause: float) -> None:
-        """Wait. An offer ends the pause of an idle thread; only the end of the block ends the pause after a
-        failure."""
+        """Wait. An offer ends the wait, except after a failed call. The end of the block always ends it."""
         if pause >= IDLE_SECONDS:
             self._wake.wait(pause)
         else:

@@ -8,13 +8,13 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.outage import Outage
 
-LONGEST_PAUSE = 2.0  # seconds between two steps that fail; leases assigned meanwhile wait for as long
+LONGEST_PAUSE = 2.0  # seconds between two steps that fail; new leases wait for this long
 
 
 class Discoverer:
-    """Queries the owner index (or scans the table, if there is none), and verifies each lease with a consistent
-    read, because the index may be outdated. A lease in handoff is not acquired until its former owner has
-    transferred it."""
+    """Queries the owner index, or scans the table if there is no index. The index may be outdated, so each lease is
+    verified with a consistent read. A lease in a handoff is not acquired until its former owner has transferred it.
+    """
 
     def __init__(
         self,
@@ -30,12 +30,12 @@ class Discoverer:
         self._on_event = on_event
         self._outage = Outage(EventKind.DISCOVERY_FAILED, clock or SystemClock(), on_event, LONGEST_PAUSE)
         self.is_acquiring = False
-        """Whether leases are being acquired. Leases that arrive together should be read together: a round that
-        began now would read only some of them."""
+        """Whether leases are being acquired. A round that began now would read only some of them. Leases that are
+        assigned together should be read together."""
 
     def step(self) -> list[LeaseKey]:
-        """Acquire new leases, and return their keys. A lease that cannot be read or renewed is left to a later
-        step."""
+        """Acquire new leases, and return their keys. If a lease cannot be read or renewed, a later step tries
+        again."""
         if self._outage.rests_for() > 0:
             return []
         self._outage.begin(())
@@ -74,7 +74,7 @@ class Discoverer:
         return acquired
 
     def _pass_on(self, lease: Lease) -> None:
-        """Pass on a lease whose handoff was requested before this worker began to read it: no batch has to be
+        """Pass on a lease whose handoff was requested before this worker began to read it. No batch has to be
         finished first."""
         passed = self._holdings.handover.pass_on(lease)
         if passed is not None and passed.owner is not None:
@@ -82,7 +82,7 @@ class Discoverer:
             self._on_event(WorkerEvent(EventKind.HANDOFF_DONE, message, lease.key))
 
     def give_back(self) -> list[LeaseKey]:
-        """At the end: release leases that were assigned to this worker and never acquired."""
+        """At the end: release leases that were assigned to this worker and that it has not acquired."""
         try:
             return [key for key in self._table.owned_by(self._worker) if self._give_back(key)]
         except KclError as error:  # these leases expire by themselves

@@ -1,4 +1,4 @@
-"""The classes of errors, and the one place that assigns an error to its class. Pure.
+"""The classes of errors, and the only function that assigns an error to its class. Pure.
 
 | class         | meaning                                              | what happens                            |
 |---------------|------------------------------------------------------|-----------------------------------------|
@@ -8,8 +8,8 @@
 | platform      | AWS or Spark failed                                  | retries; the shard is shown as stopped  |
 | configuration | the settings cannot work                             | the run ends with the message           |
 
-Errors of Spark, of a table format and of AWS are mapped to the tree of `kcl_dagster.errors` where they are raised.
-What remains outside of the tree was raised by the consumer's code.
+Errors of Spark, of a table format and of AWS are converted to the classes of `kcl_dagster.errors` where they are
+raised. All other errors were raised by the consumer's code.
 """
 
 import re
@@ -37,7 +37,7 @@ class ErrorClass(StrEnum):
 
     @property
     def is_outage(self) -> bool:
-        """Whether other records would have failed as well, so that no record is set aside for this error."""
+        """Whether other records would have failed as well. No record is set aside for such an error."""
         return self in {ErrorClass.SINK, ErrorClass.PLATFORM}
 
 
@@ -60,7 +60,8 @@ def class_of(error: BaseException) -> ErrorClass:
 def is_of_code(text: str) -> bool:
     """Whether `text`, an error as `brief` writes it into a worker's row, is of the class record or code.
 
-    Such a shard continues after the code or the failure policy is changed, whereas an outage ends by itself.
+    A shard with such an error continues after the code or the failure policy is changed. An outage ends without a
+    change.
     """
     found = re.match(r"\w*", text)
     kind = getattr(errors, found[0], None) if found is not None else None
@@ -70,9 +71,10 @@ def is_of_code(text: str) -> bool:
 
 
 def depends_on_records(error: BaseException) -> bool:
-    """Whether a part of the records may succeed, so that it is useful to look for a record that fails alone.
+    """Whether some of the records may succeed, so that it is useful to search for a record that fails alone.
 
-    A lost process counts as a failure of the platform if it happens only occasionally; `Failures` counts how often.
+    If a process is lost, this is a failure of the platform, unless it happens repeatedly: `Failures` counts how
+    often.
     """
     if isinstance(error, TransformError):
         return False

@@ -1,18 +1,18 @@
 """Texts about errors: type, message and place, of bounded length and without values of records.
 
-The message of user code may quote a record, so these parts of it are replaced:
+The message of user code may quote a record. These parts of the message are therefore replaced:
 
 - text in quotes, unless it also appears in the traceback's source lines and so is part of the code;
-- e-mail addresses, paths of URLs, and what follows the name of a secret;
+- e-mail addresses, paths of URLs, and the value after the name of a secret;
 - long runs of digits, or of letters and digits, which may be keys.
 
 A name or a short number without quotes is kept, because no pattern distinguishes it from the message's words.
 
-The place is always in the consumer's code: a frame of the traceback, or the call that Spark reports for an
-expression that it evaluated after the consumer's function had returned. An error without such a place has none.
+The place is always in the consumer's code. It is a frame of the traceback, or the call that Spark reports for an
+expression that it evaluated after the consumer's function had returned. Other errors have no place.
 
-The text of user code may contain half of a surrogate pair, which cannot be encoded, and making the text may raise
-an error. Everything that this module returns can be encoded.
+The text of user code may contain half of a surrogate pair, which cannot be encoded. Making the text may raise an
+error. All texts that this module returns can be encoded.
 """
 
 import linecache
@@ -31,7 +31,7 @@ from kcl_dagster import errors
 from kcl_dagster.errors import KclError
 from kcl_dagster.worker.hosted_processor import ProcessorFailed
 
-LONGEST_MESSAGE: Final = 500  # characters; a Spark error quotes its plan, but its beginning is what matters
+LONGEST_MESSAGE: Final = 500  # characters; a Spark error quotes its plan, but only the beginning matters
 LONGEST_TEXT: Final = 2000  # characters, including the traceback: one event in Dagster's log
 LONGEST_BRIEF: Final = 300  # characters: a worker's row holds a dozen of these
 CUT: Final = "..."  # three ASCII dots, which every terminal can show
@@ -84,8 +84,8 @@ class Frame:
 
     @property
     def may_be_of_the_consumer(self) -> bool:
-        """Whether the frame may belong to the consumer, if the consumer's code is installed as a package: any
-        library but Spark."""
+        """Whether the frame may belong to the consumer, if the consumer's code is installed as a package. All
+        libraries except Spark may."""
         return not self._is_of_a_platform or (self.package is not None and not self._is_of_ours_or_spark)
 
     @property
@@ -181,8 +181,8 @@ def redacted(text: str, source: str = "") -> str:
         is_code = bool(inner) and (inner in source or _TYPE_NAME.fullmatch(inner) is not None)
         return found[0] if is_code else f"{found[0][0]}{REDACTED}{found[0][-1]}"
 
-    # The bound is applied last: an unfinished quote at the bound would not match the pattern, so what it quotes
-    # would remain.
+    # The text is shortened last. A quotation that is cut off no longer matches the pattern, so its content would
+    # remain.
     bounded = _QUOTED.sub(kept, encodable(text[: 4 * LONGEST_MESSAGE]))
     bounded = _URL_PATH.sub(rf"\1/{REDACTED}", _ADDRESS.sub(REDACTED, bounded))
     bounded = _NAMED_SECRET.sub(rf"\1{REDACTED}", bounded)
@@ -203,15 +203,16 @@ def _parts(error: BaseException) -> tuple[str, str, Sequence[Place]]:
     frames = list(_frames_of(cause))
     chosen = _chosen(frames) or _from_the_transform(frames)
     if isinstance(error, KclError):
-        # Our own texts name shards and tables. Parts of foreign texts were redacted when our texts were made.
+        # Texts of our own errors name shards and tables. Texts of other errors in them were redacted when they were
+        # made.
         return _ours(type(error)), text[:LONGEST_MESSAGE], chosen
     places = [*chosen, *_query_places(error)][-MOST_FRAMES:]
     return _foreign(type(error).__name__), redacted(_first_lines(text), "\n".join(f.source for f in places)), places
 
 
 def _foreign(kind: str) -> str:
-    """The name of a class that is not ours. If one of ours has the same name, the text says that it is the
-    consumer's, because the leader determines the class of an error from the text in a worker's row."""
+    """The name of a class that is not ours. The leader determines the class of an error from its text in a worker's
+    row. So if one of our classes has the same name, this name says that the class is the consumer's."""
     mine = getattr(errors, kind, None)
     return f"consumer's {kind}" if isinstance(mine, type) and issubclass(mine, KclError) else kind
 
@@ -222,8 +223,8 @@ def _ours(kind: type[KclError]) -> str:
 
 
 def _frames_of(error: BaseException) -> Iterator[Frame]:
-    """The frames of the traceback, without those of this package, which are never shown. Most frames are ours, and
-    the text of a failing shard is made at every attempt."""
+    """The frames of the traceback, without those of this package, which are never shown. Leaving them out first
+    saves time: most frames are ours, and the text is made at each attempt of a failing shard."""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file, function = frame.f_code.co_filename, frame.f_code.co_name
         if not file.startswith(_HERE):
@@ -268,7 +269,8 @@ def _from_the_transform(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def _of_one_package(frames: Sequence[Frame]) -> list[Frame]:
-    """The frames of the package that was entered first: the consumer's code calls libraries, and not vice versa."""
+    """The frames of the package that was entered first. This is the consumer's code, which calls libraries, and not
+    the reverse."""
     return [frame for frame in frames if frame.package == frames[0].package][-MOST_FRAMES:]
 
 

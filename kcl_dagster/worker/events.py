@@ -1,5 +1,4 @@
-"""Events that a worker reports to its surroundings. Each is a fact that is reported afterwards; the worker needs no
-reply."""
+"""Events that a worker reports to its surroundings, after the fact. The worker needs no reply."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -67,8 +66,8 @@ TROUBLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvent:
-    """One event. `facts`: small values by name, such as numbers, texts, sequence numbers; never a record's
-    payload."""
+    """One event. `facts`: small values by name, such as numbers, texts and sequence numbers; never the payload of a
+    record."""
 
     kind: EventKind
     message: str
@@ -81,9 +80,8 @@ class WorkerEvent:
 
 
 OnEvent = Callable[[WorkerEvent], None]
-"""Receives an event. Called on the thread on which the event happened, possibly during a renewal. It must be quick,
-must not raise, and must not call the worker. If a receiver may be slow, put it behind a
-`worker.delivery.DeliveryQueue`."""
+"""Receives an event, on the thread on which it happened, possibly during a renewal. It must be quick, must not
+raise, and must not call the worker. Put a receiver that may be slow behind a `worker.delivery.DeliveryQueue`."""
 
 
 def ignore(_: WorkerEvent) -> None:
@@ -91,7 +89,8 @@ def ignore(_: WorkerEvent) -> None:
 
 
 def unfailing(receive: Callable[[T], object]) -> Callable[[T], None]:
-    """Wrap a receiver so that its errors are logged and not raised: they must not end a thread of the worker."""
+    """Wrap a receiver so that its errors are logged and not raised. An error must not end a thread of the
+    worker."""
 
     def received(fact: T) -> None:
         try:

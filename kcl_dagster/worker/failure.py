@@ -2,20 +2,21 @@
 
 The class of the error (`kcl_dagster.worker.error_class`) determines what happens:
 
-- A record or the consumer's code fails: the leases of the batch are tried one at a time, so that healthy ones
-  continue. The failing lease is retried with backoff until the policy's attempts or age are used up. Then the
-  policy decides: stop the shard (and keep trying, slowly), or narrow the range, half by half, to the failing
-  record, and dead-letter or skip that record.
+- A record or the consumer's code fails: the leases of the batch are tried one at a time, so that healthy leases
+  continue. The failing lease is retried with backoff until the policy's attempts or age are used up. The policy
+  then decides. Either the shard is stopped, and tried again at long intervals. Or the range is narrowed: it is
+  halved until only the failing record is left, and this record is dead-lettered or skipped.
 - The sink or the platform fails: the same leases are tried together again, then in halves, so that one lease that
-  cannot be stored does not block the others. A lease that has used up `outage_attempts` is stopped, and tried once
-  per minute.
-- A worker's process ends during a batch: the next owner finds that the batch was begun, and neither stored nor
-  failed nor given up, and counts a loss. Losses are counted in the row of the lease, over all owners with the same
-  version of the code. After two, the batch is written alone. After three, it is narrowed before it is written,
-  whatever the policy is; a piece of it is narrowed again after the next loss. For a single remaining record, the
-  policy decides. If it is to stop, the record is tried at long intervals, because each attempt may cost a worker.
+  cannot be stored does not block the others. If a lease has used up `outage_attempts`, it is stopped, and tried
+  once per minute.
+- A worker's process ends during a batch: the row of the lease shows that the batch was begun, and the batch is
+  neither stored nor failed nor given up. The next owner counts this as a loss. Losses are counted in the row, over
+  all owners with the same version of the code. After two losses, the batch is written without other leases. After
+  three, it is narrowed before it is written, whatever the policy is. The first half is narrowed again after one
+  more loss. For a single remaining record, the policy decides. If the policy is to stop, the record is tried at
+  long intervals, because each attempt may end a worker.
 
-The order is always kept: nothing after a failing record is read before the record was stored or set aside.
+The order is always kept: records after a failing record are read only when that record is stored or set aside.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,11 +32,11 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.error_class import class_of, depends_on_records
 from kcl_dagster.worker.error_text import brief
 
-FIRST_PAUSE = 0.5  # seconds; after a random failure, the retry comes before anyone notices
+FIRST_PAUSE = 0.5  # seconds; a random failure is repeated before anyone notices it
 LONGEST_PAUSE = 60.0  # a repaired sink or a new deployment takes effect within a minute
 TOGETHER_ATTEMPTS = 5  # an outage of ten seconds only delays its leases; a longer one splits the batch
-LOSSES_TO_ISOLATE = 1  # losses before the last owner of the batch; with one, it is written without other leases
-LOSSES_TO_NARROW = 3  # losses after which the batch is narrowed before it is written; pieces begin with one less
+LOSSES_TO_ISOLATE = 1  # losses, without the last one, after which a batch is written without other leases
+LOSSES_TO_NARROW = 3  # losses after which a batch is narrowed before it is written; its half begins with 2
 LOSS_PAUSE = 300.0  # seconds until a single record that ended a process is tried again; doubled with every loss
 LONGEST_LOSS_PAUSE = 3600.0
 
@@ -50,24 +51,24 @@ class Verdict(StrEnum):
 
 @dataclass(slots=True)
 class _Trouble:
-    attempts: int = 0  # that failed because of a record or the code, alone
+    attempts: int = 0  # failures because of a record or the code, when the lease was tried alone
     outages: int = 0  # failures of the sink or the platform in a row, alone or with others
-    losses: int = 0  # processes lost in a row that worked on this lease alone
-    pauses: int = 0  # for any reason
+    losses: int = 0  # processes lost in a row while this lease was tried alone
+    pauses: int = 0  # after failures of any kind
     retry_at: float = 0.0
-    group: int | None = None  # leases with the same number are tried together; None: with the healthy ones
+    group: int | None = None  # leases with the same number are tried together; None: healthy leases
     turn: int = 0  # when its group was last tried, in the order of all suspects' attempts
     until: Checkpoint | None = None  # the end of the range that is being narrowed
-    failing_since: float | None = None  # when this range first failed alone; moved by the time that outages took
+    failing_since: float | None = None  # when this range first failed alone, plus the time of later outages
     out_since: float | None = None  # when the present series of outages began
     is_lost: bool = False  # whether the range that is being narrowed has ended processes
-    has_waited: bool = False  # whether the single record that ended a process may be tried
-    stopped: str | None = None  # why it is stopped, once that was announced
-    has_lost: bool = False  # whether its loss of records was announced
+    has_waited: bool = False  # whether the pause before a single record that ended a process is over
+    stopped: str | None = None  # why the shard is stopped, once an event has reported this
+    has_lost: bool = False  # whether an event has reported its loss of records
 
     def see(self, now: float, *, is_outage: bool) -> None:
         """Record when this kind of failure began. While the sink or the platform fails, no record can succeed, so
-        that time is not counted in its age."""
+        that the time of an outage does not count in the age of other failures."""
         if is_outage:
             self.out_since = now if self.out_since is None else self.out_since
             return
@@ -83,7 +84,7 @@ class _Trouble:
 
 
 class Failures:
-    """The leases that fail. One per worker, in memory: a new owner of a lease begins to count anew."""
+    """The leases that fail. Each worker has one, in memory. A new owner of a lease begins to count at zero."""
 
     def __init__(self, policy: FailurePolicy, clock: Clock, chance: Random) -> None:
         self._policy = policy
@@ -99,7 +100,7 @@ class Failures:
         return self._policy.action
 
     def next_group(self, keys: Sequence[LeaseKey]) -> list[LeaseKey]:
-        """The leases of the next batch: alternately all healthy ones together, and one group of suspects."""
+        """The leases of the next batch: alternately all healthy leases together, and one group of suspects."""
         now = self._clock.monotonic()
         ready = [key for key in keys if key not in self._troubles or self._troubles[key].retry_at <= now]
         suspects: dict[int, list[LeaseKey]] = {}
@@ -117,8 +118,8 @@ class Failures:
         return well
 
     def _longest_untried(self, groups: Iterable[list[LeaseKey]]) -> list[LeaseKey]:
-        """Choose the suspects that were tried longest ago. They take turns, because a batch of them may find no
-        records, and so neither fail nor succeed."""
+        """Choose the group of suspects that was tried longest ago. A batch of suspects may find no records, and
+        then it neither fails nor succeeds. So the groups have to take turns."""
         group = min(groups, key=lambda group: max(self._troubles[key].turn for key in group))
         self._turn += 1
         for key in group:
@@ -126,8 +127,8 @@ class Failures:
         return group
 
     def failed(self, keys: Sequence[LeaseKey], error: BaseException) -> list[LeaseKey]:
-        """Count a failed batch of these leases, or a lease that could not be fetched. Returns the lease if this
-        failure stopped it because of an outage."""
+        """Count a failure of a batch of these leases, or of reading one lease. Returns the lease if this failure
+        has stopped it because of an outage."""
         now = self._clock.monotonic()
         troubles = [self._troubles.setdefault(key, _Trouble()) for key in keys]
         is_outage = class_of(error).is_outage
@@ -153,7 +154,7 @@ class Failures:
         return list(keys) if is_stopped else []
 
     def _is_stopped(self, trouble: _Trouble, error: BaseException) -> bool:
-        """Whether an outage stops the lease now, and had not stopped it before."""
+        """Whether an outage stops the lease now, for the first time."""
         if trouble.outages < self._policy.outage_attempts and not self._is_old(trouble.out_since):
             return False
         is_news = trouble.stopped is None
@@ -166,7 +167,7 @@ class Failures:
             trouble.group, trouble.retry_at = self._new_group(), now
 
     def _split(self, troubles: Sequence[_Trouble]) -> None:
-        """Try the first half separately from the second."""
+        """Try the first half of the leases separately from the second half."""
         half = (len(troubles) + 1) // 2
         for some in (troubles[:half], troubles[half:]):
             group = self._new_group()
@@ -177,7 +178,7 @@ class Failures:
         """The verdict on a batch of one lease. Called after `failed`."""
         trouble = self._troubles[key]
         if class_of(error).is_outage:
-            # If a process is lost repeatedly, right after successful fetches, the batch is the cause.
+            # If a process is lost again and again, right after successful fetches, the batch is the cause.
             is_over = isinstance(error, ProcessLost) and trouble.losses >= self._policy.attempts
             is_narrowing = isinstance(error, ProcessLost) and trouble.until is not None and can_narrow
         else:
@@ -194,8 +195,8 @@ class Failures:
         self._troubles.setdefault(key, _Trouble(group=self._new_group()))
 
     def verdict_of_loss(self, key: LeaseKey, losses: int, can_narrow: bool, can_set_aside: bool = True) -> Verdict:
-        """The verdict on a batch of one lease that ended `losses` owners, before it is written. RETRY: it may be
-        written."""
+        """The verdict on a batch of one lease that has ended the processes of `losses` owners. Called before the
+        batch is written. RETRY: it may be written."""
         self.suspect(key)
         trouble = self._troubles[key]
         if can_narrow:
@@ -222,8 +223,8 @@ class Failures:
         return trouble is not None and trouble.is_lost
 
     def narrowed(self, key: LeaseKey, until: Checkpoint, is_lost: bool = False) -> None:
-        """Record that the failing range was narrowed. `until`: its former end. `is_lost`: it was narrowed because
-        it ended processes."""
+        """Record that the failing range was narrowed. `until`: its former end. `is_lost`: whether it was narrowed
+        because it ended processes."""
         trouble = self._troubles.setdefault(key, _Trouble(group=self._new_group()))
         trouble.until = trouble.until or until
         trouble.is_lost = is_lost
@@ -232,9 +233,9 @@ class Failures:
         trouble.retry_at = self._clock.monotonic()
 
     def announce(self, key: LeaseKey, why: str, *, is_loss: bool = False) -> bool:
-        """Record why a shard is stopped. Returns True the first time. With `is_loss`, also if the shard was stopped
-        before for another reason, for example by a sink that refused its batch until its records had left the
-        stream."""
+        """Record why a shard is stopped. Returns True if this is new. With `is_loss`, a loss of records is also new
+        if the shard was stopped before for another reason: a sink may refuse a batch until its records have left
+        the stream."""
         trouble = self._troubles[key]
         is_news = not trouble.has_lost if is_loss else trouble.stopped is None
         trouble.stopped, trouble.has_lost = why, trouble.has_lost or is_loss
@@ -273,12 +274,12 @@ class Failures:
         return {key: why for key in sorted(self._troubles) if (why := self._troubles[key].stopped) is not None}
 
     def failing(self) -> tuple[LeaseKey, ...]:
-        """The leases whose last attempt failed, including stopped ones, in order. A lease that failed with others,
-        and is not known to be the cause, is not included."""
+        """The leases whose last attempt failed, including stopped leases, in order. A lease that failed together
+        with others is included only if it is known to be the cause."""
         return tuple(key for key in sorted(self._troubles) if self._troubles[key].is_failing)
 
     def attempts_told(self) -> Mapping[LeaseKey, str]:
-        """For failing leases that are not stopped: the number of failed attempts and the limit, as text."""
+        """For failing leases that are not stopped: the number of failed attempts and its limit, as text."""
         return {
             key: f"{trouble.outages} of {self._policy.outage_attempts}"
             if trouble.outages
@@ -288,9 +289,9 @@ class Failures:
         }
 
     def _is_old(self, since: float | None) -> bool:
-        """Whether the policy's age is exceeded since the range itself first failed. The arrival time of the records
-        does not matter, nor do failures of other pieces of the batch: the first failure of a record may be random.
-        """
+        """Whether the time since the range first failed is longer than the policy's age. Neither the arrival time
+        of the records nor failures of other parts of the batch matter, because the first failure of a record may be
+        random."""
         age = self._policy.max_age
         return age is not None and since is not None and self._clock.monotonic() - since > age
 

@@ -1,5 +1,5 @@
-"""Settles the chains of former owners (their logs of committed batches), and finds what they have stored of a
-lease."""
+"""Settles the chains of former owners (their logs of committed batches), and finds through which record these
+owners have stored a lease."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -17,13 +17,13 @@ from kcl_dagster.model.claim import ChainId, Claim
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.worker.held_lease import Unwritten
 
-SETTLED_KEPT: Final = 8  # settlements; the leases of a worker that ended are mostly taken together
+SETTLED_KEPT: Final = 8  # settlements; the leases of a worker that ended are mostly acquired together
 
 
 @dataclass(slots=True)
 class FormerChains:
-    """Settles former chains, and keeps the last settlements. Called on the worker's main thread. Errors of the
-    store are raised as SinkError."""
+    """Settles the chains of former owners, and keeps the last settlements. Called on the worker's main thread.
+    Errors of the store are raised as SinkError."""
 
     entries: Entries
     worker: str
@@ -47,7 +47,7 @@ class FormerChains:
         )
 
     def of(self, chain: ChainId) -> Settlement:
-        """Settle a chain, or return its earlier settlement: a settled chain gets no more entries."""
+        """Settle a chain, or return its earlier settlement. A settled chain gets no more entries."""
         found = self._settled.get(chain)
         if found is None:
             with store_errors(self.entries, self.worker, "could not be settled"):
@@ -67,14 +67,14 @@ def store_errors(entries: Entries, worker: str, what: str) -> Iterator[None]:
 
 
 def stored_after(lease: Lease, settlement: Settlement | None) -> Unwritten:
-    """What is stored of a lease with the present row, whose chain was settled. Raises OutcomeUnknown, see
+    """What is stored of a lease, given its row and the settlement of its chain. Raises OutcomeUnknown, see
     `Settlement.progress`."""
     row = lease.checkpoint or TRIM_HORIZON
     nothing = Unwritten(row)
     if settlement is None or lease.claim is None or lease.claim.chain != settlement.chain:
         return nothing
     if lease.claim.is_put_back(row):
-        return nothing  # the lease was reset, so its records are to be read again
+        return nothing  # the lease was reset, so its records have to be read again
     found = settlement.progress(lease.key, lease.claim.id, row)
     parts = [Unwritten(one.through, one.stored_through, one.counts, one.number) for one in found]
     return reduce(Unwritten.followed_by, parts) if parts else nothing

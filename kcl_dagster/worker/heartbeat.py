@@ -1,4 +1,4 @@
-"""The worker's row: it shows that the worker lives and how it is doing, and whether it was asked to drain."""
+"""The worker's row. It shows that the worker is alive, its state and lag, and whether it was asked to drain."""
 
 import threading
 from collections.abc import Mapping
@@ -30,10 +30,11 @@ class Utilization(Protocol):
         """Take a sample if one is due. Called several times per second; does not raise."""
 
     def averages(self) -> dict[str, tuple[float, ...]]:
-        """The series per metric, oldest first. Empty: this worker is judged by its throughput."""
+        """The series per metric, oldest first. If there is none, the leader judges this worker by its
+        throughput."""
 
     def operating_range(self) -> dict[str, tuple[int, ...]]:
-        """The highest tolerable percentage per metric, with the same keys as the averages."""
+        """The highest tolerable percentage per metric, for the same metrics as `averages`."""
 
 
 class Unmeasured:
@@ -92,8 +93,8 @@ class Heartbeat:
         self._utilization.step()
 
     def write(self) -> None:
-        """Write the row. Does nothing after `stop`. Raises a ServiceError; the next heartbeat then writes the
-        same."""
+        """Write the row. Does nothing after `stop`. Raises a ServiceError; the next heartbeat then writes the same
+        data."""
         if self._over.is_set():
             return
         averages = self._utilization.averages()
@@ -128,8 +129,8 @@ class Heartbeat:
         self.drain_requested = written.drain_requested
 
     def step(self) -> bool:
-        """Send one heartbeat. Returns False if it failed, which is also reported as an event: leases do not depend
-        on it."""
+        """Send one heartbeat. Returns False if it failed, which is also reported as an event. No lease is lost
+        because of this."""
         try:
             self.write()
         except KclError as error:
@@ -138,8 +139,8 @@ class Heartbeat:
         return True
 
     def stop(self) -> None:
-        """Delete the row, so that nothing is assigned to this worker any more. No heartbeat creates it again, not
-        even one that is under way on a thread that did not end in time."""
+        """Delete the row, so that no lease is assigned to this worker any more. No heartbeat creates the row again,
+        not even one that is under way on a thread that did not end in time."""
         self._over.set()
         if not self._is_written:
             return

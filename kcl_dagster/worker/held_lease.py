@@ -1,4 +1,4 @@
-"""The state of one lease that this worker holds, including what is stored and not yet in the row."""
+"""The state of one lease that this worker holds, including what is stored and not yet written to the row."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -25,8 +25,8 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Unwritten:
-    """What a worker that uses a chain has stored since the checkpoint of a lease. The next renewal writes it.
-    `counts`: None if not known. `number`: the number of the last batch."""
+    """What is stored of a lease beyond the checkpoint in its row, for a worker that uses a chain. The next renewal
+    writes it to the row. `counts`: None if not known. `number`: the number of the last batch."""
 
     through: Checkpoint
     stored_through: int | None = None
@@ -44,8 +44,8 @@ class Unwritten:
 
 @dataclass(slots=True)
 class Unpublished:
-    """What entry `number` of a chain has decided, while readers do not see it yet. It is not written to the row
-    before: neither the checkpoint nor the stored moment may be ahead of what readers see."""
+    """What entry `number` of a chain has decided and readers do not see yet. It is not written to the row until
+    they see it, because neither the checkpoint nor the stored moment may be ahead of what readers see."""
 
     number: int
     stored: Unwritten
@@ -69,15 +69,15 @@ class HeldLease:
     pinned: int | None = None  # the number of the batch that this owner pinned last
     unwritten: Unwritten | None = None
     in_flight: Unwritten | None = None  # what the write with the unknown outcome contained
-    claimed: Claim | None = None  # by this worker, since it acquired the lease
-    is_deciding: bool = False  # an entry for the lease may have been made, so its claim may not be ended
+    claimed: Claim | None = None  # the claim that this worker has written since it acquired the lease
+    is_deciding: bool = False  # whether an entry for the lease may have been made: its claim may not be ended
     unpublished: list[Unpublished] = field(default_factory=list)  # in the order of their numbers
 
     def snapshot(self) -> Holding:
         return Holding(self.lease, self.token, self.handoff_since)
 
     def caught_up(self, lease: Lease) -> None:
-        """Keep the row that a request found before it failed, so that at most one write remains in doubt."""
+        """Keep the row that a request read before it failed, so that at most one write remains in doubt."""
         self.lease = lease
 
     def add_stored(self, stored: Unwritten) -> None:
@@ -88,16 +88,17 @@ class HeldLease:
         return self.claimed is not None and self.claimed.chain == chain
 
     def newer_moment(self, committed: int | None = None) -> int | None:
-        """The moment to write; None if the row has it or a later one. It never falls unless the lease is reset."""
+        """The moment to write. None if the row has this moment or a later one. The moment never falls unless the
+        lease is reset."""
         newest = max(self.stored_through or 0, committed or 0)
         return newest if newest > (self.lease.stored_through or 0) else None
 
     def next_number(self, stored: Unwritten) -> int | None:
-        """The batch number to write. Numbers only grow, because late rows are detected by them."""
+        """The batch number to write. It never falls, because late rows are detected by it."""
         return None if stored.number is None else max(stored.number, self.lease.batch + 1)
 
 
 def renewed_claim(claim: Claim, at: Checkpoint) -> Claim:
-    """The claim as written with the checkpoint `at`. A begun batch is removed once it is stored."""
+    """The claim to write with the checkpoint `at`. A begun batch is left out when it is stored."""
     begun = claim.begun
     return replace(claim, at=at, begun=begun if begun is not None and begun.after >= at else None)

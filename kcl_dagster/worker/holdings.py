@@ -1,8 +1,5 @@
-"""The leases that this worker holds: the list of them, their writes, the claims of chains on them, and their
-release.
-
-All writes of leases by the worker are in the modules that are combined here.
-"""
+"""The leases that this worker holds. This module combines the modules that list them, write them, write the claims
+of chains on them, and release them. All writes of leases by the worker are in these modules."""
 
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.runtime import Runtime
@@ -14,7 +11,7 @@ from kcl_dagster.worker.lease_writes import LeaseWrites
 
 
 class Holdings(LeaseWrites):
-    """The leases that this worker holds. Called from the batch thread and from the renewal thread; every method may
+    """The leases that this worker holds. Called from the batch thread and from the renewal thread. Every method may
     block for one table write."""
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Record processors in processes of the executors: one process per shard, for as long as the worker holds its
+"""Record processors in processes of the executors. Each shard has one process for as long as the worker holds its
 lease.
 
-A processor keeps state between calls, so it needs a process that lives from batch to batch, and its records have to
-be read in that process. If the process is lost, its state is lost, too. A new processor in another process then
-begins at the checkpoint.
+A processor keeps state between calls. It therefore needs a process that lives from batch to batch, and its records
+have to be read in that process. If the process is lost, the state is lost, too. A new processor in another process
+then begins at the checkpoint.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,13 +46,13 @@ class HostedProcessor(Protocol):
     def initialize(self, start: Checkpoint) -> None: ...
 
     def process(self, context: "ProcessorContext", *, one_by_one: bool) -> Checkpoint | None:
-        """Deliver the shard's records that the last `fetch` read. Returns the last delivered one. Raises HostLost
-        if they were read in another process."""
+        """Deliver the shard's records that the last `fetch` read. Returns the last delivered record. Raises
+        HostLost if the records were read in another process."""
 
     def shard_ended(self, context: "ProcessorContext") -> None: ...
 
     def lease_lost(self) -> None:
-        """The last call of a processor, like `shutdown_requested`."""
+        """Make the last call of a processor, like `shutdown_requested`."""
 
     def shutdown_requested(self, context: "ProcessorContext") -> None: ...
 

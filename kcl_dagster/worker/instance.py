@@ -1,7 +1,7 @@
-"""Calls one record processor, and offers what the processor may request during a call.
+"""Calls one record processor, and offers the operations that the processor may request during a call.
 
-Runs in the process of the processor, in an executor. `kcl_dagster.worker.hosted_processor` is the worker's side of
-it.
+This module runs in the process of the processor, in an executor. The worker's counterpart is
+`kcl_dagster.worker.hosted_processor`.
 """
 
 import traceback
@@ -30,17 +30,18 @@ class ProcessorContext(Protocol):
     """The requests that a processor may make within its calls, on their thread."""
 
     def checkpoint(self, at: Checkpoint | None, delivered: Checkpoint | None) -> str | None:
-        """Checkpoint at `at`, or at everything. `delivered`: the last record delivered; None at the end of the
-        shard and at a shutdown. Returns None, or the KCL's name of the reason why the checkpoint was refused."""
+        """Checkpoint at `at`, or (None) after all delivered records. `delivered`: the last delivered record; None
+        at the end of the shard and at a shutdown. Returns None, or the KCL's name of the reason why the checkpoint
+        was refused."""
 
     def set_aside(self, record: PoisonRecord, error_type: str, error: str) -> bool:
-        """Report that a record failed that was delivered alone. Returns True if it was set aside, so that the next
-        may follow."""
+        """Report a failure of a record that was delivered alone. Returns True if the record was set aside, so that
+        the next record may follow."""
 
 
 class Instance:
-    """Errors of the processor are raised unchanged. After one, the instance must not be used any more, except that
-    `shard_ended` may be called again."""
+    """One record processor. Errors of the processor are raised unchanged. After an error, the instance must not be
+    used any more, except that `shard_ended` may be called again."""
 
     def __init__(self, processor: RecordProcessor, shard_id: str, error: type[Exception]) -> None:
         """`error`: the class that the processor catches if a checkpoint is refused."""
@@ -60,8 +61,8 @@ class Instance:
         *,
         one_by_one: bool = False,
     ) -> Checkpoint | None:
-        """Deliver records in order, several at a time. Returns the position of the last one. With `one_by_one`,
-        each record that fails is offered to `set_aside`."""
+        """Deliver records in order, several at a time. Returns the position of the last record. With `one_by_one`,
+        each record is delivered alone, and `set_aside` is called for each that fails."""
         for some in records:
             if one_by_one:
                 for record in some:

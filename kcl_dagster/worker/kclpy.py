@@ -1,4 +1,4 @@
-"""A replacement for the `amazon_kclpy` package, so that processors which import it need not install it.
+"""A replacement for the `amazon_kclpy` package, so that processors which import that package need not install it.
 
 The original package downloads a hundred Java archives that are not needed here. If it is installed, it is not
 changed, and its own exception class is raised.
@@ -15,7 +15,7 @@ _PACKAGE = "amazon_kclpy"
 
 
 class KCLProcess:
-    """Scripts use this class under `if __name__ == "__main__"`, which is not how a processor is started here."""
+    """Scripts use this class under `if __name__ == "__main__"`. Processors are not started in this way here."""
 
     def __init__(self, record_processor: object, *_: object, **__: object) -> None:
         self.processor = record_processor
@@ -55,7 +55,7 @@ def install_stand_in() -> bool:
 
 
 def checkpoint_error() -> type[Exception]:
-    """The exception class that processors catch: amazon_kclpy's if that package is installed, otherwise ours."""
+    """The exception class that processors catch: that of amazon_kclpy if it is installed, otherwise ours."""
     if not _is_installed():
         return ours.CheckpointError
     from amazon_kclpy.kcl import CheckpointError  # type: ignore[import-not-found]
@@ -65,7 +65,7 @@ def checkpoint_error() -> type[Exception]:
 
 
 def _is_installed() -> bool:
-    """Whether the original is installed. The replacement is distinguished by having no module specification."""
+    """Whether the original is installed. Unlike the original, the replacement has no module specification."""
     if _PACKAGE in sys.modules:
         return sys.modules[_PACKAGE].__spec__ is not None
     return importlib.util.find_spec(_PACKAGE) is not None

@@ -1,4 +1,4 @@
-"""The lag of a worker: that of its shard that is furthest behind."""
+"""The lag of a worker. This is the lag of its shard that is furthest behind."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _READ = frozenset({Outcome.COMMITTED, Outcome.DELIVERED, Outcome.IDLE, Outcome.S
 
 @dataclass(frozen=True, slots=True)
 class LagReport:
-    """The lags of a worker's shards, and the shards on which its code works for longer than usual."""
+    """The lags of a worker's shards, and the shards on which the consumer's code works for longer than usual."""
 
     leases: Mapping[LeaseKey, Lease]
     """The leases of unfinished shards that the worker has to read; see `Holdings.to_be_read`."""
@@ -35,17 +35,17 @@ def ignore_lag(_: LagReport) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Unstored:
-    """A batch that is begun and not stored, or a shard that fails without one."""
+    """A batch that is begun and not stored, or a shard that fails and has no such batch."""
 
     number: int
     since: int
-    """When its first record arrived, in epoch seconds; if not known, the moment through which the shard is
-    stored."""
+    """When the first record of the batch arrived, in epoch seconds. If that is not known, the moment through which
+    the shard is stored."""
 
 
 def unstored_of(leases: Iterable[Lease], failing: Collection[LeaseKey]) -> dict[LeaseKey, Unstored]:
-    """For each lease, the batch that is begun and not stored, as the lease's row records it. A batch that a former
-    owner has begun is found, too, because the row remains when its owner ends.
+    """For each lease, the batch that is begun and not stored, as the lease's row records it. The row also shows a
+    batch of a former owner.
 
     If the row records no such batch and the lease is in `failing`, the result has the moment through which its
     shard is stored. Other leases are left out.
@@ -63,7 +63,8 @@ def unstored_of(leases: Iterable[Lease], failing: Collection[LeaseKey]) -> dict[
 
 
 def begun_of(lease: Lease) -> Begun | None:
-    """The batch that an owner with a chain has begun, and that the row does not have yet; None if there is none."""
+    """The batch that an owner with a chain has begun and that is beyond the row's checkpoint. None if there is
+    none."""
     begun = None if lease.claim is None else lease.claim.begun
     if begun is None or (lease.checkpoint is not None and lease.checkpoint > begun.after):
         return None
@@ -71,10 +72,10 @@ def begun_of(lease: Lease) -> Begun | None:
 
 
 class Lag:
-    """Calculates lags. The basis is the lag that the stream reported when each shard was last read to the end of a
-    batch. While a shard is not read (its batch fails or hangs, or the shard is stopped), its lag grows with the
-    clock. If its batch was begun by a former owner, or takes longer than usual, the lag is at least the age of the
-    batch's first record.
+    """Calculates lags. The basis is the lag that the stream reported when a shard was last read to the end of a
+    batch. A shard is not read while its batch fails or hangs, or while it is stopped. Its lag then grows with the
+    clock. If a former owner has begun its batch, or the batch takes longer than usual, the lag is at least the age
+    of the batch's first record.
 
     `see` is called on the main thread and `measure` on the housekeeping thread, so the lag also grows while the
     main thread waits for a batch.
@@ -87,7 +88,7 @@ class Lag:
         # Replaced and never changed, because two threads use it
         self._behind: dict[LeaseKey, tuple[int, float]] = {}
         self._held_since: dict[LeaseKey, float] = {}
-        # The number of the unfinished batch, and since when it is known
+        # lease -> the number of the unfinished batch, and since when it is known
         self._begun: dict[LeaseKey, tuple[int, float]] = {}
 
     def see(self, leases: Iterable[LeaseReport], held: Collection[LeaseKey]) -> None:
@@ -107,7 +108,7 @@ class Lag:
         self, held: Collection[LeaseKey], unstored: Mapping[LeaseKey, Unstored] | None = None
     ) -> dict[LeaseKey, int]:
         """The lag in milliseconds by shard, the largest first. The lag of a shard that was never read grows from
-        the time at which the worker got it. Such a shard is left out at first."""
+        the time at which the worker got it. At first, such a shard is left out."""
         now, behind = self._clock.monotonic(), self._behind
         ages = self._ages(unstored or {}, now)
         self._held_since = {key: self._held_since.get(key, now) for key in held}
@@ -123,7 +124,8 @@ class Lag:
         return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
     def _ages(self, unstored: Mapping[LeaseKey, Unstored], now: float) -> dict[LeaseKey, int]:
-        """The ages in milliseconds of unfinished batches that this worker has inherited, or that take long."""
+        """The ages in milliseconds of unfinished batches that this worker has inherited, or that take longer than
+        usual."""
         begun = {}
         for key, batch in unstored.items():
             is_inherited = key not in self._held_since

@@ -1,4 +1,5 @@
-"""Wrappers for engines that take seconds to open: the worker starts earlier, and gets leases meanwhile."""
+"""Wrappers for engines that take seconds to open. The worker starts before the engine is open, and gets leases
+meanwhile."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -12,7 +13,7 @@ T = TypeVar("T")
 
 
 class Late(Generic[T]):
-    """Opens something on a thread of its own, beginning at once."""
+    """Opens an object on a thread of its own, beginning at once."""
 
     def __init__(self, open_it: Callable[[], T]) -> None:
         pool = ThreadPoolExecutor(1, thread_name_prefix="kcl-opening")
@@ -20,22 +21,22 @@ class Late(Generic[T]):
         pool.shutdown(wait=False)
 
     def get(self) -> T:
-        """Wait for the result. Raises the error of opening it, at every call."""
+        """Wait for the object. If it could not be opened, every call raises the error."""
         return self._opened.result()
 
     def is_settled(self, seconds: float) -> bool:
-        """Wait up to `seconds`. Returns whether it was opened, or has failed."""
+        """Wait up to `seconds`. Returns whether the object is open, or could not be opened."""
         wait([self._opened], seconds)
         return self._opened.done()
 
     def if_opened(self) -> T | None:
-        """The result; None if it is not opened yet, or has failed."""
+        """The object; None if it is not open yet, or could not be opened."""
         if not self._opened.done() or self._opened.exception() is not None:
             return None
         return self._opened.result()
 
     def why_failed(self) -> str | None:
-        """Why it could not be opened; None otherwise. A `surroundings.Watch`."""
+        """Why the object could not be opened; None otherwise. A `surroundings.Watch`."""
         if not self._opened.done():
             return None
         error = self._opened.exception()
@@ -43,7 +44,7 @@ class Late(Generic[T]):
 
 
 class LateEngine(Generic[D]):
-    """An `Engine` whose first fetch waits until it is opened."""
+    """An `Engine` whose first fetch waits until the engine is open."""
 
     def __init__(self, late: Late[Engine[D]]) -> None:
         self._late = late
@@ -56,7 +57,7 @@ class LateEngine(Generic[D]):
 
 
 class LateProcessorHosts(Generic[R]):
-    """`ProcessorHosts` whose first fetch waits until they are opened."""
+    """`ProcessorHosts` whose first fetch waits until the hosts are open."""
 
     def __init__(self, late: Late[ProcessorHosts[R]]) -> None:
         self._late = late

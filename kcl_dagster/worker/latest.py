@@ -1,4 +1,4 @@
-"""Repeats questions whose answers may hang, each on a thread of its own. The caller gets the last answer."""
+"""Calls functions whose results may hang, each on a thread of its own. The caller gets the last result."""
 
 import threading
 from collections.abc import Callable
@@ -16,17 +16,18 @@ def on_a_thread(function: Callable[[], None]) -> None:
 
 
 class Latest(Generic[T]):
-    """The last answer to a question. `ask` never waits. For one caller at a time."""
+    """The last result of a function. `ask` never waits. For one caller at a time."""
 
     def __init__(self, question: Callable[[], T], start: Start = on_a_thread) -> None:
-        """If the question raises an exception, the last answer is kept."""
+        """If the function raises an exception, the last result is kept."""
         self._question = question
         self._start = start
         self._answer: T | None = None
         self._is_asking = False
 
     def ask(self) -> T | None:
-        """Ask again, unless an answer is still awaited. Returns the last answer; None before the first one."""
+        """Call the function again, unless a call is still running. Returns the last result; None before the first
+        one."""
         if not self._is_asking:
             self._is_asking = True
             try:
@@ -36,7 +37,7 @@ class Latest(Generic[T]):
         return self._answer
 
     def take(self) -> T | None:
-        """Ask again as `ask` does, and forget the answer: later calls return None until there is another one."""
+        """Do the same as `ask`, and forget the result: later calls return None until there is another result."""
         answer, self._answer = self._answer, None
         self.ask()
         return answer

@@ -13,8 +13,8 @@ _NO_LEADER = "none"
 
 
 class LockWatch:
-    """Reads the leader's lock without trying to get it. A living leader changes its version; if there is no lock
-    (released, or never taken), nothing changes either."""
+    """Reads the leader's lock without trying to get it. A living leader changes the version of the lock. If the
+    lock was released or never taken, nothing changes either."""
 
     def __init__(
         self, client: aws.Client, layout: TableLayout, runtime: Runtime, control: ControlRow | None = None
@@ -26,7 +26,8 @@ class LockWatch:
         self._control = control
 
     def silent_for(self) -> float:
-        """The seconds without a change of the lock, as a lower bound; 0 at the first call. One consistent read."""
+        """The time in seconds for which the lock did not change, as a lower bound. 0 at the first call. One
+        consistent read."""
         started = self._clock.monotonic()
         item = self._sender.get(self._place.table, {self._place.key: s(LEADER_KEY)})
         version = _NO_LEADER if item is None else str(item.get(LOCK_VERSION, {}).get("S", ""))

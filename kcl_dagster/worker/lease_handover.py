@@ -1,4 +1,4 @@
-"""Gives up leases: to the next owner of a handoff, to a successor, or to no owner."""
+"""Gives up leases: to the next owner of a handoff, to a successor, or without a next owner."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,8 +13,8 @@ from kcl_dagster.worker.lease_writes import LeaseWrites
 from kcl_dagster.worker.pending import pin_of
 
 GoesOn = Callable[[WorkerId], bool]
-"""Returns whether a worker may be given a lease: it has neither ended nor been asked to drain. May read a table
-once; must not raise."""
+"""Returns whether a worker may be given a lease, because it has neither ended nor been asked to drain. May read a
+table once; must not raise."""
 
 
 def every_worker_goes_on(_: WorkerId) -> bool:
@@ -33,8 +33,7 @@ class LeaseHandover:
 
     def transfer(self, key: LeaseKey) -> bool:
         """Complete the handoff that the leader began. If the next owner has ended or drains, give up the lease
-        instead. This worker drops the lease in any case. Returns whether the handoff was completed or the lease
-        given up."""
+        instead. This worker drops the lease in any case. Returns whether the table has the change."""
         held = self._leases.held(key)
         if held is None:
             return False
@@ -55,18 +54,21 @@ class LeaseHandover:
         return passed is not None
 
     def pass_on(self, lease: Lease) -> Lease | None:
-        """End the handoff of a lease that this worker still owns and does not read. The lease gets its next owner.
-        If that worker has ended or drains, it would not read the lease, so the lease gets no owner. None if another
-        process has moved the lease."""
+        """End the handoff of a lease that this worker still owns and does not read. The next owner of the handoff
+        becomes the owner. If that worker has ended or drains, it would not read the lease, and the lease gets no
+        owner. Returns None if another process has changed the owner."""
         if lease.owner is not None and not self._goes_on(lease.owner):
             return self._leases.table.vacate(lease)
         return self._leases.table.transfer(lease)
 
     def release(self, key: LeaseKey, successor: WorkerId | None = None, *, unless_pinned: bool = False) -> bool:
-        """Give the lease to `successor`, so that it is read at once. If that is not possible, give it up. If a
-        handoff is under way, complete it instead. This worker drops the lease in any case, with one exception: with
-        `unless_pinned`, it keeps the lease while its batch is being written, or is decided and not visible. Returns
-        whether the table has the change."""
+        """Give the lease to `successor`, so that it is read at once. If that is not possible, give the lease up
+        without a next owner. If a handoff is under way, complete the handoff instead. Returns whether the table has
+        the change.
+
+        This worker drops the lease in any case, with one exception: with `unless_pinned`, it keeps the lease while
+        the lease's batch is being written, or is decided and not visible.
+        """
         held = self._leases.held(key)
         if held is None:
             return False
@@ -75,7 +77,7 @@ class LeaseHandover:
                 return False
             is_written = held.lease.pending_checkpoint is not None or held.is_deciding
             if unless_pinned and ((held.busy and is_written) or held.unpublished):
-                self._mark_left(held)  # the process may be killed before its batch ends
+                self._mark_left(held)  # the process may be killed before the batch ends
                 return False
             self._leases.forget(held)
             self._mark_left(held)
@@ -87,9 +89,8 @@ class LeaseHandover:
         return done
 
     def _mark_left(self, held: HeldLease) -> None:
-        """Record in the pin of a batch that this worker has begun that the worker gives up the lease: the batch,
-        which hangs or waits for its next attempt, did not end the process. If the write fails, the next owner
-        counts a loss."""
+        """Record in the pin of a batch that this worker gives up the lease. The batch hangs or waits for its next
+        attempt, and has not ended this process. If the write fails, the next owner counts a loss."""
         pin = pin_of(held.lease)
         if pin is None or pin.left or held.pinned != pin.number or held.lease.pending_checkpoint is None:
             return
@@ -105,8 +106,8 @@ class LeaseHandover:
             held.lease, held.written_at, held.trusted_until = left, sent, sent + self._leases.duration
 
     def _assign_to(self, lease: Lease, successor: WorkerId) -> bool:
-        """Assign the lease to `successor`. The write is also conditional on the counter: if this worker was paused
-        and no longer owns the lease, it is refused."""
+        """Assign the lease to `successor`. The write is also conditional on the counter, so it is refused if this
+        worker was paused and no longer owns the lease."""
         if lease.in_handoff or lease.is_finished:
             return False
         return self._leases.table.assign(lease, successor, counter=lease.counter) is not None
@@ -114,7 +115,7 @@ class LeaseHandover:
     def _release(self, lease: Lease) -> bool:
         if self._let_go(lease) is not None:
             return True
-        # The condition names both owners, so it fails if a handoff began that this worker has not read yet.
+        # The condition names both owners, so the write fails if a handoff began that this worker has not read yet.
         current = self._leases.table.get(lease.key)
         if current is None or current.actual_owner != self._leases.worker:
             return False

@@ -1,4 +1,4 @@
-"""The leases that this worker holds, and until when each is trusted. Does not access a table."""
+"""The leases that this worker holds, and until when each of them is trusted. Does not access a table."""
 
 from collections.abc import Iterable
 
@@ -16,8 +16,8 @@ class LeaseRegistry:
     """The held leases. Called from the batch thread and from the renewal thread. No method waits for a write.
 
     A lease is trusted until the time at which the last successful write was *sent*, plus `duration`, on this
-    process's monotonic clock. Every other process observes the change of the counter later than that, so none can
-    have taken the lease in between.
+    process's monotonic clock. Every other process observes the change of the counter later than that, so no other
+    process can have taken the lease in between.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class LeaseRegistry:
         self._runtime = runtime
         self._on_event = on_event
         self._held: dict[LeaseKey, HeldLease] = {}
-        self._expired: dict[LeaseKey, Lease] = {}  # not acquired since; this worker may still be their owner
+        self._expired: dict[LeaseKey, Lease] = {}  # not acquired again; this worker may still be their owner
         self.left: dict[tuple[LeaseKey, ChainId], Checkpoint] = {}
         """The checkpoints of claimed leases when they were dropped, by lease and chain; SHARD_END if the claim was
         ended."""
@@ -60,14 +60,14 @@ class LeaseRegistry:
             return set(self._held)
 
     def to_be_read(self) -> dict[LeaseKey, Lease]:
-        """The leases that this worker has to read: unfinished ones that it holds, trusted or not, and those that
-        expired here while the table, as far as is known, still names this worker."""
+        """The leases that this worker has to read: the unfinished leases that it holds, trusted or not, and leases
+        that expired here while the table, as far as is known, still names this worker as their owner."""
         with self.map_lock:
             held = {key: held.lease for key, held in self._held.items() if not held.lease.is_finished}
             return self._expired | held
 
     def keep_expired(self, assigned: Iterable[LeaseKey]) -> None:
-        """Forget the expired leases that are not in `assigned`: the table names another owner for them."""
+        """Forget the expired leases that are not in `assigned`. The table names another owner for them."""
         with self.map_lock:
             still = set(assigned)
             self._expired = {key: lease for key, lease in self._expired.items() if key in still}
@@ -91,8 +91,8 @@ class LeaseRegistry:
             return min((h.written_at for h in self._held.values()), default=None)
 
     def in_handoff(self, waiting_longer_than: float | None = None) -> list[LeaseKey]:
-        """Leases in a handoff to another worker that are not in a batch, and of which all decided entries are
-        published. With `waiting_longer_than`: instead those for which the next owner has waited for at least so
+        """Leases in a handoff to another worker that are not in a batch, and whose decided entries are all
+        published. With `waiting_longer_than`: instead, the leases whose next owner has waited for at least this
         many seconds."""
         now = self.now()
         with self.map_lock:
@@ -106,8 +106,8 @@ class LeaseRegistry:
         return [key for key, _, waited in asked if waited >= waiting_longer_than]
 
     def tip_of(self, key: LeaseKey) -> int | None:
-        """The latest moment (epoch seconds) before which no record beyond the checkpoint had arrived. It may not be
-        written yet."""
+        """The latest moment (epoch seconds) before which no record beyond the checkpoint had arrived. The row may
+        not have it yet."""
         held = self._held.get(key)
         if held is None:
             return None
@@ -143,7 +143,7 @@ class LeaseRegistry:
     # Batches
 
     def begin(self, keys: Iterable[LeaseKey]) -> None:
-        """Mark leases as in a batch: a handoff waits for its end."""
+        """Mark leases as being in a batch. A handoff waits for the end of the batch."""
         for key in keys:
             held = self._held.get(key)
             if held is not None:
@@ -156,14 +156,14 @@ class LeaseRegistry:
                 held.busy = False
 
     def delivered(self, key: LeaseKey, payload_bytes: int) -> None:
-        """Count payload that is about to be delivered. Never waits for a write: the caller has just checked that it
-        holds the lease, and could lose it during a wait."""
+        """Count payload that is about to be delivered. Never waits for a write. The caller has just checked that it
+        holds the lease, and could lose the lease during a wait."""
         with self.map_lock:
             self._throughput.record(key, payload_bytes)
 
     def stored_through(self, key: LeaseKey, token: int, at: float) -> None:
-        """Record that everything that arrived before `at` (epoch seconds) is stored. It is written with the next
-        renewal, once everything that is decided is visible."""
+        """Record that everything that arrived before `at` (epoch seconds) is stored. The next renewal after all
+        decided batches are visible writes this to the row."""
         held = self._held.get(key)
         if held is None or held.token != token:
             return
@@ -193,11 +193,11 @@ class LeaseRegistry:
 
     def drop(self, held: HeldLease, why: str) -> None:
         """Stop holding a lease that was lost, and report it."""
-        if self.forget(held) and not held.lease.is_finished:  # finished leases are cleaned up, not lost
+        if self.forget(held) and not held.lease.is_finished:  # a finished lease is not lost but cleaned up
             self.report(EventKind.LEASE_LOST, why, held.lease.key)
 
     def forget(self, held: HeldLease) -> bool:
-        """Stop holding a lease. Returns False if it was not held any more."""
+        """Stop holding a lease. Returns False if it was no longer held."""
         with self.map_lock:
             if self._held.get(held.lease.key) is not held:
                 return False

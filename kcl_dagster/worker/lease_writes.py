@@ -1,10 +1,11 @@
 """Writes the leases that this worker holds: renewals, pins (pending checkpoints of begun batches) and checkpoints.
 
-Each lease has one lock, held during every write of it, so a renewal can never make a checkpoint fail. If a lease is
-no longer trusted, or a conditional write of it was refused, it is dropped and not written again. If the table still
-names this worker as its owner, discovery acquires it again, under a new token.
+Each lease has one lock, which is held during every write of the lease, so a renewal can never make a checkpoint
+fail. If a lease is no longer trusted, or a conditional write of it was refused, the worker drops it and does not
+write it again. If the table still names this worker as the owner, discovery acquires the lease again, under a new
+token.
 
-Modelled in spec/ExactlyOnce.tla: if the response to a write was lost, the row is read; its outcome is never
+Modelled in spec/ExactlyOnce.tla. If the response to a write was lost, the row is read. The outcome is never
 guessed.
 """
 
@@ -24,7 +25,7 @@ from kcl_dagster.worker.lease_registry import LeaseRegistry
 
 
 class EndWasWritten(KclError):
-    """Raised if the row is at its shard's end already: an earlier write was applied, and its response was lost."""
+    """Raised if the row already has SHARD_END. An earlier write was applied, and its response was lost."""
 
     def __init__(self, key: LeaseKey, children: frozenset[str]) -> None:
         super().__init__(f"{key} is at the end of its shard: the earlier write was applied")
@@ -49,9 +50,9 @@ class LeaseWrites(LeaseRegistry):
         self._last_token = 0
 
     def acquire(self, lease: Lease) -> Holding | None:
-        """Hold a lease for which the table names this worker as the owner. The lease is renewed at once: it is not
-        known for how long its counter was unchanged, so only a write of our own can start the time for which the
-        lease is trusted. None if this worker no longer owns it."""
+        """Hold a lease for which the table names this worker as the owner. The lease is renewed at once. Only a
+        write of our own can start the time for which the lease is trusted, because it is not known since when its
+        counter is unchanged. Returns None if this worker no longer owns the lease."""
         if lease.owner != self.worker or lease.in_handoff:
             self._expired.pop(lease.key, None)
             return None
@@ -74,8 +75,8 @@ class LeaseWrites(LeaseRegistry):
         return self.get(lease.key)
 
     def renew(self, key: LeaseKey, token: int | None = None) -> None:
-        """Renew a lease. Raises LeaseLost (then the lease is dropped) or a ServiceError (then it is kept while it
-        is trusted)."""
+        """Renew a lease. Raises LeaseLost if the lease is lost, which drops it. Raises a ServiceError if the table
+        fails; the lease is then kept while it is trusted."""
         held = self.find(key, token)
         with held.lock:
             self.ready(held, token)
@@ -93,16 +94,16 @@ class LeaseWrites(LeaseRegistry):
             self.wrote(held, renewed, sent)
 
     def settled(self, key: LeaseKey, token: int) -> Lease:
-        """The lease as the table has it, after any write in doubt was settled. Reads the table only in that case.
-        Raises as `renew` does."""
+        """The lease as it is in the table. If the outcome of the last write is not known, the table is read,
+        otherwise not. Raises as `renew` does."""
         held = self.find(key, token)
         with held.lock:
             self.ready(held, token)
             return held.lease
 
     def prepare(self, key: LeaseKey, token: int, pending: Checkpoint, state: bytes | None, batch: int) -> None:
-        """Pin the next batch of the lease. Raises as `renew` does, or EndWasWritten. After OutcomeUnknown, the pin
-        may or may not have been written."""
+        """Pin the next batch of the lease. Raises as `renew` does, or EndWasWritten. After OutcomeUnknown, it is
+        not known whether the row has the pin."""
         held = self.find(key, token)
         with held.lock:
             self.ready_to_go_on(held, token)
@@ -124,11 +125,11 @@ class LeaseWrites(LeaseRegistry):
         stored_through: int | None = None,
         counts: BatchCounts | None = None,
     ) -> None:
-        """Record that everything through `checkpoint` is done, and remove the pin. Raises as `renew` does, or
-        EndWasWritten.
+        """Record that everything through `checkpoint` is stored, and remove the pin. At the end of a shard, the
+        claim of a chain on its lease is removed, too. Raises as `renew` does, or EndWasWritten.
 
         `stored_through`: see `Lease`. `counts`: what was stored since the last checkpoint; None if it was not
-        counted. At the end of a shard, the claim of a chain on its lease ends, too.
+        counted.
         """
         held = self.find(key, token)
         with held.lock:
@@ -158,8 +159,8 @@ class LeaseWrites(LeaseRegistry):
     # Also used for claims and handoffs
 
     def ready(self, held: HeldLease, token: int | None = None) -> None:
-        """Check, under the lock of the lease, that this worker still holds it. If a write is in doubt, settle
-        it."""
+        """Check, under the lock of the lease, that this worker still holds the lease. If the outcome of its last
+        write is not known, read the row."""
         key = held.lease.key
         if self._held.get(key) is not held or (token is not None and held.token != token):
             raise LeaseLost(key, f"{self.worker} does not hold it any more")
@@ -177,8 +178,8 @@ class LeaseWrites(LeaseRegistry):
 
     @contextmanager
     def dropping(self, held: HeldLease) -> Iterator[None]:
-        """Wraps one write: drop the lease if the write was refused. After any other failure the write is in
-        doubt."""
+        """Wraps one write. If the write is refused, the lease is dropped. After any other failure, the outcome is
+        not known."""
         try:
             yield
         except LeaseLost as lost:
@@ -189,7 +190,7 @@ class LeaseWrites(LeaseRegistry):
             raise
 
     def wrote(self, held: HeldLease, lease: Lease, sent: float) -> None:
-        """Record a successful write: the lease is trusted from the time at which it was sent."""
+        """Record a successful write. The lease is trusted from the time at which the write was sent."""
         held.lease = lease
         held.written_at = sent
         held.trusted_until = sent + self.duration
@@ -230,9 +231,9 @@ class LeaseWrites(LeaseRegistry):
         self.wrote(held, written, sent)
 
     def _settle(self, held: HeldLease) -> None:
-        """Find out whether a write was applied whose response was lost. At most this one write may be missing here,
-        because `HeldLease.caught_up` kept everything known before it. Anything else means that the lease had
-        another owner meanwhile."""
+        """Read the row to find out whether a write was applied whose response was lost. `HeldLease.caught_up` has
+        kept everything that was known before this write, so the row can differ by this write only. Any other
+        difference means that the lease had another owner meanwhile."""
         current = self.table.get(held.lease.key)
         known = held.lease
         if (

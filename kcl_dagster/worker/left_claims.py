@@ -1,7 +1,8 @@
-"""Refuses leases that name a chain, for workers that do not use chains, because the consumer had another sink
+"""Refuses leases that name a chain, for workers that do not use chains because the consumer had another sink
 before.
 
-A worker that stops settles its chain. So a lease names a chain only if its last owner ended without giving it up.
+A worker that stops settles its chain. A lease therefore names a chain only if its last owner ended without giving
+it up.
 """
 
 from kcl_dagster.errors import Unsafe
@@ -9,8 +10,8 @@ from kcl_dagster.model.lease import Lease
 
 
 def refuse_claim(lease: Lease) -> None:
-    """Raise Unsafe if the chain may have entries that the row of the lease does not include. Entries from before a
-    reset are no progress; a worker with the former sink publishes them."""
+    """Raise Unsafe if the chain may have entries that the row of the lease does not include. Entries that were made
+    before a reset are no progress of the lease. A worker with the former sink publishes them."""
     if lease.claim is not None and lease.claim.id is not None:
         raise Unsafe(
             f"{lease.key}: its last worker had another sink, of Parquet, Delta or Iceberg, and may have stored "

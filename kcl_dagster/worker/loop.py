@@ -1,14 +1,14 @@
 """One worker, from its first heartbeat to its last.
 
-    start          row written, background threads begin: renewals; discovery, heartbeat, watches
+    start          write the row, start the background threads: renewals; discovery, heartbeat, watches
     round          plan, fetch, prepare, write, commit: see `kcl_dagster.worker.protocol`
-    drain          requested by the leader, or at the end of the lifetime: continues until the leader has moved the
+    drain          if the leader requests it, or at the end of the lifetime: continue until the leader has moved the
                    leases
     bound          in a bounded run: everything that had arrived before a given time is stored; then as `stop`
-    stop           the batch is finished or given up, leases are given to other workers, the row is deleted; if user
-                   code does not return, the process ends anyway
+    stop           finish the batch or give it up, give the leases to other workers, delete the row; end the process
+                   even if user code does not return
 
-Everything is a step: `run` and its threads call the steps in real time, a simulator calls them one by one.
+Everything is a step. `run` and its threads call the steps in real time, a simulator calls them one by one.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,11 +69,11 @@ from kcl_dagster.worker.thread_watch import HOUSEKEEPING, RENEWALS, ThreadWatch
 from kcl_dagster.worker.threads import Steps, Threads
 
 STOP_POLL_SECONDS = 0.1  # how soon an idle worker detects a request to stop or a new lease
-# A round waits this long for leases that are just being acquired, which takes 20 ms for each
+# A round waits this long for leases that are just being acquired. Acquiring a lease takes 20 ms.
 ACQUIRING_SECONDS = 1.0
-WATCH_SECONDS = 5.0  # a worker whose run or parent process is gone stops well within a lease duration
-# Reads of the leader's lock (without a leader, of the leases) per duration: a dead owner is detected after 1.5
-# durations
+WATCH_SECONDS = 5.0  # a worker whose run or parent process has ended stops well within a lease duration
+# Reads of the leader's lock per lease duration, and of the leases if there is no leader. With two, a dead owner is
+# detected after 1.5 durations.
 LOOKS_PER_LEASE = 2
 
 Background = Callable[[Steps, str], AbstractContextManager[object]]
@@ -88,7 +88,7 @@ class Rounds(Protocol):
 
 
 class Every:
-    """Reports when something is due again. The first time is at once."""
+    """Reports when something is due again. The first call reports it at once."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -102,8 +102,8 @@ class Every:
 
 
 class Worker(Generic[D]):
-    """A worker. `run` blocks until it has stopped. Instead, the steps may be called one at a time, by one
-    thread."""
+    """A worker. `run` blocks until the worker has stopped. Instead of calling `run`, one thread may call the steps
+    one at a time."""
 
     def __init__(
         self,
@@ -114,8 +114,8 @@ class Worker(Generic[D]):
         for_each: ForEach = several_at_once,
         renew_each: ForEach | None = None,
     ) -> None:
-        """`renew_each`: how leases are renewed. The default is `WithoutWaiting`, or `for_each` if that is not the
-        default."""
+        """`renew_each`: calls the renewal of each lease. The default is `WithoutWaiting`. If `for_each` is not the
+        default, `renew_each` is `for_each` unless it is given."""
         self._around = surroundings
         self._service_time = surroundings.service_time or runtime.clock.now
         self.identity = identity
@@ -210,8 +210,8 @@ class Worker(Generic[D]):
         )
 
     def _first_number(self) -> int:
-        """The number of the first batch of a new lease: higher than all numbers of former leases of the shard, by
-        the clock that all workers share."""
+        """The number of the first batch of a new lease. It is taken from the clock that all workers share, so it is
+        higher than all numbers of former leases of the shard."""
         now = self._service_time()
         if now is None:
             raise EndpointUnreachable("the time is not known by which batches are numbered: Kinesis did not say it")
@@ -254,7 +254,7 @@ class Worker(Generic[D]):
     ) -> ChainProtocol[D]:
         around, former = self._around, chains.former_parts
         reading = self._reading(around.engine, failures)
-        # For a folder, it is not known whether all files of a part are there.
+        # The parts of an earlier version do not show whether a folder has all files of a part.
         is_folder = chains.destinations[FIRST].commits is None
         holds = None if is_folder else lambda part: former.stored_to(part) is not None
         claims = Claims(
@@ -327,11 +327,11 @@ class Worker(Generic[D]):
     # In real time
 
     def run(self, stop: StopSignal | None = None) -> StopReason:
-        """Work until `stop` is requested or the worker has a reason of its own; then release everything. Returns
-        the reason.
+        """Work until `stop` is requested or the worker itself decides to stop. Then release everything. Returns the
+        reason.
 
-        Raises a ServiceError if even the first heartbeat could not be written; then nothing was begun. Raises
-        ConfigurationError if the settings cannot work, after everything was released.
+        Raises a ServiceError, and begins nothing, if the first heartbeat could not be written. Raises
+        ConfigurationError, after everything was released, if the settings cannot work.
         """
         self.stop = stop or self.stop
         self.start()
@@ -372,7 +372,7 @@ class Worker(Generic[D]):
         self._beat_due.is_due(self._started)
 
     def step_batch(self) -> BatchReport:
-        """One round of the batch protocol, on the main thread. Nothing is read before the engine has started: until
+        """One round of the batch protocol, on the main thread. Nothing is read before the engine has started. Until
         then, leases can be handed over at once to a worker that reads."""
         if not self.is_ready():
             return BatchReport()
@@ -384,7 +384,7 @@ class Worker(Generic[D]):
         if report.records and self._completeness_writer is not None:
             self._completeness_writer.records_were_stored()
         if report.is_idle and self._bound is not None and isinstance(self.protocol, ChainProtocol):
-            self.protocol.publish_all()  # the run ends once everything is visible
+            self.protocol.publish_all()  # the run ends when everything is visible
         self._lag.see(report.leases, self.holdings.to_be_read())
         self.heartbeat.stopped = report.stopped[:STOPPED_TOLD]
         self.heartbeat.why_stopped = {key: report.why_stopped[key] for key in report.stopped[:SHARDS_TOLD]}
@@ -409,14 +409,14 @@ class Worker(Generic[D]):
         return self._is_ready
 
     def step_renewal(self) -> float:
-        """Renew the leases that are due. Returns the seconds until the next one is. Called on the renewal
+        """Renew the leases that are due. Returns the seconds until the next lease is due. Called on the renewal
         thread."""
         self.threads.begins(RENEWALS)
         self.renewer.step()
         return self.renewer.seconds_until_due()
 
     def step_housekeeping(self) -> None:
-        """Everything else that is due. Called on the housekeeping thread."""
+        """All other steps that are due. Called on the housekeeping thread."""
         self.threads.begins(HOUSEKEEPING)
         now = self._clock.monotonic()
         if self.stop.is_requested():
@@ -453,8 +453,8 @@ class Worker(Generic[D]):
         return self.heartbeat.step()
 
     def _has_become_ready(self) -> bool:
-        """Whether the worker has just become ready. Leases wait for this, so it writes its row before the next
-        heartbeat is due."""
+        """Whether the worker has just become ready. The leader waits for this to assign leases, so the row is
+        written before the next heartbeat is due."""
         is_starting = self.heartbeat.state is WorkerState.STARTING
         return is_starting and self._beats_while_starting > 0 and self.is_ready()
 
@@ -477,8 +477,8 @@ class Worker(Generic[D]):
                 self._request_stop(StopReason.ORPHANED, why)
 
     def step_leaderless(self) -> list[LeaseKey]:
-        """If no leader was observed for a long time: take unserved leases, and request leases from workers that
-        have too many. Discovery finds the leases that were taken."""
+        """If no leader was observed for a long time, take unserved leases, and request leases from workers that
+        have too many. Discovery acquires the leases that were taken."""
         leader = self._around.leader
         if leader is None or self._draining_since is not None or self.stop.is_requested():
             return []
@@ -486,7 +486,7 @@ class Worker(Generic[D]):
             silent = leader.silent_for()
             self._see_leader(silent)
             if silent >= self.settings.leaderless:
-                if not self.is_ready():  # other workers may be able to read the leases at once
+                if not self.is_ready():  # another worker may be able to read at once, so this worker takes nothing
                     self.taker.look()
                     return []
                 return self.taker.step(leader.control())
@@ -507,7 +507,7 @@ class Worker(Generic[D]):
 
     def step_drain(self) -> None:
         """Start to drain if this was requested, or if no leader has replaced this worker long after its lifetime.
-        Stop when all leases are gone, or the leader has had enough time to move them."""
+        Stop when all leases are moved, or when the leader has had enough time to move them."""
         now = self._clock.monotonic()
         if self._draining_since is None:
             if not self._is_to_leave(now):
@@ -520,7 +520,8 @@ class Worker(Generic[D]):
             self._request_stop(StopReason.LIFETIME if is_over else StopReason.DRAINED)
 
     def step_bound(self) -> None:
-        """In a bounded run, stop if nothing is left to be read, or nothing that can be read now."""
+        """In a bounded run, stop if no record is left to be read, or if the remaining records cannot be read
+        now."""
         if self._bound is None or not self._is_ready or self.stop.is_requested():
             return
         leader, last = self._around.leader, self._last_round
@@ -531,15 +532,15 @@ class Worker(Generic[D]):
             self._request_stop(*enough)
 
     def step_leaving(self) -> None:
-        """After a request to stop: at once, give up leases of which nothing is being written; give up the others
-        when their batch ends. If a batch does not end in time, its leases are given up, too, because user code may
-        hang for ever, and must not keep its leases."""
+        """Give up the leases after a request to stop. Leases of which no batch is being written are given up at
+        once, and the others when their batch ends. If a batch does not end in time, its leases are given up, too:
+        user code that hangs must not keep its leases."""
         now = self._clock.monotonic()
         if self._stop_seen is None:
             self._stop_seen = now
-            self.heartbeat.state = WorkerState.DRAINING  # so that no other stopping worker gives leases to this one
+            self.heartbeat.state = WorkerState.DRAINING  # so that this worker gets no leases
             self.step_heartbeat()
-            if self._around.processors is None:  # without pins, nothing shows on which leases user code works
+            if self._around.processors is None:  # with processors, no pin shows on which leases user code works
                 self._let_go(unless_pinned=True)
         if now - self._stop_seen < self.settings.stop_patience:
             return
@@ -551,12 +552,12 @@ class Worker(Generic[D]):
             self._end_hung()
 
     def _end_patience(self) -> float:
-        """How long to wait for a batch. A read ends by itself when its time is over."""
+        """The seconds for which to wait for a batch. A read ends by itself when its time is over."""
         is_reading = self.processing.running_for() is None
         return self.settings.end_patience + (self.settings.budget.seconds if is_reading else 0.0)
 
     def _end_hung(self) -> None:
-        """End the process although the batch does not end: delete the row, then end. Nothing is lost, because a
+        """End the process although the batch does not end. The row is deleted first. Nothing is lost, because a
         batch without leases cannot be committed."""
         if self._is_ended:
             return
@@ -575,8 +576,8 @@ class Worker(Generic[D]):
         )
 
     def _goes_on(self, worker: WorkerId) -> bool:
-        """Whether another worker may be given a lease, by its row. Yes if the table does not answer: the leader
-        reassigns the leases of workers that have ended."""
+        """Whether another worker may be given a lease, according to its row. True if the table does not answer: if
+        that worker has ended, the leader reassigns the lease."""
         try:
             row = self._around.workers.get(worker)
         except KclError:
@@ -595,7 +596,7 @@ class Worker(Generic[D]):
     def shut_down(self) -> None:
         """Release everything, so that the next owner need not wait. All other threads must have ended.
 
-        The row is deleted first, so that nothing more is assigned. Leases that were assigned just before are
+        The row is deleted first, so that no more leases are assigned. Leases that were assigned just before are
         released, too.
         """
         self.heartbeat.stop()

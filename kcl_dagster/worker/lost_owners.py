@@ -1,8 +1,9 @@
-"""Counts owners of leases that ended during a batch which they would have decided in a chain.
+"""Counts the owners of a lease whose processes ended during the same batch, for workers that decide batches in a
+chain. Each such owner is a loss.
 
-Before its first batch of a lease, an owner records in its claim that the batch is begun. If the owner ends without
-an entry, this record remains, and the next owner counts one loss. The first checkpoint that advances removes the
-count.
+Before its first batch of a lease, an owner records in its claim that the batch is begun. If the owner ends before
+the chain has an entry for the batch, the record remains, and the next owner counts one loss. When the lease's
+checkpoint advances, the record is removed with its losses.
 """
 
 from dataclasses import dataclass, field, replace
@@ -25,34 +26,35 @@ class LostOwners:
     """The version of the consumer's code."""
 
     _own: dict[LeaseKey, tuple[int, Begun]] = field(default_factory=dict)
-    """What this worker has begun, and the ownership (token) under which it was begun."""
+    """The batches that this worker has begun, and the ownership (token) under which each was begun."""
 
     _first: dict[LeaseKey, int] = field(default_factory=dict)
-    """The ownerships (tokens) under which a batch was begun."""
+    """For each lease, the last ownership (token) under which a batch was begun."""
 
     def is_suspect(self, holding: Holding) -> bool:
-        """Whether former owners may have ended because of the next batch of the lease. The last owner is not
-        counted, because most owners end for another reason."""
+        """Whether former owners may have ended because of the next batch of the lease. The last owner alone is no
+        sign of this, because most owners end for another reason."""
         begun = self.holdings.claims.begun(holding.key)
         if begun is None:
             return False
         return begun.losses - (not begun.is_open) >= LOSSES_TO_ISOLATE
 
     def until(self, holding: Holding) -> Checkpoint | None:
-        """The end of a batch that is narrowed before it is staged; None if it is not narrowed."""
+        """The last record that the next batch may have, if it is limited because of losses. Otherwise None."""
         begun = self.holdings.claims.begun(holding.key)
         return begun.through if begun is not None and begun.losses >= LOSSES_TO_NARROW else None
 
     def of(self, holding: Holding, progress: Progress) -> int:
-        """How many owners ended because of what was read; 0 if this worker has begun it."""
+        """How many former owners ended during the batch that was read. 0 if this worker has begun the batch
+        itself."""
         begun = self.holdings.claims.begun(holding.key)
         if begun is None or begun.after != progress.range.after or self._is_own(holding, begun):
             return 0
         return begun.losses
 
     def begin(self, holding: Holding, progress: Progress, *, is_piece: bool) -> None:
-        """Record that a batch is about to be staged, if that is due. `is_piece`: it is a piece of a batch that has
-        ended processes. Raises KclError if it is not known whether the row has the record."""
+        """If it is due, record that a batch is about to be staged. `is_piece`: the batch is a piece of a batch that
+        has ended processes. Raises KclError if it is not known whether the row has the record."""
         key, through = holding.key, progress.through
         known = self.holdings.claims.begun(key)
         is_first = self._first.get(key) != holding.token
@@ -71,7 +73,7 @@ class LostOwners:
         self._first[key] = holding.token
 
     def survived(self, holding: Holding) -> None:
-        """Reset the losses: the batch has failed, but the process is alive, so the batch did not end the former
+        """Reset the losses. The batch has failed and this process is alive, so the batch did not end the former
         processes. Raises KclError."""
         begun = self.holdings.claims.begun(holding.key)
         if begun is not None and begun.losses and self._is_own(holding, begun):
@@ -80,8 +82,8 @@ class LostOwners:
             self._own[holding.key] = holding.token, begun
 
     def narrow(self, holding: Holding, through: Checkpoint) -> None:
-        """Record that the batch is narrowed because of its losses. The piece through `through` is tried next, and
-        narrowed after the next loss. Raises KclError."""
+        """Record that only the batch's records through `through` are tried next, because the batch has ended
+        processes. If they end one more process, the next owner halves them again. Raises KclError."""
         begun = self.holdings.claims.begun(holding.key)
         if begun is not None:
             piece = replace(begun, through=through, losses=LOSSES_TO_NARROW - 1, is_open=False)

@@ -46,7 +46,7 @@ VERIFY_SECONDS = 60.0  # between two checks of the layout of the tables
 
 
 class StreamLookup:
-    """Looks up facts about the streams of a worker."""
+    """Looks up facts about the worker's streams."""
 
     def __init__(self, kinesis: aws.Client, application: Application, starts: StartTable, runtime: Runtime) -> None:
         self._kinesis = kinesis
@@ -65,8 +65,9 @@ class StreamLookup:
         return describe(self._kinesis, stream.name, runtime=self._runtime).retention_hours * _SECONDS_PER_HOUR
 
     def confirm(self, stream: StreamIdentifier) -> None:
-        """Raise StreamRecreated if the stream with this name is not the one of the leases, which only leases of a
-        multi-stream application show. Raise OtherStream if the leases are recorded as those of another stream."""
+        """Raise StreamRecreated if the leases belong to a former stream with this name. Only the leases of a
+        multi-stream application show this. Raise OtherStream if the leases are recorded as those of another stream.
+        """
         if not stream.is_multi:
             self._starts.refuse_other(self._application, stream)
         if not stream.is_multi or stream.name in self._renamed:
@@ -79,7 +80,7 @@ class StreamLookup:
             )
 
     def resolved_start(self, stream: StreamIdentifier) -> int | None:
-        """The start time that a leader stored for the stream. If a Java leader started the application: the
+        """The start time that a leader stored for the stream. If a Java leader started the application, the
         configured timestamp."""
         if stream not in self._resolved:
             start = self._starts.get(str(stream))
@@ -97,7 +98,7 @@ class StreamLookup:
 
 
 class LayoutWatch:
-    """A watch: the worker stops if its fleet changes its protocol or its tables. Reads once per minute."""
+    """A watch that stops the worker if the fleet changes its protocol or its tables. Reads once per minute."""
 
     def __init__(
         self, dynamodb: aws.Client, application: Application, layout: TableLayout, runtime: Runtime
@@ -116,7 +117,7 @@ class LayoutWatch:
         except LayoutRefused as refusal:
             return str(refusal)
         except KclError:
-            return None  # checked again later; a failing read is no reason to stop
+            return None  # checked again later; the worker does not stop because a read failed
         return None
 
 
@@ -142,9 +143,9 @@ def open_surroundings(
     on_event: OnEvent = ignore,
     parallel: Callable[..., Any] | None = None,
 ) -> Surroundings[D]:
-    """Everything that `Worker` needs, with deadlines of requests that fit its lease duration.
+    """All that `Worker` needs, with deadlines of requests that fit its lease duration.
 
-    Needs an engine and a sink of one kind, or hosts of record processors. `chains`: see `Surroundings`. `parallel`:
+    Needs either an engine and a sink, or hosts of record processors. `chains`: see `Surroundings`. `parallel`:
     reads the segments of a scan, as `map` does. Raises LayoutRefused for tables that must not be used.
     """
     if [sink, chains, processors].count(None) != 2 or (processors is None) != (engine is not None):

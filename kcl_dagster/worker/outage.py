@@ -1,8 +1,8 @@
 """Handles failures that concern many leases: expired credentials, a missing permission, an unreachable endpoint.
 
 If each lease were retried separately, hundreds of leases would send hundreds of failing requests per second. A step
-over many leases therefore ends after a few failures in a row. The next step comes after a pause that all leases
-share, and begins with a single attempt. The first success ends the outage, and all leases are tried at once.
+over many leases therefore ends after a few failures in a row. The next step begins after a pause that all leases
+share, with a single attempt. The first success ends the outage, and all leases are tried at once.
 """
 
 from collections.abc import Iterable
@@ -15,20 +15,20 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent
 
 IN_A_ROW: Final = 3  # failures without a success in between; fewer may concern single leases
 FIRST_PAUSE: Final = 0.25  # seconds, doubled with every step that fails
-LONGEST_PAUSE: Final = 1.0  # seconds; leases remain ours for a few renewals at most, so try often
+LONGEST_PAUSE: Final = 1.0  # seconds; a lease expires after a few missed renewals, so the pause is short
 REPORT_SECONDS: Final = 60.0  # between two events of one outage
 
 
 class Outage:
     """The state of one kind of step. `begin` and `end` are called on the thread of the steps. `may_try`,
-    `succeeded` and `failed` may be called on any thread of a step, even after its end: views of the dicts are
+    `succeeded` and `failed` may be called on any thread, even after the end of the step. Views of the dicts are
     therefore copied first."""
 
     def __init__(
         self, kind: EventKind, clock: Clock, on_event: OnEvent, longest_pause: float = LONGEST_PAUSE
     ) -> None:
-        """`kind`: the kind of events. There is one at the beginning of an outage and one per minute, each for all
-        leases."""
+        """`kind`: the kind of events. Events are reported at the beginning of an outage and then once per minute.
+        Each event is about all leases."""
         self._kind = kind
         self._clock = clock
         self._on_event = on_event
@@ -47,8 +47,8 @@ class Outage:
         return max(0.0, self._retry_at - self._clock.monotonic())
 
     def begin(self, keys: Iterable[LeaseKey]) -> list[LeaseKey]:
-        """Begin a step. Returns the leases in the order in which to try them: those that failed come last, the most
-        recent failure at the very end."""
+        """Begin a step. Returns the leases in the order in which they should be tried. Leases that failed come
+        last, and the most recent failure is the very last."""
         self._failed_now = {}
         self._in_a_row = 0
         keys = list(keys)
@@ -59,7 +59,7 @@ class Outage:
 
     @property
     def is_known(self) -> bool:
-        """Whether the last step ended early, so that the next one begins with a single attempt."""
+        """Whether the last step ended early. The next step then begins with a single attempt."""
         return self._limit == 1
 
     def may_try(self) -> bool:
@@ -67,7 +67,7 @@ class Outage:
         return self._in_a_row < self._limit
 
     def succeeded(self, key: LeaseKey | None = None) -> None:
-        """Record that the service answered, with whatever result."""
+        """Record that the service answered. The result may be an error of the request."""
         self._in_a_row = 0
         self._limit = IN_A_ROW
         self._failing.pop(key, None)

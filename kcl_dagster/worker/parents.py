@@ -32,12 +32,13 @@ class Parents:
     """Decides whether a lease waits for its parents, by the KCL's rule.
 
     A parent blocks its children while its lease is in the table and not at SHARD_END. A parent without a lease does
-    not block: it has left the stream, was cleaned up, or is from before the application's start. The exception is a
-    parent whose lease was lost, see `Lease.awaited_parents`. It blocks while the stream has it: the leader creates
-    its lease again.
+    not block its children: it has left the stream, was cleaned up, or is from before the application's start. There
+    is one exception, a parent whose lease was lost, see `Lease.awaited_parents`. Such a parent blocks its children
+    while the stream has it, because the leader creates its lease again.
 
-    Called from the batch thread. Costs one consistent read per parent for a new lease, then one per parent every
-    `poll_seconds` while it is blocked, and nothing later: a free lease does not become blocked again.
+    Called from the batch thread. For a new lease, this costs one consistent read per parent. While the lease is
+    blocked, it costs one read per parent every `poll_seconds`, and nothing later: a free lease is never blocked
+    again.
     """
 
     def __init__(
@@ -48,11 +49,11 @@ class Parents:
         self._clock = clock
         self._poll_seconds = poll_seconds
         self._free: set[LeaseKey] = set()
-        self._blocked: dict[LeaseKey, tuple[LeaseKey, float]] = {}  # the blocking parent, and when to look again
+        self._blocked: dict[LeaseKey, tuple[LeaseKey, float]] = {}  # the blocking parent, and when to read it again
 
     def is_blocked(self, lease: Lease) -> bool:
-        """Whether the lease has to wait for a parent. May raise a ServiceError; then this is not known, and the
-        lease may not be read."""
+        """Whether the lease has to wait for a parent. If this raises a ServiceError, it is not known, and the lease
+        may not be read."""
         if not lease.parents or lease.key in self._free:
             return False
         now = self._clock.monotonic()
@@ -72,7 +73,7 @@ class Parents:
         return False
 
     def finished(self, parent: LeaseKey) -> None:
-        """Record that this worker finished a shard itself: its children are checked at once."""
+        """Record that this worker itself finished a shard. Its children are checked at once."""
         self._blocked = {
             child: (by, 0.0 if by == parent else again) for child, (by, again) in self._blocked.items()
         }

@@ -1,9 +1,10 @@
 """Stores batches exactly once that belong to no lease: replays of windows, and dead letters.
 
-They are decided in a chain, like the batches of a worker (`worker.chain_protocol`). A worker records in the rows of
-its leases how far they are stored; here, the chain itself records which parts are stored. Its name is therefore
-derived from what is replayed, and its entries are kept. A process that continues for one that was killed reads them
-first. If two processes replay the same data, they try to make the same entry, and one of them stops.
+These batches are decided in a chain, like the batches of a worker (`worker.chain_protocol`). A worker records in
+the rows of its leases through which record they are stored. A replay has no such rows: its chain itself records
+which parts are stored. The name of the chain is therefore derived from what is replayed, and its entries are kept.
+A process that continues for a killed process first reads these entries. If two processes replay the same data, they
+try to make the same entry, and one of them stops.
 
 Modelled in spec/Replays.tla.
 """
@@ -34,7 +35,7 @@ class PartsSink(Sink[D_contra], Protocol[D_contra]):
 
     def open(self) -> bool:
         """Read what is stored. Returns True if the sink refuses a later batch when another process has stored one
-        meanwhile. Returns False if the sink does not know what it has stored."""
+        meanwhile. Returns False if the sink does not know which parts it has stored."""
 
     def holds(self, part: Part) -> bool:
         """Whether the part is stored, as far as the sink knows."""
@@ -42,7 +43,7 @@ class PartsSink(Sink[D_contra], Protocol[D_contra]):
 
 @dataclass(frozen=True, slots=True)
 class RepeatingSink(Generic[D]):
-    """For sinks that do not know what they have stored: parts may be written repeatedly."""
+    """For sinks that do not know which parts they have stored. Parts may be written repeatedly."""
 
     sink: Sink[D]
 
@@ -58,8 +59,9 @@ class RepeatingSink(Generic[D]):
 
 @dataclass(slots=True)
 class PartsChain(Generic[D]):
-    """Stores each part once, whatever the user's function does. `owner`: what the parts belong to, for example
-    `clicks/replay`. `name`: one chain of it. Called on one thread."""
+    """Stores each part once, whatever the user's function does. `owner`: the replay or other work to which the
+    parts belong, for example `clicks/replay`. `name`: distinguishes the chains of one owner. Called on one thread.
+    """
 
     sink: StagingSink[D]
     owner: str
@@ -86,13 +88,13 @@ class PartsChain(Generic[D]):
         return True
 
     def holds(self, part: Part) -> bool:
-        """Whether the part is stored. Its lease and number always stand for the same records."""
+        """Whether the part is stored. Parts with the same lease and number always have the same records."""
         self._opened()
         return (part.lease, part.number) in self._stored
 
     def write(self, data: D, batch: Batch) -> None:
-        """Store a batch of which no part is stored. Raises SinkError; the next process that opens the chain finds
-        the outcome. Errors of the user's function are raised unchanged."""
+        """Store a batch of which no part is stored. Raises SinkError. The next process that opens the chain then
+        reads the outcome. Errors of the user's function are raised unchanged."""
         chain = self._opened()
         held = [part for part in batch.parts if self.holds(part)]
         if len(held) == len(batch.parts):
@@ -106,7 +108,7 @@ class PartsChain(Generic[D]):
             )
             for part in batch.parts
         ]
-        self._chain = None  # if anything fails below, the chain is read again, and its entries are published
+        self._chain = None  # after an error below, the chain is read again, and its entries are published
         with store_errors(self.sink.entries, self.owner, "could not be stored"):
             entry = chain.decide(staged.files, ranges, staged.rules, staged.others)
             if entry is None:
@@ -114,7 +116,7 @@ class PartsChain(Generic[D]):
                 raise self._is_another_at_work()
             self._publisher.publish(chain.id, chain.last, entry)
             self._publisher.finish({chain.id: chain.last})
-            # Records that earlier entries are visible, because a table may be removed from the sink later
+            # Record that earlier entries are visible, because a table may be removed from the sink later.
             if len(self.sink.destinations) > 1:
                 if chain.decide((), ()) is None:
                     raise self._is_another_at_work()
@@ -123,7 +125,7 @@ class PartsChain(Generic[D]):
         self._chain = chain
 
     def _opened(self) -> Chain:
-        """The chain and its contents, all of it visible to readers."""
+        """The chain with its contents. All of its entries are visible to readers."""
         if self._chain is None:
             with store_errors(self.sink.entries, self.owner, "could not be read"):
                 self._chain = self._read()
@@ -149,8 +151,8 @@ class PartsChain(Generic[D]):
         return opened
 
     def _remove_left_behind(self, chain: Chain) -> None:
-        """Remove the files that a killed process has staged, which are too old to belong to a running one. But that
-        process may only be paused, and decide the files later. So this process makes the next entry first."""
+        """Remove the files that a killed process has staged. They are too old to belong to a running process. But
+        the process may only be paused, and decide the files later. So this process makes the next entry first."""
         before = self.runtime.clock.now() - MIN_AGE_SECONDS
         stores = [one.files for one in self.sink.destinations.values()]
         if not any(left_behind(store, chain.id, before, ()) for store in stores):

@@ -1,8 +1,7 @@
 """Pins: what the row of a lease stores about a begun batch, in pendingCheckpointState.
 
-A pin is a pending checkpoint with our mark and the number of the lease's newest batch. It binds the next owner to
-repeat the batch with exactly the same records. Any KCL application may leave a pending checkpoint of its own, which
-is not a pin.
+A pin is a pending checkpoint with our mark and the number of the lease's newest batch. It obliges the next owner to
+repeat the batch with exactly the same records. A pending checkpoint of another KCL application is not a pin.
 """
 
 from dataclasses import dataclass, replace
@@ -32,16 +31,16 @@ class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 class Pin:
     """The content of a pin.
 
-    - `first`: the sequence number of the batch's first record. When the batch is repeated, the record before it may
-      have left the stream, for example on a shard that was quiet for long, while the batch's own records have not.
-    - `instead_of`: if this batch is a piece of a failing batch: that batch's number.
-    - `losses`: how many owners of the lease ended while they wrote the batch, before the one that wrote this pin.
-    - `code`: the version of the consumer's code of the owner that wrote this pin; None if not known.
-    - `left`: that owner gave up the lease in an orderly way, so it does not count as a loss.
+    - `first`: the sequence number of the batch's first record. On a shard that was quiet for long, the record
+      before it may have left the stream when the batch is repeated, while the batch's own records have not.
+    - `instead_of`: if this batch is a piece of a failing batch, the number of the failing batch.
+    - `losses`: how many owners of the lease ended while they wrote the batch, before the owner that wrote this pin.
+    - `code`: the version of that owner's code (the consumer's code); None if not known.
+    - `left`: whether that owner gave up the lease in an orderly way, so that it does not count as a loss.
     - `arrived`: when the first record arrived in the stream, in epoch seconds.
-    - `is_attempt`: the pin was written for a record processor (`kcl_dagster.worker.attempts`). It counts losses,
-      and does not bind a reader to a range, because no sink has begun a batch. An earlier version does not know
-      this mark, and repeats the range as a batch.
+    - `is_attempt`: whether the pin was written for a record processor (`kcl_dagster.worker.attempts`). Such a pin
+      counts losses. It does not bind a reader to a range, because no sink has begun a batch. An earlier version
+      does not know this mark, and repeats the range as a batch.
     """
 
     number: int
@@ -67,19 +66,20 @@ class Pin:
         return msgspec.json.encode(mark)
 
     def inherited(self, code: str | None) -> "Pin":
-        """The pin that the next owner writes, which runs the version `code`. The owner that wrote this pin counts
-        as a loss, unless it gave up the lease. Losses under another version are dropped, because they say nothing
-        about this one."""
+        """The pin as the next owner writes it, whose version of the code is `code`. The owner that wrote this pin
+        counts as a loss, unless it gave up the lease. Losses under another version of the code are dropped, because
+        they do not concern the present version."""
         losses = 0 if code != self.code else self.losses + (not self.left)
         return replace(self, losses=min(losses, MOST_LOSSES), code=code, left=False)
 
 
 def pin_of(lease: Lease) -> Pin | None:
-    """The pin of the lease: of one of our batches, or of a record processor's attempt. None if there is none."""
+    """The pin of the lease. It was written for a batch of ours, or for an attempt of a record processor. None if
+    there is none."""
     if lease.pending_checkpoint is None or lease.pending_state is None:
         return None
     if lease.checkpoint is not None and lease.pending_checkpoint <= lease.checkpoint:
-        return None  # the batch is done, and nothing has to be read again
+        return None  # the batch is stored, so no record has to be read again
     try:
         mark = msgspec.json.decode(lease.pending_state, type=_Mark)
     except msgspec.DecodeError:

@@ -1,8 +1,10 @@
-"""Handles leases that an earlier version pinned to a batch, for workers that decide their batches in chains.
+"""Settles pinned leases, for workers that decide their batches in chains.
 
-Such a batch may have been stored, without a chain. It is read again exactly, which shows that its records are still
-in the stream. If it is stored, reading continues after it. If not, what attempts at it have left is removed, the
-pin is removed, and its records are read again like any others.
+A worker of version 0.1 pinned a lease to a batch before it stored the batch (see `worker.pending`). If that worker
+was killed, it is not known whether the sink has the batch. This worker reads exactly the same records again; if
+they have left the stream, that is reported. If the sink has the batch, the worker continues after it. Otherwise,
+the worker removes the files and table records of earlier attempts, and then the pin. The records are then read like
+any others.
 """
 
 from collections.abc import Callable
@@ -26,14 +28,14 @@ from kcl_dagster.worker.stored_counts import WindowRules
 
 
 def is_bound(lease: Lease) -> bool:
-    """Whether an earlier version has begun a batch of the lease, and not finished it."""
+    """Whether the lease is pinned to a batch that an earlier version has begun and not finished."""
     return binds(pin_of(lease))
 
 
 @dataclass(slots=True)
 class PinnedLeases(Generic[D]):
-    """Settles pinned leases, in rounds of their own. Called on the worker's main thread. `reading`: its `holds` has
-    to be that of `parts`."""
+    """Settles pinned leases, in rounds of their own. Called on the worker's main thread. `reading.holds` has to use
+    `parts`."""
 
     reading: Reading[Fetched[D]]
     holdings: Holdings
@@ -43,7 +45,7 @@ class PinnedLeases(Generic[D]):
     """The windows by which stored rows are counted; None: rows are not counted."""
 
     def run_once(self, abandon: Callable[[], bool]) -> BatchReport | None:
-        """Handle the pinned leases; None if there are none. Errors of AWS and the sink are not raised."""
+        """Settle the pinned leases. Returns None if there are none. Errors of AWS and the sink are not raised."""
         if not any(is_bound(holding.lease) for holding in self.holdings.holdings()):
             return None
         this = Round()
@@ -107,9 +109,9 @@ class PinnedLeases(Generic[D]):
         )
 
     def _withdraw(self, holding: Holding, progress: Progress) -> None:
-        """Remove an unstored batch. First, the lease gets another number: if the lease belongs to another worker by
-        now, this is refused, and what that worker has stored is not removed. If this worker ends in between, the
-        next owner removes everything again."""
+        """Remove an unstored batch. The worker first writes another batch number to the lease. If the lease belongs
+        to another worker by now, this write is refused, and the files of that worker are not removed. If this
+        worker ends in between, the next owner removes everything again."""
         begun, through = progress.range, holding.lease.pending_checkpoint
         assert through is not None
         first = begun.number if begun.instead_of is None else begun.instead_of

@@ -24,7 +24,8 @@ from kcl_dagster.worker.stored_counts import WindowRules
 
 @dataclass(slots=True)
 class PoisonHandling:
-    """Called by the protocol right after a batch of one lease failed, while its records are still held."""
+    """Treats failed batches. The protocol calls this right after a batch of one lease failed, while its records are
+    still held."""
 
     holdings: Holdings
     failures: Failures
@@ -39,8 +40,8 @@ class PoisonHandling:
     def treat(
         self, fetched: Fetched[Any], progress: Progress, holding: Holding, part: Part, error: Exception
     ) -> Outcome:
-        """Treat a failed batch, and return its outcome. If an error occurs here, the pin of the batch is not
-        changed, and the batch is tried again."""
+        """Treat a failed batch. Returns the outcome. If treating the batch fails, its pin is not changed, and it is
+        tried again."""
         key = holding.key
         try:
             middle = None
@@ -53,9 +54,9 @@ class PoisonHandling:
         return Outcome.FAILED
 
     def treat_lost(self, fetched: Fetched[Any], progress: Progress, holding: Holding, part: Part) -> Outcome | None:
-        """Treat an inherited batch that has ended processes, before it is written. Returns its outcome; None if it
-        is to be written. The range is narrowed under every policy, because nothing else finds a record that ends
-        the process."""
+        """Treat an inherited batch that has ended processes, before it is written. Returns the outcome, or None if
+        the batch should be written. The range is narrowed under every policy, because there is no other way to find
+        a record that ends the process."""
         losses = progress.range.losses
         if losses < LOSSES_TO_NARROW or self.own.has(holding.key, holding.token, part.number):
             return None
@@ -109,7 +110,8 @@ class PoisonHandling:
         self.failures.succeeded(holding.key, part.through)
 
     def _narrow(self, progress: Progress, holding: Holding, middle: Checkpoint) -> None:
-        """Pin the first half. Pieces of a range that ended processes are narrowed again after the next loss."""
+        """Pin the first half of the range. If the range has ended processes, the half is narrowed again after the
+        next loss."""
         losses = LOSSES_TO_NARROW - 1 if progress.range.losses >= LOSSES_TO_NARROW else 0
         self._pin_instead(progress, holding, middle, losses)
         if progress.through is not None:
@@ -117,9 +119,9 @@ class PoisonHandling:
         self._tell(EventKind.BATCH_NARROWED, f"to the records through {middle}", holding, records=progress.records)
 
     def _pin_instead(self, progress: Progress, holding: Holding, through: Checkpoint, losses: int = 0) -> None:
-        """Pin what the lease is to store in place of a failing batch. Raises LeaseLost. It gets a new number: a
-        stalled former owner may still be writing the whole batch under the old one, and a sink must be able to
-        distinguish them."""
+        """Pin the range that the lease stores instead of a failing batch. The range gets a new number, because a
+        stalled former owner may still be writing the whole batch under the old number, and a sink must be able to
+        distinguish them. Raises LeaseLost."""
         failed = progress.range
         first_number = failed.number if failed.instead_of is None else failed.instead_of
         arrived = None if progress.first_arrival_ms is None else progress.first_arrival_ms // 1000
@@ -141,8 +143,8 @@ class PoisonHandling:
             self._tell(EventKind.RECORD_DEAD_LETTERED, letter.name, holding, sequence=record.sequence_number)
 
     def _not_treated(self, holding: Holding, problem: Exception) -> None:
-        """Report that a dead letter could not be stored, or a row could not be written: the worker and its other
-        shards continue."""
+        """Report that a dead letter could not be stored, or that a row could not be written. The worker and its
+        other shards continue."""
         text = text_of(problem) if isinstance(problem, KclError) else full(problem)
         self._tell(EventKind.BATCH_FAILED, f"while treating a poison record: {text}", holding)
 

@@ -1,8 +1,8 @@
 """Measures how long the consumer's code works on the present batch, and limits this time.
 
-The worker's main thread waits for the code, so the housekeeping thread watches. It reports a batch that takes long,
-and interrupts one that takes longer than `batch.max_process_seconds`, which then counts as a failure of the code.
-It also interrupts the batch of a worker that stops and has lost its leases, which does not count as a failure.
+The worker's main thread waits for the code, so the housekeeping thread watches. It reports a batch that takes long.
+It interrupts a batch that takes longer than `batch.max_process_seconds`, which counts as a failure of the code. It
+also interrupts the batch of a worker that stops and has lost its leases, which does not count as a failure.
 """
 
 import threading
@@ -46,10 +46,10 @@ _uninterrupted = _Uninterrupted()
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Wraps work that a sink does itself while the consumer's code is limited, such as a table's commit. An
-    exception during a commit would leave unknown whether the batch is stored, and would blame the consumer's code
-    for a slow catalog. An attempt to interrupt meanwhile does nothing; the next one follows after
-    `INTERRUPT_SECONDS`. Applies to the calling thread only."""
+    """Wraps work of the sink itself while the consumer's code is limited, such as a table's commit. An attempt to
+    interrupt does nothing meanwhile; the next attempt follows after `INTERRUPT_SECONDS`. An exception during a
+    commit would leave unknown whether the batch is stored, and would attribute a slow catalog to the consumer's
+    code. Applies to the calling thread only."""
     _uninterrupted.depth += 1
     try:
         yield
@@ -83,11 +83,12 @@ class ProcessingWatch:
     _is_given_up: bool = False
 
     def give_up(self) -> None:
-        """Interrupt the code at every step, whatever the limit: the worker stops and has no lease any more."""
+        """Interrupt the code at every step, whatever the limit. Called when the worker stops and has no lease any
+        more."""
         self._is_given_up = True
 
     def running_for(self) -> float | None:
-        """For how many seconds the consumer's code has been working; None if it does not work."""
+        """For how many seconds the consumer's code has been working. None if it is not working."""
         work = self._work
         return None if work is None else self.clock.monotonic() - work.began
 
@@ -96,10 +97,10 @@ class ProcessingWatch:
         """Wraps the consumer's code.
 
         - An error that an interruption caused is replaced by ProcessingTimeout.
-        - Errors of the sink or about a record are not replaced: if a sink was slow and then failed, no records
+        - Errors of the sink or about a record are not replaced. If a sink was slow and then failed, no records
           should be set aside.
-        - SystemExit is replaced by CodeExited. It would end the worker, which would lose all its shards, and then
-          the next owner.
+        - SystemExit is replaced by CodeExited. Otherwise it would end this worker with all its shards, and then the
+          next owner.
         """
         work = self._work = _Work(leases, self.clock.monotonic())
         try:
@@ -116,7 +117,8 @@ class ProcessingWatch:
                     f"{self.limit:g}"
                 ) from error
             if isinstance(error, SystemExit):
-                # A message may quote a record. The place in the code, which is reported with the error, shows it.
+                # The message of the error is left out, because it may quote a record. The place in the code is
+                # reported with the error.
                 status = f"status {error.code}" if isinstance(error.code, int) else "no status"
                 raise CodeExited(f"the consumer's code raised SystemExit with {status}") from error
             raise
@@ -139,8 +141,8 @@ class ProcessingWatch:
             self.interrupt(Attempt(work.attempts, lambda: self._work is work))
 
     def slow_since(self) -> Mapping[LeaseKey, int]:
-        """The shards of the batch on which the code works for longer than `FIRST_NOTICE_SECONDS`, and since when,
-        in epoch seconds. May be called on any thread."""
+        """The shards of the batch on which the code has worked for longer than `FIRST_NOTICE_SECONDS`, with the
+        time at which it began, in epoch seconds. May be called on any thread."""
         work = self._work
         if work is None:
             return {}

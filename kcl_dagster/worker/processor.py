@@ -48,7 +48,7 @@ class Record:
     sub_sequence_number: int
     timestamp_millis: int
     explicit_hash_key: str | None = None
-    """Set for an aggregated record that has one. Not part of the KCL's record."""
+    """Set for an aggregated record that has an explicit hash key. The KCL's record has no such field."""
 
     @property
     def data(self) -> str:
@@ -102,8 +102,8 @@ def poison_of(record: Record) -> PoisonRecord:
 
 
 WriteCheckpoint = Callable[[Checkpoint | None], str | None]
-"""Writes a checkpoint at the given place, or (None) at everything that was delivered. Returns None, or the KCL's
-name for the reason of a refusal."""
+"""Writes a checkpoint at the given record, or (None) after all delivered records. Returns None, or the KCL's name
+for the reason of a refusal."""
 
 
 class ProcessorCheckpointer:
@@ -114,8 +114,8 @@ class ProcessorCheckpointer:
         self._error = error
 
     def checkpoint(self, sequence_number: str | None = None, sub_sequence_number: int | None = None) -> None:
-        """Checkpoint everything through this record, or without arguments everything that was delivered. Blocks for
-        one write. Raises CheckpointError."""
+        """Checkpoint at this record, or without arguments after all delivered records. Blocks for one write. Raises
+        CheckpointError."""
         at = None
         if sequence_number is not None:
             try:
@@ -143,7 +143,7 @@ def name_in_the_kcl(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InitializeInput:
-    """`sequence_number`: the checkpoint; it may be a sentinel such as TRIM_HORIZON."""
+    """`sequence_number`: the checkpoint. It may be a sentinel such as TRIM_HORIZON."""
 
     shard_id: str
     sequence_number: str
@@ -177,11 +177,12 @@ class ShutdownRequestedInput:
 
 
 class RecordProcessor(Protocol):
-    """A record processor. There is one instance per shard and ownership. All calls come from one thread, one after
-    another.
+    """A record processor. There is one instance per shard and ownership. All calls are made on one thread, one
+    after another.
 
-    An exception from `process_records` counts as a failure of the batch: the application's failure policy decides,
-    and a new instance begins at the last checkpoint. (The KCL logs it and continues with the next records.)
+    An exception from `process_records` counts as a failure of the batch. The application's failure policy decides,
+    and a new instance begins at the last checkpoint. (The KCL logs the exception and continues with the next
+    records.)
     """
 
     def initialize(self, initialize_input: InitializeInput) -> None: ...

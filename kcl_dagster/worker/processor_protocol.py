@@ -1,12 +1,13 @@
 """Rounds of a worker whose shards are read by record processors.
 
-A processor keeps state between calls and decides when to checkpoint. So its position in the shard is ahead of the
-checkpoint, as long as this worker has the lease and the process of the processor is alive. Records that were
-delivered and not checkpointed are delivered again to the next instance: at least once, in order, as in the KCL.
+A processor keeps state between calls and decides when to checkpoint. While this worker has the lease and the
+process of the processor is alive, the processor's position in the shard is ahead of the checkpoint. Records that
+were delivered and not checkpointed are delivered again to the next instance: at least once, in order, as in the
+KCL.
 
-Unlike in the KCL, records are not skipped if a processor raises an error. It is replaced by a new instance, which
-begins at the checkpoint, until the failure policy decides. If records end the processes of several workers, their
-shard is stopped under every policy, and tried again at long intervals; see `kcl_dagster.worker.attempts`.
+Unlike in the KCL, records are not skipped if a processor raises an error. Instead, a new instance begins at the
+checkpoint, until the failure policy decides. If records end the processes of several workers, their shard is
+stopped under every policy, and tried again at long intervals; see `kcl_dagster.worker.attempts`.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ from kcl_dagster.worker.shard_end import ShardEnds, ShardEndWaits
 from kcl_dagster.worker.shard_process import ShardProcess
 from kcl_dagster.worker.stored_counts import WindowRules
 
-FAILURES_ALONE = 2  # of one record, in different processors, before it is set aside
+FAILURES_ALONE = 2  # failures of one record, in different processors, before it is set aside
 
 
 @dataclass(slots=True)
@@ -60,26 +61,26 @@ class ProcessorProtocol:
     """Shards that get their records one by one, to find the one that fails."""
 
     _failed_alone: dict[LeaseKey, dict[str, int]] = field(default_factory=dict)
-    """How often records of these shards failed when they were delivered alone, by position. One failure may be
-    random: a record is set aside only when the next processor fails at it, too."""
+    """For each of these shards: how often a record failed when it was delivered alone, by position. One failure may
+    be random. A record is set aside only when the next processor fails at it, too."""
 
     _to_confirm: set[LeaseKey] = field(default_factory=set)
-    """Shards whose last failure was the first one of a record that was delivered alone."""
+    """Shards whose last failure was the first failure of a record that was delivered alone."""
 
     _failed_through: dict[LeaseKey, Checkpoint] = field(default_factory=dict)
-    """How far the records reached at which each shard failed. The next processor begins at the checkpoint. What it
-    processes before this position does not count as a success; otherwise every failure would count as the first
-    one."""
+    """The last record of the delivery at which each shard failed. The next processor begins at the checkpoint.
+    Until it has passed this record, its progress does not count as a success. Otherwise every failure would count
+    as the first one."""
 
     def __post_init__(self) -> None:
         self._attempts = Attempts(self.holdings, self.reading.clock, self.reading.settings.code)
 
     def delivered(self) -> dict[LeaseKey, Checkpoint]:
-        """The position through which living processors were given their shards. May be called on any thread."""
+        """The last record that was delivered to each living processor. May be called on any thread."""
         return {key: process.position for key, process in list(self._processes.items())}
 
     def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
-        """Run one round. Errors of AWS and processors are not raised; they are in the report and in events."""
+        """Run one round. Errors of AWS and processors are not raised. They are in the report and in events."""
         this = Round()
         held = {holding.key for holding in self.holdings.holdings()}
         self._failed_through = {key: place for key, place in self._failed_through.items() if key in held}
@@ -96,13 +97,13 @@ class ProcessorProtocol:
                     self._go_on(this, self.reading.sound(this, read), abandon)
                 finally:
                     read.release()
-            # A living processor is called before its lease is given away; without one, the lease can be given away
-            # now.
+            # A lease with a living processor is given away later, after a call to the processor. Other leases can
+            # be given away now.
             self.holdings.end(key for key in this.ranges if key not in self._processes)
         return this.finished(self.reading.failures)
 
     def close(self) -> None:
-        """Stop: every processor gets its last chance to checkpoint."""
+        """Stop. Every processor gets a last chance to checkpoint."""
         for key in sorted(self._processes):
             self._shut_down(key)
         self.hosts.close()
@@ -116,7 +117,7 @@ class ProcessorProtocol:
         return replace(planned, after=process.position, timestamp_ms=None)
 
     def _let_go(self) -> None:
-        """Remove processors that are gone, or whose leases are lost or in a handoff."""
+        """Remove the processors that have ended, and those whose leases are lost or in a handoff."""
         for key, process in sorted(self._processes.items()):
             holding = self.holdings.get(key)
             if holding is None or holding.token != process.token:
@@ -141,7 +142,7 @@ class ProcessorProtocol:
             self.reading.tell(EventKind.BATCH_FAILED, full(error), key)
 
     def _go_on(self, this: Round, found: Sequence[Progress], abandon: Callable[[], bool]) -> None:
-        """Deliver what was read to all processors, and handle the results."""
+        """Deliver the records that were read to all processors, and handle the results."""
         tasks: dict[LeaseKey, Callable[[], None]] = {}
         for progress in found:
             key = progress.range.lease
@@ -163,8 +164,8 @@ class ProcessorProtocol:
                 self._delivered(this, progress)
 
     def _deliver(self, progress: Progress, holding: Holding) -> None:
-        """Deliver one shard's records. Runs on a thread of the hosts, so it uses only what belongs to this lease or
-        has a lock."""
+        """Deliver the records of one shard. Runs on a thread of the hosts, so it uses only objects that belong to
+        this lease or have a lock."""
         key = holding.key
         process = self._process(holding)
         if process.position != progress.range.after:
@@ -177,7 +178,7 @@ class ProcessorProtocol:
 
     def _is_stopped_by_losses(self, this: Round, progress: Progress) -> bool:
         """Decide whether the records are not delivered now, because they have ended the processes of former owners.
-        The failing record cannot be found without ending more processes, so none is set aside."""
+        No record is set aside, because the failing record cannot be found without ending more processes."""
         key, failures = progress.range.lease, self.reading.failures
         losses = self._attempts.losses(progress, this.holdings[key])
         if not progress.records or losses < LOSSES_TO_NARROW:
@@ -225,8 +226,8 @@ class ProcessorProtocol:
     def _set_aside(
         self, progress: Progress, holding: Holding, record: PoisonRecord, error_type: str, text: str
     ) -> bool:
-        """Apply the policy to a record that failed alone. Returns False if the processor is to be replaced and its
-        shard delivered again from the checkpoint."""
+        """Apply the policy to a record that failed alone. Returns False if a new processor is needed, to which the
+        shard is delivered again from the checkpoint."""
         action, sequence = self.reading.failures.action, record.sequence_number
         if action not in (FailureAction.DEAD_LETTER, FailureAction.SKIP) or error_type == Unavailable.__name__:
             return False
@@ -253,7 +254,7 @@ class ProcessorProtocol:
         return True
 
     def _finish(self, this: Round, process: ShardProcess, progress: Progress, holding: Holding) -> None:
-        """Finish the shard. If that fails for any reason, the processor is kept and called again."""
+        """Finish the shard. If finishing it fails for any reason, the processor is kept and called again."""
         key = holding.key
         try:
             process.end(self.shard_ends.create_children(holding.lease, progress))
@@ -268,8 +269,8 @@ class ProcessorProtocol:
         self.reading.tell(EventKind.SHARD_FINISHED, "by its processor", key)
 
     def _failed(self, this: Round, progress: Progress, error: Exception) -> None:
-        """Handle an error of a processor. It may be in any state, so it is replaced; the next one begins at the
-        checkpoint."""
+        """Handle an error of a processor. The processor may be in any state, so a new one replaces it and begins at
+        the checkpoint."""
         key, failures = progress.range.lease, self.reading.failures
         process = self._processes.pop(key, None)
         if process is not None:

@@ -1,16 +1,17 @@
 """Exactly-once batches: plan, fetch, prepare, write, commit.
 
-    plan     the leases that may be read: held, not finished, parents done, not in a handoff
+    plan     choose the leases that may be read: held, not finished, parents done, not in a handoff
     fetch    freeze their next records; a lease with a pinned batch is read exactly through the pinned record
-    prepare  pin: write the batch's end and number to each lease, compare-and-set; a lease that fails is dropped
-             before anything is written
+    prepare  pin: write the batch's end and number to each lease, by a conditional write; if the write for a lease
+             fails, the lease is left out of the batch
     write    pass the records to the sink, under the identity of their parts
-    commit   move each checkpoint to the batch's end and remove the pin, compare-and-set; finished shards get
+    commit   move each checkpoint to the batch's end and remove the pin, by a conditional write; finished shards get
              their child leases first
 
-After a crash before `prepare`, the records are read again, and nothing is lost. After a crash later, a pin remains:
-the next owner of the lease reads exactly the same records and writes them under the same identity. So a sink that
-stores each part once stores each record once. A stalled former owner can write only the pinned records, too.
+If the worker crashes before `prepare`, the records are read again, and nothing is lost. If it crashes later, a pin
+remains. The next owner of the lease then reads exactly the same records and writes them under the same identity. So
+a sink that stores each part once stores each record once. A stalled former owner can write only the pinned records,
+too.
 
 Modelled in spec/ExactlyOnce.tla, which shows what is lost when a step is left out.
 """
@@ -48,8 +49,7 @@ def never() -> bool:
 @dataclass(slots=True)
 class BatchProtocol(Generic[D]):
     """Rounds of a worker that pins its batches in the rows of its leases. Runs on the worker's main thread, one
-    round after another. It keeps no progress: that is in the leases, so any other worker can continue after any
-    step."""
+    round after another. All progress is in the leases, so another worker can continue after any step."""
 
     reading: Reading[Fetched[D]]
     holdings: Holdings
@@ -64,10 +64,10 @@ class BatchProtocol(Generic[D]):
     """Calls a function for the leases of a batch. Their writes are independent of each other."""
 
     def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
-        """Run one round. `abandon` is called before anything is pinned: if it returns True, the batch is given up,
+        """Run one round. `abandon` is called before anything is pinned. If it returns True, the batch is given up,
         at no cost.
 
-        Errors of AWS, the sink and user code are not raised; they are in the report and in events.
+        Errors of AWS, the sink and user code are not raised. They are in the report and in events.
         """
         this = Round()
         self.reading.plan(this, self._range)
@@ -80,7 +80,7 @@ class BatchProtocol(Generic[D]):
         return this.finished(self.reading.failures)
 
     def close(self) -> None:
-        """Does nothing: nothing is left between rounds."""
+        """Does nothing, because nothing is left between rounds."""
 
     def _range(self, holding: Holding) -> Range:
         refuse_claim(holding.lease)
@@ -128,9 +128,10 @@ class BatchProtocol(Generic[D]):
     # Prepare
 
     def _prepare(self, this: Round, found: Sequence[Progress]) -> list[Progress]:
-        """Pin the batch on its leases. Returns what may be written. A batch that a former owner pinned gets one
-        more loss, unless that owner gave up the lease or ran another version of the code. After an unknown outcome,
-        the lease is read again before its next write; if it has the pin, the batch is read exactly through it."""
+        """Pin the batch on its leases. Returns the results that may be written. If a former owner pinned the batch,
+        one loss is added, unless that owner gave up the lease or ran another version of the code. If the outcome of
+        the write is not known, the lease is read again before its next write; if the lease has the pin, the batch
+        is read exactly through it."""
         read = {progress.range.lease: progress for progress in found}
         refused = errors_of(self.for_each, lambda key: self._pin(this.holdings[key], read[key]), read)
         for key, error in refused.items():
@@ -143,7 +144,7 @@ class BatchProtocol(Generic[D]):
     def _pin(self, holding: Holding, progress: Progress) -> None:
         code = self.reading.settings.code
         if progress.range.is_pinned:
-            # The answer to the last write may have been lost: the row may have another pin, or a later
+            # The response to the last write may have been lost. The row may have another pin, or a later
             # checkpoint.
             lease = self.holdings.settled(holding.key, holding.token)
             pin = pin_of(lease)
@@ -167,7 +168,7 @@ class BatchProtocol(Generic[D]):
         self.poison.own.wrote(holding.key, holding.token, pin.number)
 
     def _forget_losses(self, holding: Holding, progress: Progress) -> None:
-        """Reset the losses: the batch has failed, but the process is alive, so the batch did not end the former
+        """Reset the losses. The batch has failed and this process is alive, so the batch did not end the former
         processes."""
         try:
             pin = pin_of(self.holdings.settled(holding.key, holding.token))
@@ -243,7 +244,7 @@ class BatchProtocol(Generic[D]):
                 self.reading.failures.succeeded(key, ends.get(key, SHARD_END))
 
     def _counts(self, this: Round, progress: Progress) -> BatchCounts | None:
-        """What was stored of the range, by window. Called after the sink has stored it."""
+        """The counts of the range, by window. Called after the sink has stored the range."""
         if self.rules is None or progress.range.lease in this.stored_before:
             return None
         lease = this.holdings[progress.range.lease].lease
@@ -252,8 +253,8 @@ class BatchProtocol(Generic[D]):
         return self.rules.counts(lease, progress, PartCounts(None))
 
     def _finish(self, this: Round, progress: Progress) -> bool:
-        """Create the leases of the children, then write SHARD_END. Returns False if that has to wait; then the
-        range is committed as usual."""
+        """Create the leases of the children, then write SHARD_END. Returns False if this has to wait. The range is
+        then committed as usual."""
         key, holding = progress.range.lease, this.holdings[progress.range.lease]
         try:
             children = self.shard_ends.create_children(holding.lease, progress)

@@ -1,7 +1,8 @@
 """Makes decided batches visible in all tables of a sink: in folders at once, in tables with the next commit.
 
 An entry publishes the files of all tables of its batch. It takes effect in all of them or in none, but readers may
-see it in one table earlier than in another. A worker may forget an entry when the last of the tables has it.
+see its files in one table earlier than in another. When all tables have the files of an entry, a worker may delete
+the entry.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -52,7 +53,7 @@ def publisher_of(
 
 @dataclass(frozen=True, slots=True)
 class TablesPublisher:
-    """A `Publisher` for folders, and for the tables to which one committer commits."""
+    """A `Publisher` for a sink with folders, and with tables that have one common committer."""
 
     folders: Mapping[str, FolderPublisher]
     committer: TableCommitter | None
@@ -69,7 +70,7 @@ class TablesPublisher:
         for name, folder in self.folders.items():
             try:
                 folder.publish(chain, number, entry.of(name))
-            except SinkError as error:  # another worker has settled the chain, possibly in this folder only
+            except SinkError as error:  # another worker has settled the chain, possibly in this folder alone
                 settled = error
         if settled is not None:
             raise settled
@@ -109,8 +110,8 @@ class TablesPublisher:
             publisher.forget(chain)
 
     def remove_left_behind(self, beginning: str, before: float, known: Collection[ChainId]) -> None:
-        """Remove old staged files. A further folder may be the first one of another sink: files of chains that are
-        stored in it are kept."""
+        """Remove old staged files. Files of chains that are stored in a folder are kept, because a further folder
+        of this sink may be the first folder of another sink."""
         for name, folder in self.folders.items():
             beside = () if name == FIRST else Entries(folder.files).chains(beginning)
             folder.remove_left_behind(beginning, before, {*known, *beside})

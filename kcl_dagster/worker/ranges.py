@@ -14,24 +14,24 @@ ResolvedStart = Callable[[StreamIdentifier], int | None]
 epoch milliseconds; None if not known."""
 
 FirstNumber = Callable[[], int]
-"""Returns the number of the first batch of a lease, higher than all numbers of former leases of the shard. See
-`first_number_at`."""
+"""Returns the number of the first batch of a lease. It is higher than all numbers of former leases of the shard.
+See `first_number_at`."""
 
 
 def first_number_at(now: float) -> int:
     """The milliseconds since the epoch. `now`: epoch seconds by the service's clock.
 
     A lease may be deleted and created again: by a reset, by hand, or with a stream or lease table that was
-    recreated. Sinks remember the numbers of the former lease, and the new row does not show which were used.
-    Numbers grow by one per batch, and a batch takes longer than a millisecond, so this number is higher than all of
-    them.
+    recreated. Sinks remember the numbers of the former lease, and the new row does not show which numbers were
+    used. Numbers grow by one per batch, and a batch takes longer than a millisecond, so this number is higher than
+    all former numbers.
     """
     return int(now * 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Plans ranges. `single_stream`: the stream of leases that do not name theirs."""
+    """Plans ranges. `single_stream`: the stream of leases that do not name a stream."""
 
     single_stream: StreamIdentifier
     resolved_start: ResolvedStart
@@ -40,8 +40,9 @@ class Planner:
     """The version of the consumer's code."""
 
     def plan(self, lease: Lease, until: Checkpoint | None = None) -> Range:
-        """The next range of a lease that may be read: pinned to a begun batch, or otherwise open, or limited to
-        `until`. An open range keeps the losses that record processors have counted."""
+        """The next range of a lease that may be read. If the lease is pinned to a begun batch, this is the range of
+        that batch. Otherwise the range ends at `until`, or is open. An open range keeps the losses that record
+        processors have counted."""
         stream = lease.stream or self.single_stream
         after = lease.checkpoint or TRIM_HORIZON
         pin = pin_of(lease)
@@ -68,14 +69,14 @@ class Planner:
 
 
 def following(*found: Sequence[Progress]) -> list[Range]:
-    """The ranges that will be requested next, as far as they are known."""
+    """The ranges that will be requested next, without those that are not known yet."""
     ranges = (next_range(progress) for some in found for progress in some)
     return [range_ for range_ in ranges if range_ is not None]
 
 
 def next_range(progress: Progress) -> Range | None:
-    """The range that will be requested after the batch of `progress` is committed; None if not known yet. If the
-    range had no records, it is requested again."""
+    """The range that a worker requests after it has committed the batch of `progress`. A range without records is
+    requested again. None if the shard has ended or left the stream, or if a pinned range was not read."""
     done = progress.range
     if progress.ended or progress.gone:
         return None

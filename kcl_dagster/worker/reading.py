@@ -1,4 +1,4 @@
-"""The first half of every round: decide which leases are read, read them, and check what was read."""
+"""The first half of every round: choose the leases that are read, read them, and check the results."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,8 +54,8 @@ class Round:
     blocked: int = 0
     error: str | None = None
     empty: list[Progress] = field(default_factory=list)
-    """Ranges without records, which are read ahead with the others. Otherwise a shard with few records would be
-    read only after the others had been read ahead."""
+    """Ranges without records. They are read ahead together with the others. Otherwise a shard with few records
+    would be read only when all other shards were read ahead."""
 
     fetch_began: float | None = None
     """When the fetch began, in epoch seconds by the clock that all workers share; None if not known."""
@@ -64,23 +64,23 @@ class Round:
     """When the fetch began (monotonic)."""
 
     stored_before: set[LeaseKey] = field(default_factory=set)
-    """Leases whose batch was stored by an earlier attempt and cannot be read again, so that its rows are not
+    """Leases whose batch was stored by an earlier attempt and cannot be read again. Its rows are therefore not
     known."""
 
     confirmed: dict[StreamIdentifier, KclError | None] = field(default_factory=dict)
-    """The streams that were checked since the fetch, and what is wrong with them. A check takes a request, and
-    holds for all shards that the fetch has read."""
+    """The streams that were checked since the fetch, each with the error that was found. A check takes one request,
+    and is valid for all shards that the fetch has read."""
 
     unread: set[LeaseKey] = field(default_factory=set)
     """Leases that continue after a batch that cannot be read again."""
 
     fatal: ConfigurationError | None = None
-    """Why this worker cannot work at all; None if it can."""
+    """The error because of which this worker cannot work at all."""
 
     def report(
         self, key: LeaseKey, outcome: Outcome, progress: Progress | None = None, error: Exception | None = None
     ) -> None:
-        """Record the outcome for a lease, replacing an earlier one."""
+        """Record the outcome for a lease. It replaces an earlier outcome."""
         planned = self.ranges[key]
         self.leases[key] = LeaseReport(
             lease=key,
@@ -116,10 +116,10 @@ class Round:
         )
 
 
-FIRST_SECONDS = 0.5  # of the first batch after a lease was acquired: two reads of each shard
+FIRST_SECONDS = 0.5  # limit of the first batch after a lease was acquired: two reads of each shard
 
 ConfirmStream = Callable[[StreamIdentifier], None]
-"""Checks a stream. Raises StreamRecreated if another stream now has its name, or a ServiceError."""
+"""Checks a stream. Raises StreamRecreated if the stream was deleted and created again, or a ServiceError."""
 
 
 HoldsPart = Callable[[Part], bool]
@@ -131,8 +131,8 @@ def believed(_: StreamIdentifier) -> None:
 
 
 def stored_through(progress: Progress) -> int | None:
-    """The moment (epoch seconds) through which a shard is stored once this range is. More records may follow that
-    arrived in the same second as the last one."""
+    """The moment (epoch seconds) through which a shard is stored when this range is stored. It is the second of the
+    last record, because more records of that second may follow."""
     return None if progress.last_arrival_ms is None else progress.last_arrival_ms // 1000
 
 
@@ -142,8 +142,8 @@ def every_lease(_: Lease) -> bool:
 
 @dataclass(slots=True)
 class Reading(Generic[R]):
-    """Reads for one worker. Keeps no progress, only what would be costly to forget: which leases are blocked,
-    failing, or near the end of their retention."""
+    """Reads for one worker. Keeps no progress, but remembers results that are costly to find again: which leases
+    are blocked, failing, or near the end of their retention."""
 
     settings: RoundSettings
     holdings: Holdings
@@ -154,7 +154,7 @@ class Reading(Generic[R]):
     clock: Clock
     processing: ProcessingWatch
     service_time: Callable[[], float | None]
-    """Epoch seconds by a clock that all workers share; None if not known. May block for one request, rarely."""
+    """Epoch seconds by a clock that all workers share; None if not known. May sometimes block for one request."""
 
     on_event: OnEvent = ignore
     confirm: ConfirmStream = believed
@@ -168,19 +168,20 @@ class Reading(Generic[R]):
 
     _rounds: int = 0
     _answered: dict[int, int] = field(default_factory=dict)
-    """The round in which a lease was last read, by token. One batch may not have room for records of every
-    shard."""
+    """The round in which each lease was last read, by token. A batch may not have room for records of every shard.
+    """
 
     _given_up: dict[int, Range] = field(default_factory=dict)
-    """Begun batches that are not stored and cannot be repeated, by token. The remaining records are read as a new
+    """Begun batches that are not stored and cannot be repeated, by token. Their remaining records are read as a new
     batch."""
 
     _told: dict[int, tuple[str, str | None]] = field(default_factory=dict)
-    """The beginning and end of the last reported loss, by token."""
+    """The beginning and the end of the last loss that was reported, by token."""
 
     def plan(self, this: Round, plan_range: PlanRange, is_wanted: Callable[[Lease], bool] = every_lease) -> None:
-        """Choose the leases that may be read now: held, not finished, not in a handoff, parents done, and not
-        pausing after a failure. `is_wanted`: leases for which it returns False are not read in this round."""
+        """Choose the leases that may be read now: held, not finished, not in a handoff, not pausing after a
+        failure, and with finished parents. `is_wanted`: leases for which it returns False are not read in this
+        round."""
         held = self.holdings.holdings()
         keys = {holding.key for holding in held}
         for memory in (self.failures, self.parents, self.retention):
@@ -219,20 +220,20 @@ class Reading(Generic[R]):
             self.failed(this, [holding.key], error)
             blocked = True
         else:
-            if blocked:  # a blocked lease was never read, so only an earlier check can have failed
+            if blocked:  # a blocked lease is not read, so the recorded failure was one of this check
                 self.failures.succeeded(holding.key, SHARD_END)
         this.blocked += blocked
         return not blocked
 
     def fetch(self, this: Round) -> R | None:
-        """Read the planned ranges. Returns the result, which the caller has to release; None if nothing could be
-        read."""
+        """Read the planned ranges. Returns the result, which the caller has to release. Returns None if no range
+        could be read."""
         this.fetch_began, this.fetch_began_at = self.service_time(), self.clock.monotonic()
         try:
             with self.timed(this, "fetch"):
                 return self.engine.fetch(list(this.ranges.values()), self._budget(this))
         except Exception as error:
-            # No user code runs in a fetch, so after any error the same leases are tried together again.
+            # No user code runs in a fetch. After any error, the same leases are therefore tried together again.
             failure = error if isinstance(error, KclError) else BatchError(brief(error))
             self.failed(this, list(this.ranges), failure)
             this.error = f"fetch failed: {failure}"
@@ -242,8 +243,8 @@ class Reading(Generic[R]):
             return None
 
     def _budget(self, this: Round) -> Budget:
-        """The budget of the next batch. Shards that were just acquired were not read for a while, so their first
-        batch is closed early."""
+        """The budget of the next batch. The first batch after a shard was acquired is closed early, because the
+        shard was not read for a while."""
         tokens = {holding.token for holding in this.holdings.values()}
         goes_on = tokens <= self._begun
         self._begun |= tokens
@@ -251,8 +252,7 @@ class Reading(Generic[R]):
         return budget if goes_on else replace(budget, seconds=min(budget.seconds, FIRST_SECONDS))
 
     def sound(self, this: Round, fetched: Read) -> list[Progress]:
-        """The results of ranges that were read without a problem that prevents processing them. The others are
-        reported here."""
+        """The results of the ranges that can be processed. The problems of all other ranges are reported here."""
         sound = []
         for key, planned in this.ranges.items():
             progress, error = fetched.progress.get(key), fetched.failures.get(key)
@@ -280,8 +280,9 @@ class Reading(Generic[R]):
         return sound
 
     def _without_the_lost(self, holding: Holding, planned: Range) -> Range:
-        """For a begun batch that is given up: a range that begins like the batch, and has an open end. It has a new
-        number: if a former owner stores the old batch late, the sink can distinguish them."""
+        """If the begun batch of the lease is given up: a range that begins like the batch, and has an open end. The
+        range has a new number, so that a sink can distinguish it from the old batch if a former owner stores that
+        late."""
         begun = self._given_up.get(holding.token)
         if begun is None or not planned.is_pinned or planned.number != begun.number:
             self._given_up.pop(holding.token, None)
@@ -290,8 +291,8 @@ class Reading(Generic[R]):
         return replace(begun, number=begun.number + 1, instead_of=first_number, through=None, first=None, losses=0)
 
     def _what_is_left(self, this: Round, begun: Range, progress: Progress) -> list[Progress]:
-        """Report which records of a given-up batch left the stream, and continue with the others. If none is left,
-        continue after the batch."""
+        """Report which records of a given-up batch left the stream, and continue with the remaining records. If
+        there are none, continue after the batch."""
         key = begun.lease
         if not self._is_as_planned(this, key) or not self._is_of_its_stream(this, progress):
             return []
@@ -311,11 +312,11 @@ class Reading(Generic[R]):
     def _gone_on_from(self, this: Round, planned: Range, error: DataLoss) -> list[Progress]:
         """Handle a begun batch that cannot be repeated, because some of its records left the stream.
 
-        - If the sink has stored it, nothing is lost, and reading continues after it.
-        - Otherwise, with `on_data_loss` "stop", the shard is stopped.
-        - With "continue", if the sink has not stored it, the remaining records are read as another batch.
-        - With "continue", if the sink cannot tell, reading continues after the batch. If the remaining records were
-          read again, some might be stored twice.
+        - If the sink has stored the batch, nothing is lost, and reading continues after the batch.
+        - Otherwise, if `on_data_loss` is "stop", the shard is stopped.
+        - Otherwise, if the sink has not stored the batch, its remaining records are read as another batch.
+        - If the sink cannot tell whether it has stored the batch, reading continues after the batch. If the
+          remaining records were read again, some of them might be stored twice.
         """
         key, stops = planned.lease, self.settings.on_data_loss == "stop"
         if not self._is_as_planned(this, key):
@@ -347,9 +348,9 @@ class Reading(Generic[R]):
         return [behind]
 
     def _is_of_its_stream(self, this: Round, progress: Progress) -> bool:
-        """Check that the range was read from the right stream. A recreated stream has other records in shards of
-        the same names. If reading begins at a record, the service refuses this. Otherwise it is checked here
-        afterwards, in the first round of a lease, once for all shards of a stream."""
+        """Whether the range was read from the right stream. If a stream was recreated, its shards have the same
+        names and other records. If reading begins at a record, the service detects this. Otherwise it is checked
+        here, in the first round of a lease, once for all shards of a stream."""
         planned = progress.range
         begins_at_record = planned.first is not None or not planned.after.is_initial_position
         found_something = progress.through is not None or progress.ended
@@ -371,9 +372,10 @@ class Reading(Generic[R]):
         return this.confirmed[stream]
 
     def _is_bearable(self, this: Round, progress: Progress) -> bool:
-        """Whether the range may be processed in view of records that left the stream or soon will."""
+        """Whether the range may be processed although records left the stream or soon will. Reports such
+        records."""
         key = progress.range.lease
-        # The aggregates of a pinned range were reported before.
+        # The broken aggregates of a pinned range were reported when it was first read.
         if progress.broken_aggregates and not progress.range.is_pinned:
             count = progress.broken_aggregates
             self.tell(EventKind.BROKEN_AGGREGATE, f"{count} aggregates kept as raw records", key, count=count)
@@ -403,9 +405,9 @@ class Reading(Generic[R]):
         return not stops
 
     def _is_as_planned(self, this: Round, key: LeaseKey) -> bool:
-        """Renew a lease before a loss of its records is reported. A paused worker may no longer own the lease, and
-        the next owner may have read the missing records. Also, a write whose response was lost may have moved the
-        checkpoint. Returns whether the lease is unchanged."""
+        """Renew a lease before a loss of its records is reported. Returns whether the lease is unchanged. If this
+        worker was paused, it may no longer own the lease, and the next owner may have read the missing records. If
+        the response to a write was lost, the checkpoint may have moved."""
         planned = this.holdings[key]
         try:
             self.holdings.renew(key, planned.token)
@@ -422,7 +424,7 @@ class Reading(Generic[R]):
         return False
 
     def still_ours(self, this: Round, found: Sequence[Progress]) -> list[Progress]:
-        """The results for leases that this worker still holds. The others are reported as dropped."""
+        """The results for leases that this worker still holds. The other leases are reported as dropped."""
         ours: list[Progress] = []
         for progress in found:
             key = progress.range.lease
@@ -439,7 +441,7 @@ class Reading(Generic[R]):
         rules: WindowRules | None,
         abandon: Callable[[], bool],
     ) -> Batch:
-        """The batch for a sink. The engine reads ahead meanwhile, unless the worker is about to stop."""
+        """The batch for a sink. The engine meanwhile reads the next records, unless the worker is about to stop."""
         settings, time_column = self.settings, None if rules is None else rules.time_column
         for progress in found:
             self.holdings.delivered(progress.range.lease, progress.bytes)
@@ -449,8 +451,9 @@ class Reading(Generic[R]):
         return Batch(settings.application, settings.worker, parts, time_column)
 
     def _is_live(self, found: Sequence[Progress]) -> bool:
-        """Whether records are to be stored as soon as they arrive, and none wait. Then nothing is read ahead: that
-        batch would be closed early, too, and another process would read it, so subscriptions would not continue."""
+        """Whether records are stored as soon as they arrive, and none are waiting. Nothing is read ahead then. The
+        batch that was read ahead would be closed early, too. Another process would read it, so subscriptions would
+        not continue."""
         is_early = self.settings.budget.linger is not None
         return is_early and all(is_near_tip(progress.millis_behind) for progress in found)
 
@@ -470,11 +473,11 @@ class Reading(Generic[R]):
         )
 
     def done(self, this: Round, progress: Progress) -> None:
-        """Record through which moment the shard is stored, after the range is committed or had no records.
+        """Record through which moment the shard is stored. Called when the range is committed or had no records.
 
-        An open shard without further records is stored through the time at which it was read. Otherwise, a shard is
-        stored only through its last record: a pinned range ends at a given record, a closed shard has children with
-        newer records, and a shard that just had records may have been closed since.
+        An open shard without further records is stored through the time at which it was read. In all other cases, a
+        shard is stored only through its last record. A pinned range ends at a given record. A closed shard has
+        children with newer records. A shard that just had records may have been closed since.
         """
         key = progress.range.lease
         is_at_tip = progress.millis_behind == 0 and progress.through is None
@@ -492,7 +495,8 @@ class Reading(Generic[R]):
         this.report(key, Outcome.NOT_READ, error=error)
 
     def failed(self, this: Round, keys: Sequence[LeaseKey], error: Exception) -> None:
-        """Count a failure, and report the shards that it stops. After a configuration error, the worker ends."""
+        """Count a failure, and report the shards that are stopped by it. After a configuration error, the worker
+        ends."""
         if isinstance(error, ConfigurationError) and class_of(error) is ErrorClass.CONFIGURATION:
             this.fatal = this.fatal or error
         for key in self.failures.failed(keys, error):

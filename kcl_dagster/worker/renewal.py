@@ -1,4 +1,4 @@
-"""Keeps the leases: renews those that were not written recently, and completes requested handoffs.
+"""Renews the leases that were not written recently, and completes requested handoffs.
 
 Runs on the renewal thread, one step after another, independently of the batch thread. A step is quick: one table
 write per lease that is due. With `WithoutWaiting`, a write without a response delays no other lease.
@@ -23,16 +23,16 @@ class RenewalReport:
     renewed: list[LeaseKey] = field(default_factory=list)
     lost: list[LeaseKey] = field(default_factory=list)
     failed: list[LeaseKey] = field(default_factory=list)
-    """Leases that were not renewed because the table did not answer. They are tried again at the next step while
-    trusted."""
+    """Leases that were not renewed because the table did not answer. While they are trusted, the next step tries
+    them again."""
 
     transferred: list[LeaseKey] = field(default_factory=list)
 
 
 class Renewer:
     """Renews and hands over leases. `interval`: a lease that was not written for this long is renewed; a checkpoint
-    counts as a write. `handoff_timeout`: if a batch keeps the next owner of its lease waiting for longer, the batch
-    loses the lease."""
+    counts as a write. `handoff_timeout`: if the next owner of a lease waits for longer than this for the end of a
+    batch, the lease is handed over before the end."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Renewer:
         self._outage = Outage(EventKind.RENEWAL_FAILED, clock, on_event, longest)
 
     def step(self) -> RenewalReport:
-        """Renew and hand over what is due. Errors of tables and lost leases are not raised; they are in the report
-        and in events."""
+        """Renew and hand over the leases for which this is due. Errors of tables and lost leases are not raised.
+        They are in the report and in events."""
         report = RenewalReport()
         report.lost += self._holdings.expire()
         self._for_each(lambda key: self._transfer(key, report), self._to_hand_over())
@@ -66,7 +66,7 @@ class Renewer:
         return report
 
     def _renew_due(self, due: Sequence[LeaseKey], report: RenewalReport) -> None:
-        """During an outage, one lease is tried alone, and the others only if it was renewed."""
+        """Renew the leases. During an outage, one lease is tried alone, and the others only if it was renewed."""
         alone = 1 if self._outage.is_known else 0
         self._for_each(lambda key: self._renew(key, report), due[:alone])
         self._for_each(lambda key: self._renew(key, report), due[alone:])
@@ -102,5 +102,5 @@ class Renewer:
         try:
             if self._holdings.handover.transfer(key):
                 report.transferred.append(key)
-        except KclError as error:  # the lease is dropped anyway: the leader's deadline ends the handoff
+        except KclError as error:  # the lease is dropped anyway, and the leader's deadline ends the handoff
             self._on_event(WorkerEvent(EventKind.RENEWAL_FAILED, f"handoff not completed: {error}", key))

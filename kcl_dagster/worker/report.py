@@ -27,17 +27,18 @@ class Outcome(StrEnum):
 
     FAILED = "failed"
     UNCOMMITTED = "uncommitted"
-    """Written, but not recorded in the table: the lease was lost, or the table did not respond. The next owner of
-    the lease repeats the batch under the same identity."""
+    """Written, but not recorded in the table, because the lease was lost or the table did not respond. The next
+    owner of the lease repeats the batch under the same identity."""
 
     NARROWED = "narrowed"
-    """The batch failed; its first half is tried next."""
+    """The batch failed. Its first half is tried next."""
 
     WITHDRAWN = "withdrawn"
-    """A worker of an earlier version had begun the batch. Its records are read again, like any others."""
+    """A worker of an earlier version had begun the batch. The records of the batch are read again, like any others.
+    """
 
     SET_ASIDE = "set aside"
-    """Its only record was dead-lettered or skipped, according to the policy."""
+    """The only record of the batch was dead-lettered or skipped, according to the policy."""
 
     ABANDONED = "abandoned"
     """The worker was asked to stop before anything was written."""
@@ -82,10 +83,10 @@ class BatchReport:
     """The error of each stopped shard, in one line."""
 
     failing: tuple[LeaseKey, ...] = field(default=())
-    """Shards whose last attempt failed, stopped ones included."""
+    """Shards whose last attempt failed, including stopped shards."""
 
     attempts: Mapping[LeaseKey, str] = field(default_factory=dict)
-    """For failing shards that are not stopped: which attempt failed last, as "3 of 5"."""
+    """For failing shards that are not stopped: the number of the failed attempt and the limit, as "3 of 5"."""
 
     fatal: ConfigurationError | None = None
     """Set if the settings cannot work, so that the worker has to end."""
@@ -100,17 +101,17 @@ class BatchReport:
 
     @property
     def broken_aggregates(self) -> int:
-        """Aggregates that were stored as raw records. A batch that is retried counts them once."""
+        """Aggregates that were stored as raw records. If a batch is retried, they are counted once."""
         return sum(lease.broken_aggregates for lease in self.leases if lease.outcome in _STORED)
 
     @property
     def is_idle(self) -> bool:
-        """Whether the round made no progress, so that another one is not useful at once."""
+        """Whether the round made no progress. Another round at once would then not be useful."""
         return all(lease.outcome not in PROGRESS for lease in self.leases)
 
     @property
     def millis_behind(self) -> int | None:
-        """The lag of the shard that is furthest behind; None if no shard reported one."""
+        """The lag of the shard that is furthest behind. None if no shard reported a lag."""
         return max((x.millis_behind for x in self.leases if x.millis_behind is not None), default=None)
 
 

@@ -1,7 +1,7 @@
 """Detects shards that are about to lose records, or have lost some.
 
-A stream drops records after its retention. Reading later causes no error: the stream simply begins with what it
-still has. Here it is reported as an event with the range of records, in advance and afterwards.
+A stream drops records after its retention. A later read causes no error, because the stream simply begins with its
+oldest record. This module reports such records as events with the range of records, in advance and afterwards.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.batch import Progress, Range
 
-ASK_AGAIN_SECONDS = 600.0  # a changed retention is detected; a stream is described a few times per hour
+ASK_AGAIN_SECONDS = 600.0  # a change of the retention is detected after this time, by one request
 # The shortest retention of any stream at any time: records that arrived more recently cannot have left it.
 SHORTEST_RETENTION = 24 * 3600.0
-# Between two workers; AWS does not accept signed requests from machines whose clocks differ by more
+# The largest difference between the clocks of two workers. AWS rejects signed requests if a clock is off by more.
 CLOCK_SKEW = 600.0
-# Parts of the retention. After the last one, a tenth is left to react: 2.4 hours of a day.
+# Parts of the retention. After the last step, a tenth is left to react: 2.4 hours of a day.
 WARNING_STEPS = (0.5, 0.75, 0.9)
 
 RetentionOf = Callable[[StreamIdentifier], float | None]
@@ -29,8 +29,8 @@ RetentionOf = Callable[[StreamIdentifier], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Records of a shard that may have left the stream unread: after `since`, before `until`. `until` is None if it
-    is not known, because no record of the shard is left."""
+    """Records of a shard that may have left the stream unread: after `since`, before `until`. `until` is None if no
+    record of the shard is left."""
 
     since: str
     until: str | None
@@ -60,13 +60,14 @@ def loss_in(
 ) -> Loss | None:
     """The records that left the stream before the range could be read, or None. Times in epoch seconds.
 
-    - The record at the checkpoint should still be in the stream. If it is gone, later records may be gone, too,
-      unless there were none a short while ago (`stored_through`), as on a shard that is quiet for days.
+    - The record at the checkpoint should still be in the stream. If it is not, later records may have left, too.
+      The exception is a shard that had no later records a short while ago (`stored_through`), such as one that is
+      quiet for days.
     - At an initial position there is no such record. Records may be lost if the retention has passed since the last
-      time at which there were none beyond the position. The retention is requested only if that is possible.
+      time at which there was no record beyond the position. Only then is the retention requested.
     - A closed shard that left the stream counts as lost, because nothing shows that it was read to its end.
-    - An open shard that is empty, and for which no `stored_through` is known, does not count as lost: after a Java
-      KCL, that is every quiet shard.
+    - An open shard that is empty, and whose `stored_through` is not known, does not count as lost. After a Java
+      KCL, every quiet shard is in this state.
     """
     after = progress.range.after
     if progress.gone:
@@ -88,16 +89,16 @@ def loss_in(
 
 
 def _empty_at(begun: Range, stored_through: float | None) -> float | None:
-    """The time at which no wanted record lay beyond an initial position. None if that cannot be known: for the
-    first shards of an application that starts with whatever the stream contains."""
+    """The last time at which there was no wanted record beyond an initial position. None if the application starts
+    with all records of the stream, and this is one of its first shards."""
     if begun.after == LATEST and begun.timestamp_ms is not None:
         return max(begun.timestamp_ms / 1000, stored_through or 0.0)
     return stored_through
 
 
 class RetentionWatch:
-    """Warns when a shard approaches the end of its retention: once per step, and again if the shard had
-    recovered."""
+    """Warns when a shard approaches the end of its retention: once per step, and again if the shard had recovered
+    meanwhile."""
 
     def __init__(self, retention_of: RetentionOf, clock: Clock) -> None:
         self._retention_of = retention_of
@@ -106,7 +107,8 @@ class RetentionWatch:
         self._said: dict[LeaseKey, float] = {}
 
     def warning(self, progress: Progress) -> float | None:
-        """The step that this range has passed: 0.5, 0.75 or 0.9 of the retention. None if there is no new step."""
+        """The step that this range has passed: 0.5, 0.75 or 0.9 of the retention. None if it has passed no new
+        step."""
         if progress.millis_behind is None:
             return None
         retention = self.retention(progress.range.stream)
@@ -126,7 +128,7 @@ class RetentionWatch:
         return known
 
     def ask_retention(self, stream: StreamIdentifier) -> float | None:
-        """Look up the retention now. Returns the last known value if that fails."""
+        """Request the retention now. If the request fails, returns the last known value."""
         known, _ = self._known.get(stream, (None, 0.0))
         with suppress(KclError):
             known = self._retention_of(stream)

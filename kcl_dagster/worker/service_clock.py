@@ -11,13 +11,14 @@ from kcl_dagster.streams.listing import describe
 COMPARE_SECONDS: Final = 600.0  # a machine's clock drifts by less than a millisecond in this time
 ASK_AGAIN_SECONDS: Final = 10.0  # while the service's time is not known
 LONGEST_COMPARISON_SECONDS: Final = 5.0  # the largest error of the time
-MOST_APART_SECONDS: Final = 1.0  # how far a clock may be adjusted without being detected
+MOST_APART_SECONDS: Final = 1.0  # a clock that was set by less than this is not detected
 
 
 class ServiceClock:
-    """Gets the service's time occasionally, and adds the time that has passed on the monotonic clock.
+    """Compares the service's clock with the monotonic clock from time to time, and calculates the service's time
+    from it.
 
-    The machine's own clock may be ahead. It is used only if the service's responses have no date.
+    The machine's own clock may be wrong. It is used only if the service's responses have no date.
     """
 
     def __init__(self, kinesis: aws.Client, stream: str, runtime: Runtime) -> None:
@@ -40,7 +41,7 @@ class ServiceClock:
         return None if self._ahead is None else clock.monotonic() + self._ahead
 
     def _compare(self) -> None:
-        """Compare the clocks. A response that took long is not used, because its time would be too old."""
+        """Compare the clocks. The time of a response that took long is too old, so it is not used."""
         clock = self._runtime.clock
         began = clock.monotonic()
         with suppress(KclError):

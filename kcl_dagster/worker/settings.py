@@ -8,25 +8,28 @@ from kcl_dagster.worker.batch import Budget
 DISCOVERY_SECONDS = 1.0  # an index query costs half a read unit: 43,000 units per day and worker, about one cent
 PARENT_POLL_SECONDS = 2.0  # one consistent read per blocked lease; a reshard delays reading by about this long
 ROUNDS_TO_WAIT = 5  # writing a batch may take several times as long as fetching it
-# In handoff timeouts: how long a draining worker waits for the leader before it releases its leases itself
+# How long a draining worker waits for the leader before it releases its leases itself, in handoff timeouts.
 DRAIN_PATIENCE = 2.0
-# The longest read of a bounded run. It does not wait for records: what it has to read is there.
+# The longest read of a bounded run. Its records are already in the stream, so it does not wait for more.
 BOUNDED_SECONDS = 5.0
-# A record processor gets the available records about as often as from the KCL: each call may cost a checkpoint.
+# A record processor gets records about as often as from the KCL. It does not get them more often, because each call
+# may cost a checkpoint.
 LINGER_OF_PROCESSORS = {Retrieval.FANOUT: 0.05, Retrieval.POLLING: 1.0}
 TASK_BYTES = 2 * 1024 * 1024  # a smaller batch is read by one task, into one file
 # A leader replaces workers at the end of their lifetime one after another. A worker that was not replaced for
-# another lifetime ends by itself, within one more: workers that began together do not end together.
+# another lifetime ends by itself, at a random time within one more lifetime, so that workers do not all end at
+# once.
 OVERTIME = 2.0
-# In handoff timeouts: how long a batch may take after a stop request. After the first one it has lost its leases
-# and is interrupted. After the last one the process ends: nothing that it would still do could be committed.
+# How long a batch may take after a stop request, in handoff timeouts. After the first timeout, the batch has lost
+# its leases and is interrupted. After the last one, the process ends, because the batch could not be committed any
+# more.
 END_PATIENCE = 2.0
 REQUESTS_PER_RENEWAL = 2  # a renewal that hangs leaves time for another one before the next is due
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """All in seconds, except for `budget`."""
+    """The intervals and limits. All are in seconds, except for `budget`."""
 
     lease_duration: float
     renewal_interval: float
@@ -60,7 +63,7 @@ class WorkerSettings:
         )
 
     def longest_life(self, chance: float) -> float:
-        """Seconds after which a worker ends that no leader has replaced. `chance`: from 0 to 1, drawn once."""
+        """Seconds after which a worker ends if no leader has replaced it. `chance`: from 0 to 1, drawn once."""
         return self.lifetime * (OVERTIME + chance)
 
     @property
@@ -69,8 +72,7 @@ class WorkerSettings:
 
     @property
     def round_patience(self) -> float:
-        """Seconds after which a shard that was not read is considered as not being read at all, rather than as
-        waiting."""
+        """Seconds after which a shard that was not read counts as not being read, and no longer as waiting."""
         return ROUNDS_TO_WAIT * (self.budget.seconds + self.idle)
 
     @property
@@ -80,7 +82,8 @@ class WorkerSettings:
 
     @property
     def end_patience(self) -> float:
-        """Seconds to wait after a stop request for the current batch to end. After that the process ends anyway."""
+        """Seconds to wait after a stop request for the current batch to end. After that, the process ends
+        anyway."""
         return self.handoff_timeout * END_PATIENCE
 
     @property

@@ -1,14 +1,14 @@
-"""The end of a shard: leases for its children are created first, then SHARD_END is written.
+"""The end of a shard. Leases for its children are created first, then SHARD_END is written.
 
 Child leases always start at TRIM_HORIZON, whatever the application's start is, because every record of a child
 comes after its parent's end. They exist before the parent is finished, so every part of the hash range always has a
 lease. A worker may own them early, because they are not read before their parent is finished.
 
-A worker may be paused at any point here, while other workers finish the shard and read its children to their end,
-and the leader cleans up. Each child's lease is therefore created in one transaction with a write to its parent's
-lease, which must still be unfinished. It would be cheaper to read the parent again afterwards and to delete the
-child's lease, but another worker may have begun to read the child in between. Modelled in spec/Reshard.tla as
-ChildrenAreFenced.
+A worker may be paused at any point here. Meanwhile, other workers may finish the shard and read its children to
+their end, and the leader may clean up. Each child's lease is therefore created in one transaction with a write to
+its parent's lease, which must still be unfinished. It would be cheaper to read the parent again afterwards and then
+delete the child's lease, but another worker may have begun to read the child in between. Modelled in
+spec/Reshard.tla as ChildrenAreFenced.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ class ShardEnds:
         self._list_shards = list_shards
 
     def create_children(self, lease: Lease, progress: Progress) -> frozenset[str]:
-        """Make sure that every child has a lease. Returns the shard ids of the children. Safe to repeat.
+        """Create a lease for each child that has none. Returns the shard ids of the children. Safe to repeat.
 
         Raises ShardEndWaits if that is not possible now, LeaseLost if another worker has finished the shard, or a
         ServiceError.
@@ -56,8 +56,8 @@ class ShardEnds:
         return names
 
     def _listed_children(self, lease: Lease, progress: Progress) -> tuple[ChildShard, ...]:
-        """List the children, if the last response named none. If the shard left the stream, there may be no
-        children left."""
+        """List the children, if the last response named none. If the shard left the stream, it may have no children
+        any more."""
         children = tuple(
             ChildShard(shard.id, shard.hash_range, shard.parents)
             for shard in self._list_shards(progress.range.stream)
@@ -68,8 +68,8 @@ class ShardEnds:
         return children
 
     def _check_other_parents(self, lease: Lease, child: ChildShard, progress: Progress) -> None:
-        """Raise ShardEndWaits if another parent of a merged shard is in the stream and has no lease yet: that
-        parent would be read after its child. A parent that has ended is not waited for."""
+        """Raise ShardEndWaits if another parent of a merged shard is in the stream and has no lease yet. That
+        parent would be read after its child. It does not matter if that parent has ended."""
         for parent in child.parents:
             if parent == lease.shard_id or self._table.get(sibling_key(lease, parent)) is not None:
                 continue
@@ -83,8 +83,8 @@ class ShardEnds:
 
 
 def _empty_at(parent: Lease, progress: Progress) -> int | None:
-    """The moment (epoch seconds) at which the children had no records: they were opened after their parent's last
-    record. The first reader of a child needs it to detect whether records can have left the stream before."""
+    """A moment (epoch seconds) at which the children had no records, because they were opened after their parent's
+    last record. With it, the first reader of a child detects whether records may have left the stream before."""
     known = [parent.stored_through, None if progress.last_arrival_ms is None else progress.last_arrival_ms // 1000]
     return max((moment for moment in known if moment is not None), default=None)
 

@@ -39,8 +39,7 @@ class _LeaseStore:
         children = self.children if checkpoint.is_shard_end else frozenset[str]()
         last = self.delivered[-1] if self.delivered else None
         if last is None or not (checkpoint.is_shard_end or checkpoint == last.through):
-            # The checkpoint is within what was delivered, so the number of records before it is not known per
-            # window.
+            # The checkpoint is not at the end of a range. How many records are before it is not known per window.
             self.holdings.checkpoint(self.key, self.token, checkpoint, children)
             return
         moment, counts = stored_through(last), self._counts()
@@ -51,15 +50,15 @@ class _LeaseStore:
         """Record a range before it is delivered.
 
         If records are counted, all ranges are kept until the processor checkpoints all delivered records, because
-        that checkpoint counts their records. If records are not counted, only the last range is kept: a processor
-        may run for days without such a checkpoint, and the list would grow all the time.
+        that checkpoint counts their records. Otherwise only the last range is kept. A processor may run for days
+        without such a checkpoint, and the list would grow all the time.
         """
         if self.rules is None:
             self.delivered.clear()
         self.delivered.append(progress)
 
     def _counts(self) -> BatchCounts | None:
-        """The counts of the records that were delivered. It is not known what the processor stores of them."""
+        """The counts of the delivered records. Which of them the processor stores is not known."""
         if self.rules is None:
             return None
         found = [self.rules.counts(self.lease, progress, PartCounts(None)) for progress in self.delivered]
@@ -148,8 +147,8 @@ class ShardProcess:
             self._places.delivered(last)
 
     def end(self, children: frozenset[str]) -> None:
-        """Finish the shard. Raises BatchError if the processor does not checkpoint the end; it is then called again
-        later."""
+        """Finish the shard. Raises BatchError if the processor does not checkpoint the end. The processor is then
+        called again later."""
         self._store.children = children
         if not self._at_end:
             self._at_end = True

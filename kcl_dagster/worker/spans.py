@@ -26,7 +26,7 @@ class TracedWork(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the span. An error is kept without values of records, and is raised further."""
+        """End the span. An error is kept without values of records, and is raised again."""
 
     def note(self, key: str, value: str | int) -> None:
         """Add a fact to the span. It must not contain values of records."""

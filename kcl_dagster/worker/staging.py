@@ -16,8 +16,9 @@ from kcl_dagster.worker.table_committer import ChainedTable
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """The staged files of a batch. Each may have rows of several shards. `counts`: what they have of each lease, in
-    all tables; leases are missing if that is not known. `files`, `rules`, `others`: see `PublishingEntry`."""
+    """The staged files of a batch. Each file may have rows of several shards. `counts`: the counts of these rows by
+    lease, in all tables; leases whose counts are not known are missing. `files`, `rules`, `others`: see
+    `PublishingEntry`."""
 
     files: tuple[StagedFile, ...]
     counts: Mapping[LeaseKey, PartCounts]
@@ -33,8 +34,8 @@ class StagedBatch:
 
 @dataclass(frozen=True, slots=True)
 class PublishedByCommits:
-    """How a table's entries are published: by commits, instead of by moving files. `seconds`: between two commits.
-    `stages`: whether files are first written to a staging place, like those of a folder."""
+    """For a table whose entries are published by commits, instead of by moving files. `seconds`: the time between
+    two commits. `stages`: whether files are first staged, like those of a folder."""
 
     table: ChainedTable
     seconds: float
@@ -43,9 +44,12 @@ class PublishedByCommits:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A table or folder of a sink. `files`: the store in which its files are staged, below the root. `commits`:
-    None for a folder, whose entries are published by moving files. `place`: a text that is the same in all
-    processes, and unique to this table."""
+    """A table or folder of a sink.
+
+    - `files`: the store in which its files are staged, below the root.
+    - `commits`: None for a folder, whose entries are published by moving files.
+    - `place`: a text that is the same in all processes, and unique to this table.
+    """
 
     files: FileStore
     commits: PublishedByCommits | None = None
@@ -53,17 +57,17 @@ class Destination:
 
 
 class FormerParts(Protocol):
-    """What earlier versions of this package have stored, which used no chains. They pinned a lease to each batch
-    before they stored it."""
+    """The parts that earlier versions of this package have stored. Those versions used no chains, and pinned a
+    lease to each batch before they stored it."""
 
     def stored_to(self, part: Part) -> Checkpoint | None:
-        """The end of the part if it is stored completely, or of the part of which it is a piece (`instead_of`).
-        None if it is not stored, or if the sink cannot tell. Raises SinkError."""
+        """If the part is stored completely, its end. If the part is a piece of a stored part (`instead_of`), the
+        end of that part. None if neither is stored, or if the sink cannot tell. Raises SinkError."""
 
     def withdraw(self, part: Part) -> None:
-        """Remove what attempts at the part, and at the parts that it replaces, have left. Existing tables refuse
-        all of them from now on. No worker has stored this part itself. Raises SinkError, also if one of them was
-        stored meanwhile."""
+        """Remove the files and records of attempts at the part, and at the parts that it replaces. From now on,
+        existing tables refuse all these parts. No worker has stored this part itself. Raises SinkError, also if one
+        of the parts was stored meanwhile."""
 
 
 class StagingSink(Protocol[D_contra]):
@@ -71,7 +75,7 @@ class StagingSink(Protocol[D_contra]):
 
     @property
     def entries(self) -> Entries:
-        """The chains. They are stored with the data; if there are several tables, with the first one."""
+        """The chains. They are stored with the data, or with the data of the first table if there are several."""
 
     @property
     def destinations(self) -> Mapping[str, Destination]:
@@ -81,21 +85,21 @@ class StagingSink(Protocol[D_contra]):
     def former_parts(self) -> FormerParts: ...
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """Store, with the data, the moment through which the application is complete, unless it is stored already.
-        A table needs no separate entry if one of its commits has `wanted` (epoch seconds) or a later moment of the
-        epoch. Called on a thread of its own, possibly while a batch is staged. May take long, and may raise any
-        error."""
+        """Store, with the data, the moment through which the application is complete, unless this moment is stored
+        already. If a commit of a table has `wanted` (epoch seconds) or a later moment of the epoch, the table needs
+        no separate entry. Called on a thread of its own, possibly while a batch is staged. May take long, and may
+        raise any error."""
 
     def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
-        """Called before the records of batches of this chain are read, because a fetch may stage them already.
+        """Called before records of batches of this chain are read, because a fetch may already stage them.
         `time_column`: see `Batch`. Does not raise."""
 
     def stage(self, data: D_contra, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """Write the whole output of the batch durably below `chains.publication.staged_path` of the chain, and
         check that no row is missing. `number`: unique within the chain. Readers must not see the files. The files
-        of a table are written under their final names, because readers see only what is committed.
+        of a table are written under their final names, because readers of a table see only committed files.
 
         The batch may still be given up later. Its records are then staged again, together with other records, by
-        this worker or another one. The output may differ every time. Raises SinkError if staging failed; the staged
-        files are removed when the chain is settled. Any other error counts as a failure of user code.
+        this worker or another one. The output may differ every time. Raises SinkError if staging failed. The staged
+        files are then removed when the chain is settled. Any other error counts as a failure of user code.
         """

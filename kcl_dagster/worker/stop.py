@@ -14,8 +14,8 @@ class StopReason(StrEnum):
 
 
 class StopSignal:
-    """A request that can be set on any thread and in a signal handler: it takes no lock. The first reason remains
-    set."""
+    """A request to stop. It can be set on any thread and in a signal handler, because it takes no lock. If it is
+    set again, the first reason is kept."""
 
     def __init__(self) -> None:
         self._reason: StopReason | None = None

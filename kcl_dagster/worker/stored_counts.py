@@ -1,4 +1,4 @@
-"""Calculates what a commit adds to the counts of a lease: rows by window. Pure; runs on the driver, which has the
+"""Calculates what a commit adds to the counts of a lease: rows by window. Pure. Runs on the driver, which has the
 windows."""
 
 import logging
@@ -21,9 +21,10 @@ DAY: Final = 86_400
 EARLIEST_SECONDS: Final = 365 * DAY  # the longest retention of a stream
 LATEST_SECONDS: Final = DAY  # a local time that was mistaken for UTC is wrong by less
 WINDOWS_AHEAD: Final = 8
-"""How much earlier or later than its record's arrival a row's time may be: in seconds, and in windows after that of
-the arrival. Other times come from wrong clocks or units. Such a row counts for no window: it would use the room of
-windows that are being stored, and its window would not be complete for years."""
+"""How much earlier or later than the arrival of its record a row's time may be: in seconds, and in windows after
+the window of the arrival. Other times come from wrong clocks or units. Rows with such times are not counted for any
+window, because their windows would not be complete for years, and would take the room of windows that are being
+stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,9 @@ class WindowRules:
         return rules_of(self.windows, self.event_time, self.allowed_lateness)
 
     def counts(self, lease: Lease, progress: Progress, stored: PartCounts | None) -> BatchCounts | None:
-        """What `progress` adds to the counts of `lease`, as it was before. `stored`: what the sink reports about
-        the part. None if not known. Does not raise: the counted times are user data, and the rows are stored
-        anyway."""
+        """What `progress` adds to the counts of `lease`, given the lease before the commit. `stored`: what the sink
+        reports about the part; None if not known. Does not raise: the counted times are user data, and the rows are
+        stored anyway."""
         try:
             return self._counts(lease, progress, stored)
         except Exception:
@@ -70,7 +71,7 @@ class WindowRules:
         elif self.event_time is None:
             rows = self._of_records(read, stored)
             if stored.rows not in (None, sum(one.rows for one in rows)):
-                if len(rows) != 1:  # a filter, or several rows per record, and their windows are not known
+                if len(rows) != 1:  # user code has changed the number of rows, so the rows per window are not known
                     return None
                 rows = [replace(rows[0], rows=stored.rows or 0, bytes=stored.size, files=stored.number)]
         else:
@@ -83,19 +84,20 @@ class WindowRules:
         )
 
     def _until(self, rows: Iterable[StoredRows], progress: Progress) -> int:
-        """When the lease is no longer needed for its counts. Late rows are declared at the leader's next tick, so
-        the lease has to exist until then."""
+        """The moment until which the lease has to exist because of its counts. Late rows are declared at the
+        leader's next tick."""
         arrived = (progress.last_arrival_ms or 0) // 1000
         ends = [self.windows.end_of(one.start) + self.allowed_lateness for one in rows]
         return max([0, *ends, *(arrived for one in rows if one.late)])
 
     def nothing(self, lease: Lease, progress: Progress) -> BatchCounts:
-        """The counts of a range of which nothing is stored: its records were set aside, or it has none."""
+        """The counts of a range of which nothing is stored: its records were set aside, or it has no records."""
         shared_until, restart = self._shared_until(lease, progress), self._restart(lease, progress)
         return BatchCounts((), shared_until, restart, rules=self._rules, most_bytes=self.most_bytes)
 
     def _of_records(self, read: Iterable[MinuteRecords], stored: PartCounts) -> list[StoredRows]:
-        """Count records as rows. The bytes are those of the files, or of the payloads if no file is known."""
+        """Count records as rows. The bytes are those of the files. If no file is known, they are those of the
+        payloads."""
         found = by_start(
             StoredRows(self.windows.start_of(one.minute), one.records, one.bytes, 0, 0, one.first, one.last)
             for one in read
@@ -109,12 +111,12 @@ class WindowRules:
         ]
 
     def _of_files(self, files: Iterable[FileCounts], progress: Progress) -> tuple[list[StoredRows], int]:
-        """Count rows by their own times. Also returns the number of rows without a time, or with one too far from
-        their arrival.
+        """Count rows by their own times. Also returns the number of rows without a time, or with a time too far
+        from their arrival.
 
         A file's bytes are divided among windows by rows, and the file counts for each window of which it has rows.
-        Sequence numbers are those of the records that arrived in the window. With event times they are those of the
-        whole batch. These are kept only because the rules are packed with them; no materialization shows them.
+        Sequence numbers are those of the records that arrived in the window. With event times, they are those of
+        the whole batch. No materialization shows these, but the counts are packed with them.
         """
         counted: list[StoredRows] = []
         outside = 0
@@ -146,7 +148,7 @@ class WindowRules:
 
     def _has_window(self, one: MinuteRows, progress: Progress) -> bool:
         """Whether a row's time is near enough to the arrival of its record. If the row has no arrival time, the
-        first and last record of the batch are used."""
+        arrivals of the batch's first and last record are used."""
         first = one.arrived if one.arrived is not None else (progress.first_arrival_ms or 0) // 1000
         last = one.arrived if one.arrived is not None else (progress.last_arrival_ms or 0) // 1000
         if not max(0, first - EARLIEST_SECONDS) <= one.minute <= last + LATEST_SECONDS:
@@ -165,15 +167,16 @@ class WindowRules:
         return {rows.start: (rows.first, rows.last) for rows in found}
 
     def _is_late(self, start: int, arrived: int | None, progress: Progress) -> bool:
-        """Whether a row's record arrived when its window may have been declared already.
+        """Whether a row's record arrived when the row's window may have been declared already.
 
-        If the row has no arrival time, the first record of the batch decides. No window is declared before this
-        shard is stored through its end plus the allowed lateness, and everything that arrived before the batch is
-        stored. So if the first record is in time, the window is declared only after this batch, with all its rows.
+        If the row has no arrival time, the first record of the batch decides. A window is declared only when this
+        shard is stored through the window's end plus the allowed lateness. Everything that arrived before the batch
+        is stored. So if the first record is in time, the window is declared only after this batch, with all its
+        rows.
 
         Arrivals are known by the minute. Rows therefore count as late from the beginning of the minute in which the
-        allowed lateness ends. Rather too many rows count as late than too few, because a row that is not counted as
-        late would not update its window.
+        allowed lateness ends. Some rows count as late that are not. The opposite would be worse, because a late row
+        that is not counted as late does not update its window.
         """
         if self.event_time is None:
             return False
@@ -183,9 +186,9 @@ class WindowRules:
         return arrived >= deadline - deadline % MINUTE
 
     def _shared_until(self, lease: Lease, progress: Progress) -> int:
-        """The end of the window until which the parents of a child may have records. Until it is read, a child has
-        the moment of its parents, and they have records of that moment's window. If a Java worker created its
-        lease, it has none. Then its parents ended before its first record arrived."""
+        """The end of the window until which the parents of a child may have records. A child that was not read has
+        the moment of its parents, and the parents have records of that moment's window. If a Java worker created
+        the child's lease, it has no moment. The parents then ended before the child's first record arrived."""
         if lease.stored_through is not None:
             return self._end_of_window(lease.stored_through)
         return self._restart(lease, progress) if lease.parents else 0

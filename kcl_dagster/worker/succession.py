@@ -1,8 +1,9 @@
 """Chooses the workers that continue with the leases of a worker that stops.
 
-Released leases wait for the leader's next tick, and longer if there is no leader. A worker that stops therefore
-gives each of its leases to a running worker, by the KCL's assignment, conditional on owner and counter. It releases
-leases that it cannot give away. The choice need not be perfect, because the leader balances afterwards.
+If the worker only released its leases, they would wait for the leader's next tick, or longer if there is no leader.
+A worker that stops therefore gives each of its leases to a running worker. It uses the KCL's assignment, a write
+that is conditional on owner and counter. Leases that cannot be given to a worker are released. The choice need not
+be perfect, because the leader balances the leases afterwards.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,8 +19,8 @@ from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 
 FRESH_BEATS: Final = 2.5  # an older row may belong to a worker that has just ended
-LEASE_KBPS: Final = 16.0  # what a lease costs in addition to its bytes: shards without records are shared by number
-# Workers with these policies release their leases and assign none
+LEASE_KBPS: Final = 16.0  # the cost of a lease in addition to its bytes; it matters for shards without records
+# Workers with these policies release their leases, as in the KCL, and give them to no worker.
 _POLICIES_OF_THE_KCL: Final = frozenset({"kcl", "taker"})
 
 
@@ -63,8 +64,8 @@ def choose_successors(
 ) -> dict[LeaseKey, WorkerId]:
     """Assign the heaviest leases first, each to the least loaded worker that may hold it. `now`: epoch seconds.
 
-    Only workers of ours that wrote their row recently are considered: Java workers of older generations do not look
-    for leases that others gave to them. A worker that is starting is considered if none is running.
+    Only workers of ours that wrote their row recently are considered, because Java workers of older generations do
+    not look for leases that were given to them. A worker that is starting is considered if no worker is running.
     """
     others = [row for row in rows if row.id != me and _goes_on(row, now, rules)]
     ready = [row for row in others if row.state is WorkerState.RUNNING] or others
@@ -113,7 +114,8 @@ class Succession:
         )
 
     def successors(self, leaving: Collection[LeaseKey]) -> dict[LeaseKey, WorkerId]:
-        """Choose the next owners, with one scan. Empty if no worker is suitable, or if the scan fails."""
+        """Choose the next owners, with one scan. The result is empty if no worker is suitable, or if the scan
+        fails."""
         if not leaving or not self._applies:
             return {}
         try:

@@ -33,9 +33,9 @@ OnBatch = Callable[[BatchReport], None]
 raise."""
 
 Watch = Callable[[], str | None]
-"""Returns the reason why this worker should stop, or None: its parent process ended, its run was cancelled, ...
-Called on the thread that writes the heartbeat: it must not wait and must not raise. Requests that may hang should
-use a `worker.latest.Latest`."""
+"""Returns the reason why this worker should stop, such as that its parent process ended or its run was cancelled,
+or None. Called on the thread that writes the heartbeat: it must not wait and must not raise. Requests that may hang
+should use a `worker.latest.Latest`."""
 
 
 class LeaderWatch(Protocol):
@@ -46,8 +46,8 @@ class LeaderWatch(Protocol):
         ServiceError."""
 
     def control(self) -> Control:
-        """What an operator has paused. If there is no leader, the workers apply it themselves. Reads a table; may
-        raise a ServiceError."""
+        """What an operator has paused. If there is no leader, the workers themselves apply the pauses. Reads a
+        table; may raise a ServiceError."""
 
 
 class NoSink:
@@ -58,7 +58,7 @@ class NoSink:
 
 
 class NoEngine:
-    """The engine of a worker with record processors, which read by themselves."""
+    """The engine of a worker with record processors, whose hosts read the records."""
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> Fetched[Any]:
         raise BatchError(f"there is no engine to read {len(ranges)} ranges with, {budget}")
@@ -68,8 +68,8 @@ class NoEngine:
 
 
 Ready = Callable[[], bool]
-"""Returns whether the worker can read, because its engine has started. Called several times per second until then;
-it must not wait."""
+"""Returns whether the engine has started, so that the worker can read. Called several times per second until then.
+It must not wait."""
 
 
 def at_once_ready() -> bool:
@@ -101,7 +101,7 @@ def unresolved_start(_: StreamIdentifier) -> int | None:
 @dataclass(frozen=True, slots=True)
 class Surroundings(Generic[D]):
     """What a worker needs from outside. `list_shards`, `retention_of`, `resolved_start` and `confirm_stream` are
-    called rarely. Implementations may cache the results, except for `confirm_stream`."""
+    rarely called. Implementations may cache the results, except those of `confirm_stream`."""
 
     application: Application
     leases: LeaseTable
@@ -125,13 +125,13 @@ class Surroundings(Generic[D]):
     """The output's column with the time to which a row belongs; None: the arrival of its record."""
 
     allowed_lateness: int = 0
-    """Seconds after a window's end for which rows with `event_time` are waited for."""
+    """Seconds for which a window waits after its end for further rows, if `event_time` is set."""
 
     retention_of: RetentionOf = unknown_retention
     resolved_start: ResolvedStart = unresolved_start
     confirm_stream: ConfirmStream = believed
     service_time: Callable[[], float | None] | None = None
-    """Epoch seconds by a clock that all workers share; None if not known. May block for one request; called at most
+    """Epoch seconds by a clock that all workers share; None if not known. May block for one request. Called at most
     once per lease. Default: the worker's own clock."""
 
     load_completeness: LoadCompleteness = nothing_known

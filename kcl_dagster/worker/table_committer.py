@@ -1,9 +1,9 @@
 """Commits the decided batches of all chains of an application to its tables, at intervals.
 
-Each worker has a committer. The first one that finds that a commit is due plans it: see `chains.table_commits`.
-There is no election. The worker that made the last commit is usually the first to find that the next one is due,
-because the others measure the interval from when they see a commit. If it ends, another one continues. If a worker
-ends after it has planned a commit, another one carries it out.
+Each worker has a committer. The first committer that finds that a commit is due plans the commit: see
+`chains.table_commits`. There is no election. The worker that made the last commit usually makes the next one, too,
+because the others measure the interval from when they see a commit. If that worker ends, another one continues. If
+a worker ends after it has planned a commit, another one carries out the plan.
 
 Modelled in spec/TableCommits.tla.
 """
@@ -35,24 +35,24 @@ from kcl_dagster.worker.spans import NO_SPANS, TABLE_COMMIT, Spans
 COMMIT_SECONDS: Final = 30.0  # between two commits: each one costs the readers of a table
 PATIENCE_SECONDS: Final = 10.0  # a commit takes a second; if it takes longer, another worker carries it out
 MERGE_PATIENCE_SECONDS: Final = 120.0  # a commit of changes has to read the table
-RETRY_SECONDS: Final = 5.0  # after a failure: people have to repair a table that was altered
-TRIES: Final = 100  # other workers may make a commit before each try
+RETRY_SECONDS: Final = 5.0  # after a failure; an operator has to repair a table that was altered
+TRIES: Final = 100  # attempts at a commit; another worker may be faster at each of them
 
 
 class ChainedTable(Protocol):
     """A table from the committer's point of view. Called on the worker's main thread."""
 
     def committed(self, series: str) -> int:
-        """The number of the last commit of a series that the table contains; 0 if there is none. See
+        """The number of the last commit of a series that the table contains; 0 if it contains none. See
         `chains.table_commits.series_of`."""
 
     def commit(
         self, series: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
     ) -> None:
         """Add the files of the entries and record the number, in one transaction. Changes nothing if the table
-        contains this number or a higher one, even if another process commits it at the same time. `complete`:
-        stored with the commit, see `spark.sinks.completeness`. Raises SinkError if the table does not accept the
-        files, or if the outcome is not known."""
+        contains this number or a higher one, even if another process commits at the same time. `complete`: the
+        moment that is stored with the commit, see `spark.sinks.completeness`. Raises SinkError if the table does
+        not accept the files, or if the outcome is not known."""
 
     def discard(self, paths: Sequence[str]) -> None:
         """Remove files of a batch that was not decided; `paths`: see `StagedFile`."""
@@ -60,8 +60,9 @@ class ChainedTable(Protocol):
 
 @dataclass(slots=True)
 class TableCommitter:
-    """The publisher for tables. Called on the worker's main thread. Raises the store's errors, and SinkError for a
-    table. A plan applies to all tables: commits with one number contain the same batches in all of them."""
+    """The publisher for tables. Called on the worker's main thread. Raises errors of the store, and SinkError for
+    errors of a table. A plan applies to all tables: commits with the same number contain the same batches in all of
+    them."""
 
     entries: Entries
     tables: Mapping[str, ChainedTable]
@@ -71,8 +72,8 @@ class TableCommitter:
     seconds: float = COMMIT_SECONDS
     complete: Callable[[], WrittenThrough | None] = lambda: None
     staging: tuple[FileStore, ...] = ()
-    """The stores in which change rows are staged, like files of a folder. A commit removes those that it has
-    applied, unless its worker ends at that moment."""
+    """The stores in which change rows are staged, like files of a folder. A commit removes the staged files that it
+    has applied, unless its worker ends at that moment."""
 
     folders: frozenset[str] = frozenset()
     """Names of folders of the same sink. Entries may have files for them, too."""
@@ -97,21 +98,21 @@ class TableCommitter:
     # The interface of `chains.publication.Publisher`
 
     def check(self) -> None:
-        """Raise SinkError while the table accepts no commit. No further batch should be decided meanwhile: it would
-        be safe in its files, but readers would not see it."""
+        """Raise SinkError while the table accepts no commit. No further batch should be decided meanwhile: its
+        files would be safe, but readers would not see them."""
         if self._failure is not None:
             raise SinkError(self._failure[1])
 
     def publish(self, chain: ChainId, number: int, entry: PublishingEntry) -> None:
-        """Does nothing: the next commit publishes the entry."""
+        """Does nothing, because the next commit publishes the entry."""
 
     def visible(self, chain: ChainId) -> int:
-        """The last entry of the chain that the table is known to contain; 0 if there is none. Sends no request."""
+        """The last entry of the chain that the table is known to contain; 0 if none is known. Sends no request."""
         return self._contained.get(chain, 0)
 
     def settle(self, chain: ChainId, decided: Mapping[int, PublishingEntry]) -> None:
-        """Publish the decided batches. Data files of batches that were not decided are not removed, as in any table
-        after a failed commit: vacuum removes them."""
+        """Publish the decided batches. Data files of batches that were not decided are not removed. Like the files
+        of any failed commit, they are removed by a vacuum of the table."""
         if decided:
             self.finish({chain: max(decided)})
         self.forget(chain)
@@ -127,7 +128,7 @@ class TableCommitter:
             table.discard(paths.get(name, ()))
 
     def forget(self, chain: ChainId) -> None:
-        """Remove staged files. The next plan no longer contains a chain without entries."""
+        """Remove the staged files of the chain. A chain without entries is no longer in the next plan."""
         for store in self.staging:
             FolderPublisher(store).forget(chain)
 
@@ -140,7 +141,7 @@ class TableCommitter:
 
     def step(self, wanted: Mapping[ChainId, int]) -> None:
         """Make a commit if it is due. `wanted`: entries of this worker that may not be in the table yet. Sends no
-        request if they are, or if no check is due."""
+        request if they are known to be in the table, or if no check is due."""
         now = self.clock.monotonic()
         if self._failure is None and (now < self._look_due or self._has(wanted)):
             return
@@ -161,7 +162,8 @@ class TableCommitter:
                 self._look_due = self._seen[1] + self.seconds
 
     def finish(self, wanted: Mapping[ChainId, int]) -> None:
-        """Return when the table contains these entries, which exist, or were deleted because it contained them."""
+        """Return when the table contains these entries. An entry that was deleted counts as contained, because it
+        is deleted only then."""
         if self._has(wanted):
             return
         if self._rests(self.clock.monotonic()):
@@ -179,7 +181,7 @@ class TableCommitter:
             raise OutcomeUnknown(f"other workers have made a commit before each of {TRIES} tries")
 
     def _are_gone(self, wanted: Mapping[ChainId, int]) -> bool:
-        """Whether the wanted chains that the table is not known to contain no longer have entries."""
+        """Whether no wanted chain has entries any more, among those that the table is not known to contain."""
         existing = {one.chain for one in self._all()}
         return all(chain not in existing for chain, number in wanted.items() if self.visible(chain) < number)
 
@@ -196,7 +198,7 @@ class TableCommitter:
         self._failure = None
 
     def _rests(self, now: float) -> bool:
-        """Whether the last try failed just now."""
+        """Whether the last attempt failed just now."""
         return self._failure is not None and now - self._failure[0] < RETRY_SECONDS
 
     def _has(self, wanted: Mapping[ChainId, int]) -> bool:
@@ -218,8 +220,8 @@ class TableCommitter:
         known = [name for name in plan.tables if name in self.tables]
         if not all(self._committed(name) >= number for name in known):
             return False
-        # Workers delete an entry when all of its tables contain it. An entry that still exists may be missing in a
-        # table that the sink no longer has.
+        # Workers delete an entry when all of its tables contain it. If an entry still exists, it may be missing in
+        # a table that the sink no longer has.
         for name in plan.tables:
             if name not in known and any(self.entries.read(*one) is not None for one in plan.entries):
                 raise Unsafe(f"a commit is planned for {_unknown(name)}")
@@ -283,8 +285,8 @@ class TableCommitter:
     def _of_folders_alone(
         self, contained: Mapping[ChainId, int], gone: Mapping[ChainId, float]
     ) -> dict[ChainId, int]:
-        """The last entries of chains that have gaps and were made while the sink had only folders: their workers
-        delete entries that the folders have. Nothing of such a chain belongs to a table."""
+        """The last entries of chains that have gaps and were made while the sink had only folders. Their workers
+        deleted entries that the folders had. No files of such a chain belong to a table."""
         if FIRST not in self.folders:
             return {}
         found: dict[ChainId, list[int]] = defaultdict(list)
@@ -298,8 +300,8 @@ class TableCommitter:
         }
 
     def _is_of_folders_alone(self, chain: ChainId, number: int) -> bool:
-        """Whether the chain belongs to a sink with only folders, by the form of one of its entries: a chain belongs
-        to one worker, and so to one sink."""
+        """Whether the chain belongs to a sink with only folders. One of its entries shows this, because a chain
+        belongs to one worker, and so to one sink."""
         if FIRST not in self.folders:
             return False
         entry = self.entries.read(chain, number)
@@ -309,13 +311,13 @@ class TableCommitter:
     def _chosen(
         self, contained: Mapping[ChainId, int], gone: Mapping[ChainId, float], wanted: Mapping[ChainId, int]
     ) -> Selection | None:
-        """The selection for the next commit. None if it has to be tried again, because not all existing entries
-        were listed."""
+        """The selection for the next commit. None if not all existing entries were listed, so that the caller has
+        to try again."""
         chosen = selected(contained, self._all(), gone)
         if self._missing(chosen, wanted):
             return None
         # While the list is read, an owner may make an entry and delete the former one, so that the list has
-        # neither. If such a chain counted as gone, its entries would be missed.
+        # neither. If such a chain counted as ended, its entries would be missed.
         is_new = chosen.gone.keys() - gone.keys()
         return None if any(self.entries.numbers(chain) for chain in sorted(is_new)) else chosen
 
@@ -324,8 +326,8 @@ class TableCommitter:
         return [*chosen.gaps, *(chain for chain in chosen.passed_over if chain in wanted)]
 
     def _read(self, chosen: Selection) -> list[tuple[FoundEntry, PublishingEntry]] | None:
-        """The publishing entries among the chosen ones. None if one was deleted since, so that there is a newer
-        plan."""
+        """The publishing entries among the chosen ones. None if a chosen entry was deleted meanwhile, which means
+        that there is a newer plan."""
         found = []
         for one in chosen.entries:
             entry = self.entries.read(one.chain, one.number)
@@ -368,8 +370,9 @@ class TableCommitter:
                 raise SinkError(f"table {name}: {error}") from error
 
     def _refuse_higher(self) -> None:
-        """Raise Unsafe if the table contains a commit with a number that is not planned yet: it would skip the
-        commit that is planned with this number. A commit is made after its plan, so the plans are listed last."""
+        """Raise Unsafe if the table contains a commit with a number that is not planned yet. The table would skip
+        the commit that will be planned with this number. A commit is made after its plan, so the plans are listed
+        last."""
         if self._is_numbered or FIRST not in self.tables:
             return
         number = self._committed(FIRST)

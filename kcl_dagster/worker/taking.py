@@ -1,10 +1,10 @@
-"""Takes leases without a leader, so that consumption does not depend on one process.
+"""Takes leases without a leader, so that reading does not depend on one process.
 
 The rules are those of KCL 2.x (`kcl_dagster.model.lease_taking`), with two differences:
 
-- A lease is never taken from a living worker. Instead, the worker is asked to hand it over, which it does with the
-  next batch.
-- If the row of a lease's owner has a longer lease duration, that duration counts, as for the leader.
+- A lease is never taken from a living worker. Instead, the worker is asked to hand the lease over, which it does
+  after its current batch.
+- If the row of a lease's owner has a longer lease duration, that duration applies, as it does for the leader.
 """
 
 from collections.abc import Collection
@@ -21,7 +21,8 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 
 
 class Taker:
-    """`step` is called about twice per lease duration while there is no leader, and not otherwise."""
+    """Takes and requests leases. `step` is called about twice per lease duration while there is no leader, and
+    otherwise not."""
 
     def __init__(
         self,
@@ -40,8 +41,8 @@ class Taker:
         self._known: set[LeaseKey] = set()
 
     def step(self, control: Control | None = None) -> list[LeaseKey]:
-        """Take or request leases. Returns their keys; discovery finds them. Paused leases are left alone. Raises a
-        ServiceError from the scan."""
+        """Take or request leases. Returns their keys; discovery acquires the leases. Paused leases are neither
+        taken nor requested. Raises a ServiceError from the scan."""
         control = control or Control()
         leases, plan = self.look(control.leases)
         if control.paused:
@@ -51,7 +52,8 @@ class Taker:
         ]
 
     def look(self, paused: Collection[LeaseKey] = ()) -> tuple[dict[LeaseKey, Lease], Taking]:
-        """Scan, record for how long each counter was unchanged, and decide what should be taken. Writes nothing."""
+        """Scan, record for how long each counter was unchanged, and decide which leases should be taken. Writes
+        nothing."""
         scan = self._table.scan()
         leases = {lease.key: lease for lease in scan.leases if not lease.is_finished and lease.key not in paused}
         for lease in leases.values():
@@ -63,7 +65,7 @@ class Taker:
         return leases, plan_taking(candidates, self._worker, self._rules, self._chance)
 
     def forget(self) -> None:
-        """Discard all observations, because there is a leader again: they would not be valid after its time."""
+        """Discard all observations, because there is a leader again. They would not be valid later."""
         self._standing = Standing()
         self._known = set()
 
@@ -74,7 +76,7 @@ class Taker:
 
     def _take(self, lease: Lease) -> bool:
         if lease.actual_owner == self._worker:
-            return False  # ours and not renewed: renewal or discovery handles it
+            return False  # if a lease of ours was not renewed, renewal or discovery handles it
         try:
             taken = self._table.take(lease, self._worker)
         except KclError as error:

@@ -1,10 +1,10 @@
 """Detects background threads of a worker that make no progress. Each of the two threads watches the other one.
 
-A step ends soon by design, but a lock, an extension that does not return, or a bug may block a thread for ever. If
-it is the renewal thread, the leases expire; if it is the housekeeping thread, heartbeats end.
+A step is designed to end soon, but a lock, an extension that does not return, or a bug may block a thread for ever.
+If the renewal thread is blocked, the leases expire. If the housekeeping thread is blocked, heartbeats end.
 
 Only time in which the watching thread itself made progress is counted. If the whole process was paused, nothing is
-reported: both threads continue after the pause.
+reported, because both threads continue after the pause.
 """
 
 import sys
@@ -24,7 +24,7 @@ PATIENCE_SECONDS: Final[Mapping[str, float]] = {
     RENEWALS: 15.0,  # a step waits for three seconds at most, and the next one follows within half a second
     HOUSEKEEPING: 45.0,  # a step may have several requests, each with a deadline of its own
 }
-LONGEST_LOOK = 5.0  # seconds between two checks that count; of a longer time, the rest may have been a pause
+LONGEST_LOOK = 5.0  # seconds between two checks; if more have passed, the process may have paused
 
 
 @dataclass(slots=True)
@@ -66,13 +66,14 @@ class ThreadWatch:
         self._on_event(WorkerEvent(EventKind.THREAD_HELD, message, facts=facts))
 
     def held_since(self) -> dict[str, int]:
-        """The threads that make no progress, and since when, in epoch seconds. May be called on any thread."""
+        """The threads that make no progress, with the time since when, in epoch seconds. May be called on any
+        thread."""
         return {name: round(seen.at) for name, seen in sorted(self._threads.items()) if seen.is_told}
 
 
 def _place_of(ident: int) -> str:
     """The place of a thread: its innermost line, and the innermost line of this package. Reads no file, because the
-    thread may be waiting for the disk with the code."""
+    thread may be waiting for the disk that has the code."""
     frames: dict[int, FrameType] = sys._current_frames()  # noqa: SLF001 (documented in spite of its name)
     frame = None if ident == threading.get_ident() else frames.get(ident)
     if frame is None:

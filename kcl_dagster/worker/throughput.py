@@ -27,8 +27,8 @@ class _Meter:
 class Throughput:
     """The bytes delivered per lease, as a moving average over windows of at least `window_seconds`.
 
-    `publish` closes a window, so windows follow the renewals. A checkpoint soon after a renewal gets the last
-    value. `monotonic` returns seconds. Not thread-safe: the holder of the leases serialises the calls.
+    `publish` closes a window, so the windows follow the renewals. A checkpoint soon after a renewal gets the last
+    value. `monotonic` returns seconds. Not thread-safe: the holder of the leases makes one call at a time.
     """
 
     def __init__(self, monotonic: Callable[[], float], window_seconds: float) -> None:
@@ -37,17 +37,16 @@ class Throughput:
         self._meters: dict[LeaseKey, _Meter] = {}
 
     def start(self, lease: LeaseKey, stored: float | None) -> None:
-        """Start to measure a lease that was acquired, from the value that its former owner stored."""
+        """Start to measure a lease that was acquired. `stored`: the value that its former owner stored."""
         self._meters[lease] = _Meter(since=self._monotonic(), average=stored)
 
     def record(self, lease: LeaseKey, delivered_bytes: int) -> None:
-        """Count payload bytes that were passed to processing. Ignored for a lease that was not started."""
+        """Count payload bytes that were passed to processing. Does nothing for a lease that was not started."""
         if lease in self._meters:
             self._meters[lease].delivered += delivered_bytes
 
     def publish(self, lease: LeaseKey) -> float | None:
-        """The value to store with the next write. None, so that nothing is stored, if nothing was ever
-        delivered."""
+        """The value to store with the next write. None if no bytes were ever delivered; then nothing is stored."""
         meter = self._meters.get(lease)
         if meter is None:
             return None

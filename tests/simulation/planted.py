@@ -191,8 +191,8 @@ MUTANTS: Final = (
     Mutant(
         "the sink is written before the pin",
         _PROTOCOL,
-        "        if progress.range.is_pinned:\n            # The answer",
-        "        if progress:\n            return\n            # The answer",
+        "        if progress.range.is_pinned:\n            # The response",
+        "        if progress:\n            return\n            # The response",
     ),
     Mutant(
         "the checkpoint moves before the sink is written",
