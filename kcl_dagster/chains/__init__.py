@@ -3,8 +3,8 @@
 A chain is a sequence of numbered entries. Each entry is a file that is made with a conditional create: if several
 processes try to make an entry with the same number, exactly one succeeds. An entry publishes the staged files of
 one batch (the batch is then "decided"), or closes the chain. A chain belongs to the worker that began it. The row
-of a lease names the chain that may have entries for the lease; this is the "claim". When another worker gets the
-lease, it first "settles" the chain: it closes the chain and publishes what was decided in it.
+of a lease names the chain that may have entries for the lease. This name is the "claim". When another worker gets
+the lease, it first "settles" the chain: it closes the chain and publishes the decided batches.
 
     entry         the contents of an entry, and their form in a file
     store         create, read, list and delete entries in a store of files

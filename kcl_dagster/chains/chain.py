@@ -50,10 +50,10 @@ class Chain:
         rules: TableRules | None = None,
         others: Mapping[str, TableOutput] = NO_OTHERS,
     ) -> PublishingEntry | None:
-        """Decide that a batch is stored. Returns None if the chain is closed: then the batch is never published.
+        """Decide that a batch is stored. Returns None if the chain is closed, so that the batch is never published.
 
-        All files have to be staged before. For `others`, see `PublishingEntry`. If this raises, the batch may have
-        been decided or not: this chain takes no more batches, and settling it shows the outcome.
+        All files have to be staged before. For `others`, see `PublishingEntry`. If this raises, it is not known
+        whether the batch is decided. This chain then takes no more batches, and settling it shows the outcome.
         """
         if self.is_over:
             return None
@@ -74,21 +74,21 @@ class Chain:
                 return True
             found = self.entries.read(self.id, number)
             if found is not None:
-                return found.attempt == entry.attempt  # equal if only the answer to an earlier attempt was lost
+                return found.attempt == entry.attempt  # equal if the response to an earlier attempt was lost
         raise OutcomeUnknown(f"entry {number} of chain {self.id} is neither made nor found")
 
     def written(self, rows: Mapping[LeaseKey, Checkpoint]) -> None:
         """Record that the rows of these leases have the given checkpoints, and that everything stored through them
-        is published. Pass SHARD_END for a lease whose row has everything and no longer names this chain."""
+        is published. SHARD_END stands for a lease whose row includes all entries and no longer names this chain."""
         for number, waiting in self._waiting.items():
             self._waiting[number] = {
                 lease: through for lease, through in waiting.items() if lease not in rows or rows[lease] < through
             }
 
     def waits_without(self, held: Collection[LeaseKey]) -> bool:
-        """Whether an entry other than the last one waits for the row of a lease that is not in `held`. If that
-        lease was lost, this worker never writes its row again, so the entry and all later ones could never be
-        deleted."""
+        """Whether an entry other than the last one waits for the row of a lease that is not in `held`. If the lease
+        was lost, this worker never writes its row again. The entry and all later ones could then never be deleted.
+        """
         return any(
             number != self._last and not waiting.keys() <= set(held) for number, waiting in self._waiting.items()
         )
@@ -99,10 +99,11 @@ class Chain:
         return self._last
 
     def delete_entries(self, visible: int | None = None) -> int:
-        """Delete entries from the first one on, up to one for which a row is still missing. Returns how many.
+        """Delete entries from the first one on, up to an entry that a row does not include yet. Returns how many
+        were deleted.
 
-        The last entry is always kept: the process that closes the chain needs its number. Entries with a number
-        above `visible` are kept, too; None means that all entries are visible.
+        The last entry is always kept, because the process that closes the chain needs its number. Entries with a
+        number above `visible` are kept, too. None means that all entries are visible.
         """
         over = []
         for number in sorted(self._waiting):

@@ -1,9 +1,9 @@
 """Deletes the entries of chains that no lease names any more.
 
-A worker may have been paused since before its chain was closed. It must not find the chain empty after the deletion
-and decide a batch in it. A worker trusts a lease for one lease duration only, so it staged all files that it may
-still want to publish before the chain was closed, or soon after. These files are removed before the entries: a
-batch that is decided later has no files to publish.
+A worker may be paused before its chain is closed, and continue after the chain is deleted. It must not find the
+chain empty and decide a batch in it. The worker has staged the files of that batch before the chain was closed, or
+soon after, because it trusts a lease for one lease duration only. These files are removed before the entries, so
+the batch has no files to publish.
 
 Modelled in spec/Chain.tla.
 """
@@ -30,8 +30,8 @@ def delete_chains(
     new_id: Callable[[], str],
     publisher: Publisher | None = None,
 ) -> list[ChainId]:
-    """Delete an application's old chains that no lease names. At most CHAINS_A_TURN chains are handled per call. Of
-    those whose last entry was made before `before` (epoch seconds by the store's clock):
+    """Delete an application's old chains that no lease names. At most CHAINS_A_TURN chains are handled per call.
+    Only chains whose last entry was made before `before` (epoch seconds by the store's clock) are handled:
 
     - closed chains are deleted, and returned;
     - open chains are closed;

@@ -17,15 +17,14 @@ VERSION: Final = 2
 ONE_TABLE_VERSION: Final = 1  # of entries that workers of an earlier version can read
 
 FIRST: Final = ""
-"""The name of a sink's only table, or of its first one if it has several. The chains are stored beside this table.
-"""
+"""The name of a sink's only or first table. The chains are stored beside this table."""
 
 
 class StagedFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """A file that an entry publishes.
 
-    - `path`: the final path, relative to the root of the sink. For an Iceberg table: the absolute path. For change
-      rows: where they are staged.
+    - `path`: the final path, relative to the root of the sink. The path of a file of an Iceberg table is absolute.
+      The path of change rows is the one at which they are staged.
     - `partition`, for tables: the value of each partition column as text, None for null.
     - `statistics`, for tables: column statistics in the table's own format.
     """
@@ -44,7 +43,7 @@ class TableRules(msgspec.Struct, frozen=True):
     - `required`: columns in which the rows have no nulls.
     - `conditions`: SQL conditions that the rows satisfy, by name.
     - `table`: the unique id of the table, if its format has one.
-    - `changes`: set if the files hold change rows. Such files are not added to the table themselves.
+    - `changes`: set if the files contain change rows. These files themselves are not added to the table.
     """
 
     schema: str
@@ -55,9 +54,8 @@ class TableRules(msgspec.Struct, frozen=True):
 
 
 class StoredRange(msgspec.Struct, frozen=True):
-    """What an entry stores of one lease: the records after `after`, up to and including `through`. The first range
-    of a claim begins at the row's checkpoint at the time of the claim. Each later range begins where the one before
-    ended.
+    """What an entry stores of one lease: the records after `after`, through `through`. The first range of a claim
+    begins at the row's checkpoint at the time of the claim. Each later range begins where the previous one ended.
 
     - `claim`: the claim under which the records were read. The range counts as progress only while the lease's row
       has the same claim, because an operator may have reset the lease since.
@@ -87,10 +85,10 @@ class TableOutput(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PublishingEntry(msgspec.Struct, frozen=True, tag="publish", tag_field="kind"):
-    """Decides a batch: its staged files are to be published.
+    """Decides a batch. Its staged files will be published.
 
-    - `attempt`: a unique id. A worker that finds an entry with the number it wanted to use compares it, and so
-      learns whether the entry is its own.
+    - `attempt`: a unique id. If a worker finds an entry with the number that it wanted to use, this id shows
+      whether the entry is its own.
     - `files` and `rules`: what is stored in the first table, see `TableOutput`.
     - `others`: what is stored in further tables, by name.
     """
@@ -120,7 +118,7 @@ class PublishingEntry(msgspec.Struct, frozen=True, tag="publish", tag_field="kin
 
 
 class ClosingEntry(msgspec.Struct, frozen=True, tag="closed", tag_field="kind"):
-    """Closes the chain: no entry follows. `by`: the worker that closed it, for the log."""
+    """Closes the chain. No entry follows. `by`: the worker that closed it, for the log."""
 
     attempt: str
     by: str
@@ -140,8 +138,8 @@ def encoded(entry: Entry) -> bytes:
 
 
 def decoded(content: bytes, path: str) -> Entry:
-    """Decode the entry that was found at `path`. Raises Unsafe for content that this version cannot read: skipping
-    an entry would mean storing its records again."""
+    """Decode the entry that was found at `path`. Raises Unsafe for content that this version cannot read. If the
+    entry was skipped, its records would be stored again."""
     try:
         entry: Entry = msgspec.json.decode(content, type=Entry)
     except (msgspec.MsgspecError, ValueError) as error:

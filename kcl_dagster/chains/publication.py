@@ -1,10 +1,10 @@
 """Staged files, and how they get their final names.
 
 The files of a batch are written to `_staged/<chain>/<final path>`. Readers ignore names that begin with an
-underscore. When the batch is decided, each file is moved to its final path. Any process may repeat the moves: a
-file that is no longer staged was moved before. A compaction removes the staged copy of a file (`staged_for`) before
-it removes the file itself, so a publisher that was paused cannot bring back a file that was merged into another
-one.
+underscore. When the batch is decided, each file is moved to its final path. Any process may repeat the moves. If a
+file is no longer staged, it was moved before. A compaction removes the staged copy of a file (`staged_for`) before
+it removes the file itself. A publisher that was paused therefore cannot bring back a file that was merged into
+another one.
 
 Modelled in spec/Chain.tla.
 """
@@ -28,15 +28,15 @@ _LONGEST_OWNER: Final = 24  # characters of the application's or worker's name w
 
 
 def beginning_of(application: str) -> str:
-    """The prefix of the ids of all chains of this application, and of no other one: applications may share a
-    folder."""
+    """The prefix of the ids of all chains of this application. Applications may share a folder, and no other one
+    has this prefix."""
     digest = hashlib.sha256(application.encode()).hexdigest()[:8]
     return f"{_SAFE.sub('-', application)[:_LONGEST_OWNER]}-{digest}~"
 
 
 def chain_id(application: str, worker: str, unique: str) -> ChainId:
-    """Make the id of a new chain. `unique` must never be used again. The id contains the worker's name for people
-    who look into the folder."""
+    """Make the id of a new chain. `unique` must never be used again. The id contains the worker's name for
+    operators who list the folder."""
     owner = _SAFE.sub("-", worker)[:_LONGEST_OWNER]
     return ChainId(f"{beginning_of(application)}{owner}-{_SAFE.sub('-', unique)}")
 
@@ -70,8 +70,8 @@ def staged_for(path: str) -> str | None:
 
 
 def publish(files: FileStore, chain: ChainId, entry: PublishingEntry) -> bool:
-    """Move the files of a decided entry to their final paths. Returns False if some of them were no longer staged:
-    then another process has published or settled the chain."""
+    """Move the files of a decided entry to their final paths. Returns False if some of them were no longer staged,
+    because another process has published or settled the chain."""
     return not files.move({staged_path(chain, file.path): file.path for file in entry.files})
 
 
@@ -108,27 +108,26 @@ class Publisher(Protocol):
         """Raise SinkError while no further batch should be decided, because nothing can be published."""
 
     def publish(self, chain: ChainId, number: int, entry: PublishingEntry) -> None:
-        """Publish entry `number` of a chain of this worker, which was just decided. May leave the work to a later
-        `step`."""
+        """Publish entry `number` of a chain of this worker, which was just decided. A later `step` may do this
+        instead."""
 
     def visible(self, chain: ChainId) -> int:
         """The number of the last entry of a chain of this worker such that this entry and all before it are known
         to be visible; 0 if there is none. Sends no request."""
 
     def step(self, wanted: Mapping[ChainId, int]) -> None:
-        """Publish what is due. `wanted`: for each chain of this worker, the last entry that may not yet be
-        visible."""
+        """Publish the entries for which this is due. `wanted`: for each chain of this worker, the last entry that
+        may not be visible yet."""
 
     def finish(self, wanted: Mapping[ChainId, int]) -> None:
         """Wait until these entries are visible."""
 
     def settle(self, chain: ChainId, decided: Mapping[int, PublishingEntry]) -> None:
-        """Publish all decided entries of a closed chain, by number, and remove everything else that is staged for
-        it."""
+        """Publish all decided entries of a closed chain, by number, and remove all its other staged files."""
 
     def passes_over(self, chain: ChainId, first: int) -> bool:
-        """Whether the entries of a chain, the first of which has the number `first`, are never published. This is
-        so if a paused worker made them after the chain was deleted."""
+        """Whether the entries of a chain, the first of which has the number `first`, are never published, because a
+        paused worker made them after the chain was deleted."""
 
     def discard(self, chain: ChainId, paths: Mapping[str, Sequence[str]]) -> None:
         """Remove the files of a batch that was not decided. `paths`: their final paths, by table."""
@@ -137,18 +136,18 @@ class Publisher(Protocol):
         """Remove what remains of a chain of this worker after all its entries are visible."""
 
     def remove_left_behind(self, beginning: str, before: float, known: Collection[ChainId]) -> None:
-        """Remove what `left_behind` describes."""
+        """Remove the files that `left_behind` describes."""
 
 
 @dataclass(slots=True)
 class FolderPublisher:
-    """Publishes to folders without a catalog: moves the files of an entry as soon as it is decided."""
+    """Publishes to folders without a catalog. Moves the files of an entry as soon as the entry is decided."""
 
     files: FileStore
     _visible: dict[ChainId, int] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Never raises: any worker can publish to a folder."""
+        """Never raises, because any worker can publish to a folder."""
 
     def publish(self, chain: ChainId, number: int, entry: PublishingEntry) -> None:
         if not publish(self.files, chain, entry):
@@ -159,14 +158,14 @@ class FolderPublisher:
         return self._visible.get(chain, 0)
 
     def step(self, wanted: Mapping[ChainId, int]) -> None:
-        """Does nothing: `publish` leaves no work."""
+        """Does nothing, because `publish` leaves no work."""
 
     def finish(self, wanted: Mapping[ChainId, int]) -> None:
-        """Does nothing: `publish` leaves no work."""
+        """Does nothing, because `publish` leaves no work."""
 
     def settle(self, chain: ChainId, decided: Mapping[int, PublishingEntry]) -> None:
-        """All files of an entry were staged before the entry was made. A file that is not listed as staged after
-        the chain was closed was therefore published before, and needs no request."""
+        """See `Publisher.settle`. All files of an entry were staged before the entry was made. If the listing after
+        the close does not show a file as staged, the file was therefore published before, and needs no request."""
         left = set(staged(self.files, chain))
         for _, entry in sorted(decided.items()):
             names = {path: file.path for file in entry.files if (path := staged_path(chain, file.path)) in left}
@@ -177,8 +176,8 @@ class FolderPublisher:
         self.files.remove_empty(folder_of(chain))
 
     def passes_over(self, chain: ChainId, first: int) -> bool:  # noqa: ARG002 - of any chain
-        """Always False: the staged files of a deleted chain were removed with it, so its entries have nothing to
-        publish."""
+        """Always False. The staged files of a deleted chain were removed with it, so its later entries publish
+        nothing."""
         return False
 
     def discard(self, chain: ChainId, paths: Mapping[str, Sequence[str]]) -> None:

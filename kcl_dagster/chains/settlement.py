@@ -1,7 +1,7 @@
-"""Settling a chain: a successor makes sure that no further entry can be made, and publishes what was decided.
+"""Settles a chain: a successor makes sure that no further entry can be made, and publishes the decided batches.
 
-Any process may settle any chain, at any time, and several may do so at once. The chain of a running worker may be
-settled, too: then the batch that it has not decided yet is never published.
+Any process may settle any chain, at any time, and several may do so at once. If the chain of a running worker is
+settled, the batch that this worker has not decided yet is never published.
 
 Modelled in spec/Chain.tla.
 """
@@ -23,16 +23,16 @@ TRIES_TO_CLOSE: Final = 100  # a running owner makes an entry every few seconds
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The decided and published entries of a closed chain. `entries` does not include deleted ones: the rows of the
-    leases already have the checkpoints of those."""
+    """The decided and published entries of a closed chain. Deleted entries are missing in `entries`. The rows of
+    the leases already have the checkpoints of deleted entries."""
 
     chain: ChainId
     entries: tuple[PublishingEntry, ...]
 
     def progress(self, lease: LeaseKey, claim: ClaimId | None, after: Checkpoint) -> list[StoredRange]:
         """The ranges of a lease that are stored beyond `after`, the checkpoint of its row, in order. `claim`: the
-        claim in the row; if it is None, there are no such ranges. Raises OutcomeUnknown if a range between them is
-        missing."""
+        claim in the row; None if there is none, and then there are no such ranges. Raises OutcomeUnknown if a range
+        between them is missing."""
         found = [one for entry in self.entries if (one := entry.range_of(lease, claim)) is not None]
         problem = missing_part(found, after)
         if problem is not None:
@@ -44,9 +44,9 @@ class Settlement:
 
 
 def missing_part(ranges: Sequence[StoredRange], after: Checkpoint) -> str | None:
-    """Describe a gap between the ranges of a claim; None if there is none. Each range begins where the former one
-    ended, and ranges of deleted entries end at or before the row's checkpoint `after`, so a gap means that entries
-    were removed."""
+    """Describe a gap between the ranges of a claim; None if there is none. Each range begins where the previous one
+    ended, and ranges of deleted entries end at or before the row's checkpoint `after`. A gap therefore means that
+    entries were removed."""
     reached = after
     for one in ranges:
         if one.number is not None and one.after > reached:
@@ -67,8 +67,8 @@ def progress_beyond(ranges: Sequence[StoredRange], after: Checkpoint) -> list[St
 def settle(
     entries: Entries, chain: ChainId, by: str, new_id: Callable[[], str], publisher: Publisher | None = None
 ) -> Settlement:
-    """Close a chain, publish its decided entries, and remove everything else that is staged for it. `publisher`:
-    None for folders. Raises the errors of the store and the publisher; may be called again after an error."""
+    """Close a chain, publish its decided entries, and remove all its other staged files. `publisher`: None for
+    folders. Raises the errors of the store and the publisher; may be called again after an error."""
     close(entries, chain, by, new_id)
     decided = {
         number: entry

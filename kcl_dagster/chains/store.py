@@ -41,9 +41,9 @@ class FileStore(Protocol):
     def root(self) -> str: ...
 
     def create(self, path: str, content: bytes) -> bool:
-        """Create a file, whole and durably, if none has this path. Returns whether this call created it. If this
-        raises, or if the store's answer was lost and the request repeated, the file may have been created although
-        the result was not True. Raises ConfigurationError if the store has no conditional create."""
+        """Create a file, whole and durably, if no file has this path. Returns whether this call created it. The
+        file may have been created although this raises, or, if the store's response was lost and the request
+        repeated, although this returns False. Raises ConfigurationError if the store has no conditional create."""
 
     def get(self, path: str) -> bytes: ...
 
@@ -54,13 +54,13 @@ class FileStore(Protocol):
     def delete(self, paths: Sequence[str]) -> None: ...
 
     def remove_empty(self, folder: str) -> None:
-        """Remove a folder and its subfolders as far as they are empty. Does nothing on S3, which has no folders.
+        """Remove the empty folders among a folder and its subfolders. Does nothing on S3, which has no folders.
         Never raises."""
 
     def move(self, names: Mapping[str, str]) -> list[str]:
         """Move each file to the path to which `names` maps it, whole and durably, replacing a file that is there.
-        Returns the files that did not exist. May be repeated after a failure, and while another process does the
-        same."""
+        Returns the files that did not exist. May be repeated after a failure, and while another process makes the
+        same moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Entries:
     files: FileStore
 
     def create(self, chain: ChainId, number: int, entry: Entry) -> bool:
-        """Create an entry. The result is that of `FileStore.create`."""
+        """See `FileStore.create`."""
         return self.files.create(_path(chain, number), encoded(entry))
 
     def read(self, chain: ChainId, number: int) -> Entry | None:
@@ -94,7 +94,7 @@ class Entries:
         return sorted(int(match[2]) for match in found if match)
 
     def delete(self, chain: ChainId, numbers: Iterable[int]) -> None:
-        """Delete entries one by one in the given order. If the process is killed meanwhile, the later ones
+        """Delete entries one by one in the given order. If the process is killed meanwhile, the later entries
         remain."""
         for number in numbers:
             self.files.delete([_path(chain, number)])
@@ -132,7 +132,7 @@ def found_content(files: FileStore, path: str) -> bytes | None:
 
 
 def check_store(files: FileStore, unique: str) -> None:
-    """Raise ConfigurationError if the store replaces a file that must be created only once: some imitations of S3
+    """Raise ConfigurationError if the store replaces a file that must be created only once. Some imitations of S3
     ignore the condition of a put. `unique` must never be used again."""
     path = f"{FOLDER}/check-{unique}"
     try:

@@ -1,15 +1,15 @@
 """Commits of a table, or of several tables together: which entries of all chains go into each commit.
 
-A commit is planned before any table is touched. The plan is a file, `_commits/<application>/<number>.json`, made
+A commit is planned before any table is changed. The plan is a file, `_commits/<application>/<number>.json`, made
 with a conditional create: if several workers plan the same number, one succeeds. Any worker may carry out the plan.
 The table keeps the number of the last commit that it contains, and updates it in the same transaction that adds the
-files. A worker whose commit had no answer therefore looks that number up, and no entry is committed twice, even if
-two workers carry out one plan at once.
+files. If a worker gets no response to a commit, it reads that number. So no entry is committed twice, even if two
+workers carry out one plan at once.
 
 Plan n is made when the table contains commit n - 1. For each chain, it names the last entry that the table will
-contain after the commit. Only the last plan is kept. It names only chains that have entries, or had some within the
-last hour. The hour is needed because a request to make an entry may be sent again when it has no answer. The first
-request may then arrive late, after the entry that the second one made was deleted.
+contain after the commit. Only the last plan is kept. It names only chains that have entries, or had entries within
+the last hour. The hour is needed because a request to make an entry may be sent again when it has no response. The
+first request may then arrive late, after the entry that the second request made was deleted.
 
 Modelled in spec/TableCommits.tla.
 """
@@ -41,10 +41,10 @@ _NUMBER: Final = re.compile(r".*/(\d{12})\.json")
 class TableCommit(msgspec.Struct, frozen=True):
     """The plan of a commit.
 
-    - `entries`: the entries whose files the commit adds, in order. If empty, no table is touched.
+    - `entries`: the entries whose files the commit adds, in order. If empty, no table is changed.
     - `contained`: for each chain, the last entry that the table contains after the commit.
-    - `attempt`: a unique id. A worker that finds a plan with the number it wanted to use compares it, and so learns
-      whether the plan is its own.
+    - `attempt`: a unique id. If a worker finds a plan with the number that it wanted to use, this id shows whether
+      the plan is its own.
     - `gone`: see `Selection`.
     - `tables`: the tables that get files.
     """
@@ -80,8 +80,9 @@ class Selection:
     entries: tuple[FoundEntry, ...]
     contained: Mapping[ChainId, int]
     gone: Mapping[ChainId, float] = field(default_factory=dict)
-    """The chains in `contained` that no longer had entries, with the time at which this was seen first, or at which
-    a late entry was seen last (epoch seconds by the store's clock). They are dropped after KEPT_SECONDS."""
+    """The chains in `contained` that no longer had entries. For each of them, the time at which this was first
+    found, or at which a late entry was last found (epoch seconds by the store's clock). They are dropped after
+    KEPT_SECONDS."""
 
     gaps: tuple[ChainId, ...] = ()
     """Chains of which an entry is missing. Entries after the missing one are not selected."""
@@ -106,9 +107,9 @@ def selected(
     Older entries come first; entries of one chain stay in order. An owner makes no entry for a shard before the
     table contains the former owner's entries, so the order within each shard is kept.
 
-    A chain in `gone` was deleted. So was a chain that the table does not contain and whose first entry is missing.
-    An entry that appears in such a chain later is never committed: it was made by a worker that had been paused
-    since before the deletion, or by a repeated request that arrived late.
+    A chain in `gone` was deleted. A chain that the table does not contain and whose first entry is missing was
+    deleted, too. An entry that appears in such a chain later is never committed. A worker that had been paused
+    since before the deletion made it, or a repeated request that arrived late.
     """
     chains: dict[ChainId, list[FoundEntry]] = defaultdict(list)
     for one in found:
@@ -162,7 +163,7 @@ class TableCommits:
                 return 0, None
             path = self._path(numbers[-1])
             content = found_content(self.files, path)
-            if content is not None:  # else the plan was deleted meanwhile, and there is a newer one
+            if content is not None:  # otherwise the plan was deleted meanwhile, and there is a newer one
                 return numbers[-1], _decoded(content, f"{self.files.root}/{path}")
 
     def make(self, number: int, commit: TableCommit) -> bool:
@@ -177,7 +178,7 @@ class TableCommits:
         if not self.files.create(path, msgspec.json.encode(commit)):
             content = found_content(self.files, path)
             if content is None or _decoded(content, f"{self.files.root}/{path}").attempt != commit.attempt:
-                return False  # else the plan is ours: the answer to an earlier attempt was lost
+                return False  # otherwise the plan is ours: an earlier response was lost
         numbers = self.numbers()
         if numbers[-1:] != [number]:
             return False

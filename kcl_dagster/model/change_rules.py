@@ -7,7 +7,7 @@ from typing import Final
 from kcl_dagster.errors import ConfigurationError
 
 DELETES: Final = "_kcl_deletes"
-"""The column in a file of change rows that marks the rows which delete."""
+"""The column in a file of change rows that marks the change rows which delete a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class ChangeRules:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The columns without which no change can be applied."""
+        """The columns that are needed to apply a change."""
         return self.merge_on if self.order_by is None else (*self.merge_on, self.order_by)
 
 
 def change_rules(
     merge_on: Sequence[str], delete_when: str | None, order_by: str | None, owner: str
 ) -> ChangeRules | None:
-    """Check the settings and build the rules. Returns None if there is no key: then rows are appended. Raises
+    """Check the settings and build the rules. Returns None if there is no key, so that rows are appended. Raises
     ConfigurationError, which names the `owner`, for settings that contradict each other."""
     if isinstance(merge_on, str):
         raise ConfigurationError(f"merge_on of {owner} is a list of columns: write merge_on=[{merge_on!r}]")

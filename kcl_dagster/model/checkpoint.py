@@ -7,7 +7,8 @@ from typing import Final
 # Order of the sentinels relative to every sequence number, which are >= 0.
 _RANKS: Final = {"AT_TIMESTAMP": -3, "TRIM_HORIZON": -2, "LATEST": -1}
 _SHARD_END: Final = "SHARD_END"
-# The most digits of a sequence number in Kinesis's API; today's have 56. Python's int() refuses more than 4,300.
+# The most digits of a sequence number in Kinesis's API; the present numbers have 56. Python's int() refuses more
+# than 4,300.
 _MOST_DIGITS: Final = 129
 
 
@@ -52,7 +53,7 @@ class Checkpoint:
     def position(self) -> tuple[int, int, int]:
         """A key that sorts as the KCL orders checkpoints."""
         if self.is_shard_end:
-            return (1, 0, 0)  # its sub-sequence number is ignored
+            return (1, 0, 0)  # the sub-sequence number of SHARD_END is ignored
         if self.sequence in _RANKS:
             return (0, _RANKS[self.sequence], self.sub_sequence)
         return (0, int(self.sequence), self.sub_sequence)

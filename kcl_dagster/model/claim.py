@@ -27,10 +27,10 @@ class Begun:
 
     - `through`: the last record of the batch.
     - `arrived`: when its first record arrived in the stream, in epoch seconds.
-    - `losses`: how many owners' processes ended while they worked on this batch, with the version `code` of your
-      code.
-    - `is_open`: the owner that wrote the claim works on the batch. If that owner ends without an entry, `losses`
-      grows.
+    - `losses`: how many owners' processes ended while they worked on this batch with version `code` of the
+      consumer's code.
+    - `is_open`: whether the owner that wrote the claim works on the batch. If that owner ends before the chain has
+      an entry for the batch, `losses` grows.
     """
 
     number: int
@@ -42,18 +42,18 @@ class Begun:
     is_open: bool = True
 
     def inherited(self, code: str | None) -> "Begun":
-        """What the next owner writes, which runs the version `code` and has not begun the batch yet. Losses under
-        another version are dropped, because they say nothing about this one."""
+        """What the next owner writes, whose version of the code is `code`, before it begins the batch. Losses under
+        another version are dropped, because they do not concern this one."""
         losses = self.losses + self.is_open if code == self.code else 0
         return replace(self, losses=min(losses, MOST_LOSSES), code=code, is_open=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The claim that a worker writes into its lease's row before its first entry for the lease. Before that, it
-    settles the chain that the row named until then.
+    """The claim that a worker writes into its lease's row before its first entry for the lease. Before that, the
+    worker settles the chain that the row named until then.
 
-    - `id`: None after a reset. Then the chain's entries may still have to be published, but are no progress of the
+    - `id`: None after a reset. The chain's entries may then still have to be published, but are no progress of the
       lease.
     - `at`: the row's checkpoint when the claim was last written. Workers write the claim again with each
       checkpoint, and checkpoints only grow. A row behind `at` was therefore reset by a tool that does not know
@@ -68,8 +68,8 @@ class Claim:
     """A digest of the path of the sink that has the chain. None if not known."""
 
     def is_put_back(self, row: Checkpoint) -> bool:
-        """Whether the lease, whose row has this checkpoint, was reset to an earlier one since the claim was
-        written."""
+        """Whether the lease was reset to an earlier checkpoint since the claim was written. `row`: the checkpoint
+        in its row."""
         return self.at is not None and row < self.at
 
 
@@ -85,7 +85,7 @@ class _Begun(msgspec.Struct, frozen=True, array_like=True):
 
 class _State(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the row stores about a claim in addition to its ids. `of`: a digest of the claim's id. A worker of an
-    earlier version replaces the id and leaves this state unchanged, so it no longer matches."""
+    earlier version replaces the id and leaves this state unchanged, so the digest no longer matches the id."""
 
     of: str
     at: tuple[str, int] | None = None

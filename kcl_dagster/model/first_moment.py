@@ -1,6 +1,6 @@
-"""The first moment of an application: it reads everything that arrived in its streams from this time on.
+"""The first moment of an application. From this time on, it reads everything that arrived in its streams.
 
-Windows that begin earlier are never complete: some records that arrived in them were not read.
+Windows that begin earlier are never complete, because some records that arrived in them were not read.
 """
 
 import math
@@ -19,7 +19,7 @@ class FirstMoment:
 
     - `moment`: epoch seconds.
     - `is_creation`: the first of the streams was created at this time, so nothing arrived earlier.
-    - `is_settled`: False after a reset of all leases, until all of them are read again. Until then records may
+    - `is_settled`: False after a reset of all leases, until all shards are read again. Until then, records may
       expire from the streams unread, and the moment may become later.
     """
 
@@ -48,16 +48,16 @@ class FirstMoment:
 
 @dataclass(frozen=True, slots=True)
 class ReadFrom:
-    """The position from which all shards of a stream are read. `start`: epoch seconds; None for the oldest records
-    that the stream still has. `created`: epoch seconds. `retention`: seconds."""
+    """The position from which all shards of a stream are read. `start`: epoch seconds; None if reading starts with
+    the oldest records in the stream. `created`: epoch seconds. `retention`: seconds."""
 
     created: float
     retention: float
     start: float | None = None
 
     def missing_before(self, now: float) -> int | None:
-        """The time, in epoch seconds, before which some records are missed if reading begins now. None if none are
-        missed."""
+        """If reading begins now, some records from before this time (epoch seconds) are missed. None if no records
+        are missed."""
         begins = [self.start] if self.start is not None else []
         horizon = now - self.retention + HORIZON_MARGIN
         found = max([horizon, *begins])

@@ -17,13 +17,13 @@ LeaseKey = NewType("LeaseKey", str)
 class Lease:
     """A lease as the table stores it.
 
-    During a handoff, `owner` is the next owner, and `checkpoint_owner` the one that still reads. The fields from
+    During a handoff, `owner` is the next owner, and `checkpoint_owner` the owner that still reads. The fields from
     `batch` on are ours; the KCL ignores and preserves them:
 
-    - `batch`: the number of exactly-once batches of this shard so far.
+    - `batch`: the number of the shard's last exactly-once batch.
     - `stored_through`: epoch seconds. Every record of the shard that arrived earlier is stored and visible, if
       records arrive in their order (see `Timings.arrival_margin`).
-    - `stored`: counts of what was stored, by window.
+    - `stored`: counts of stored rows, by window.
     - `ended_parent`: for a lease of a merged shard that is not read yet: the parent at whose end the lease was
       made, or the shard's own id if all parents are read again.
     - `claim`: the chain that may have entries for the shard.
@@ -66,8 +66,9 @@ class Lease:
 
     @property
     def awaited_parents(self) -> frozenset[str]:
-        """The parents that must each have a lease, or have left the stream, until this shard is read. If such a
-        parent's lease is missing, it was lost. Empty if the shard has been read, or if that is not known."""
+        """The parents that must each have a lease, or have left the stream, until this shard is read. If the stream
+        still has such a parent and its lease is missing, the lease was lost. Empty if the shard has been read, or
+        if that is not known."""
         if self.ended_parent is None or self.checkpoint is None or not self.checkpoint.is_initial_position:
             return frozenset()
         return self.parents - {self.ended_parent}

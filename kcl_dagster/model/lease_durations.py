@@ -1,6 +1,6 @@
-"""After how long without a renewal each lease expires.
+"""The lease duration of each lease: after this time without a renewal, it expires.
 
-Leaders and workers without a leader apply this function to what they have read, so both judge a lease in the same
+Leaders, and workers without a leader, apply this function to what they have read, so they judge a lease in the same
 way.
 """
 
@@ -15,8 +15,8 @@ LONGEST_BELIEVED: Final = 3600.0
 
 
 def lease_durations(leases: Iterable[Lease], workers: Iterable[WorkerRow], ours: float) -> dict[LeaseKey, float]:
-    """For each lease `ours`, in seconds, or its owner's lease duration if that is longer: a worker that began with
-    an older setting keeps renewing at its own interval. The rows of Java workers have no lease duration, so `ours`
+    """For each lease `ours`, in seconds, or its owner's lease duration if that is longer. A worker that began with
+    a longer duration keeps renewing at its own interval. The rows of Java workers have no lease duration, so `ours`
     applies to their leases."""
     longer = {row.id: min(row.lease_ms / 1000, LONGEST_BELIEVED) for row in workers if row.lease_ms}
     return {

@@ -14,14 +14,14 @@ from typing import Final
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
 _CLOCK_JUMPED: Final = 365 * 86_400.0  # seconds; the KCL ignores a clock that moved by more than a year
-# Lease durations. A lease that was unserved for this long is taken even if that unbalances the workers
+# In lease durations. If a lease was unserved for this long, it is taken even if that unbalances the workers.
 VERY_OLD: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A lease as one worker observes it. `unchanged_for`: seconds since its counter last changed. `duration`:
-    seconds without a renewal after which it expires; None for the lease duration of the rules."""
+    """A lease as one worker observes it. `unchanged_for`: seconds since its counter last changed. `duration`: its
+    lease duration in seconds; None for that of the rules."""
 
     key: LeaseKey
     owner: WorkerId | None
@@ -38,8 +38,8 @@ class Candidate:
         is_new: bool,
         duration: float | None = None,
     ) -> "Candidate":
-        """Build a candidate. `is_new`: the lease was not observed before. If it then has no owner, it counts as
-        never served."""
+        """Build a candidate. `is_new`: whether the lease is observed for the first time. A new lease without an
+        owner counts as never served."""
         return cls(key, owner, math.inf if is_new and owner is None else stood_for, duration)
 
     def expires_after(self, rules: "TakingRules") -> float:

@@ -1,10 +1,10 @@
 """For how long a value in a table has been observed unchanged.
 
 The KCL takes a lease without consent only after its counter was *observed* to be unchanged for the lease duration.
-A timestamp would not do, because the clocks of machines differ. Every duration here is a lower bound that stays
-true whatever happens to the observer's memory:
+A timestamp is not sufficient, because the clocks of machines differ. Every duration here is a lower bound, which
+stays true even if the observer loses its memory:
 
-- Within a process, a version stood from the END of the first read that saw it to the START of the latest one.
+- Within a process, a version stood from the END of the first read that found it to the START of the latest one.
 - Between processes, only durations are exchanged ("version v of k stood for at least s seconds"), never points in
   time. Such a statement remains true for ever. If documents are lost, duplicated or replayed, or written by two
   observers, a result can become smaller, but never larger than the truth.
@@ -22,7 +22,7 @@ from typing import Final
 Document = dict[str, list[object]]
 """Key -> [version, seconds], as JSON. Small, see `Standing.to_document`."""
 
-# About 100 KB before compression, in a row that may hold 400 KB. Keys that do not fit have to be observed for
+# About 100 KB before compression, in a row that may have 400 KB. Keys that do not fit have to be observed for
 # longer.
 MOST_ENTRIES: Final = 4096
 # No version remains for more than a thousand years. A document with a larger number was not written by an observer.
@@ -58,7 +58,8 @@ class Standing:
 
     @classmethod
     def from_document(cls, document: Mapping[str, object], at: float) -> "Standing":
-        """A new observer with the statements of earlier ones. `at`: monotonic time after the document was read."""
+        """A new observer with the statements of earlier observers. `at`: monotonic time after the document was
+        read."""
         standing = cls()
         standing.absorb(document, at)
         return standing
@@ -66,7 +67,7 @@ class Standing:
     def absorb(self, document: Mapping[str, object], at: float) -> None:
         """Add another observer's statements. `at`: monotonic time after the document was read.
 
-        Skips entries that cannot be read and those that contradict what this observer saw. Skipping only costs
+        Skips entries that cannot be read or that contradict what this observer found. A skipped entry only costs
         time.
         """
         for key, entry in document.items():
@@ -91,8 +92,8 @@ class Standing:
         known.last_read = read_started if known.last_read is None else max(known.last_read, read_started)
 
     def stood_for(self, key: str, version: str) -> float:
-        """The number of seconds for which `version` is known to have stood. 0 if this process has not seen it
-        itself."""
+        """The number of seconds for which `version` is known to have stood. 0 if this process itself has not read
+        it."""
         known = self._sightings.get(key)
         return known.stood() if known is not None and known.version == version else 0.0
 

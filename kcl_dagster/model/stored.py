@@ -1,8 +1,8 @@
-"""Counts of what was stored of a shard, by window, and their form in a lease's row.
+"""Counts of the stored rows of a shard, by window, and their form in a lease's row.
 
 The counts of a lease are written in the same conditional update as its checkpoint, so they are right for that
 checkpoint, however often a batch was retried. The counts name the checkpoint to which they belong. If a Java worker
-or an earlier version writes a checkpoint without counts, they become unknown, never wrong.
+or an earlier version writes a checkpoint without counts, the counts become unknown, but never wrong.
 """
 
 import zlib
@@ -32,9 +32,9 @@ windows only at its end, when there are newer ones, and it writes rows too rarel
 
 MOST_LATE: Final = 32
 """The most windows per lease that are remembered as having late rows. Each takes 5 bytes in addition to MOST_BYTES.
-The windows whose late rows came first are dropped."""
+If there are more, the windows whose late rows came first are dropped."""
 
-# Flag of a packed window with sequence numbers; the flag's other bits hold the rules, in the newest such window
+# Flag of a packed window with sequence numbers. In the newest such window, the flag's other bits contain the rules.
 _BEGUN: Final = 1
 _RULES: Final = 1 << 20
 _LONGEST: Final = 64  # bits of a count; no worker writes a larger one
@@ -55,8 +55,8 @@ class StoredRows:
     last: str | None = None
 
     def plus(self, other: "StoredRows") -> "StoredRows":
-        """The sum of these counts and of what was stored later. The sum has sequence numbers only if these counts
-        have them or have no rows: a window's numbers are known from its beginning or not at all."""
+        """The sum of these counts and those of rows that were stored later. The sum has sequence numbers only if
+        these counts have them or have no rows: a window's numbers are known from its beginning or not at all."""
         is_known = self.first is not None or not self.rows
         return StoredRows(
             self.start,
@@ -72,8 +72,8 @@ class StoredRows:
 @dataclass(frozen=True, slots=True)
 class LateBatch:
     """The newest batch of a lease that stored late rows of the window that begins at `start`. The numbers of a
-    lease's batches only grow, even over a reset. If the number has grown, late rows came, even if the window's
-    counts were dropped."""
+    lease's batches only grow, even over a reset. A higher number therefore means more late rows, even if the
+    window's counts were dropped."""
 
     start: int
     number: int
@@ -84,8 +84,8 @@ class StoredCounts:
     """The counts of one lease, by window, oldest first.
 
     - `since`: windows that begin at or after this time are counted in full by this lease alone.
-    - `whole`: the lease was counted from its first record. If so, the rest of the counts of earlier windows is in
-      the leases of the shard's parents. If not, the counts of earlier windows are not known.
+    - `whole`: whether the lease was counted from its first record. If so, the leases of the shard's parents have
+      the rest of the counts of earlier windows. If not, the counts of earlier windows are not known.
     - `mark`: a digest of the checkpoint for which the counts are right.
     """
 
@@ -98,20 +98,20 @@ class StoredCounts:
     lease is kept until then, even if its shard is finished."""
 
     outside: int = 0
-    """The number of the lease's rows that count for no window: they have no event time, or it is too far from the
-    arrival of their record, or the window has no partition."""
+    """The number of the lease's rows that count for no window. They have no event time, or a time too far from the
+    arrival of their record, or their window has no partition."""
 
     late_uncounted: int = 0
-    """The number of the lease's late rows whose window's counts had been dropped before, or were dropped because of
-    them."""
+    """The number of late rows whose window has no counts, because the counts had been dropped before, or were
+    dropped to make room for these rows."""
 
     late_batches: tuple[LateBatch, ...] = ()
     """In the order of `start`, at most MOST_LATE. Includes windows whose counts were dropped."""
 
     rules: int = 0
-    """The rules by which rows were counted, see `rules_of`. 0 if not known, as in rows of earlier versions: then
-    they are assumed to be the present rules. Stored in the flag of the newest window with sequence numbers, because
-    earlier versions can still read the counts then."""
+    """The rules by which rows were counted, see `rules_of`. 0 if not known, as in rows of earlier versions. The
+    present rules are then assumed. Stored in the flag of the newest window with sequence numbers, so that earlier
+    versions can still read the counts."""
 
     def at(self, start: int) -> StoredRows | None:
         """The counts of the window that begins at `start`; None if nothing was counted."""
@@ -150,7 +150,7 @@ class StoredCounts:
         return tuple(sorted(newest, key=lambda one: one.start))
 
     def fitted(self, most_bytes: int = MOST_BYTES) -> "StoredCounts":
-        """The counts without what does not fit into a row."""
+        """The counts that fit into a row. The others are left out."""
         counts = self.newest(MOST_WINDOWS)
         windows = list(counts.windows)
         for place, rows in enumerate(windows[:-NUMBERED_WINDOWS]):
@@ -175,8 +175,8 @@ class StoredCounts:
 class BatchCounts:
     """What a commit adds to the counts of its lease.
 
-    - `shared_until`: if the lease had not been read before, windows that begin earlier may have records in its
-      parents.
+    - `shared_until`: if the lease had not been read before, its parents may have records of windows that begin
+      earlier.
     - `restart`: if other workers have committed without counting, windows that begin at or after this time have
       none of the uncounted records.
     """
@@ -236,7 +236,6 @@ def nothing_since(moment: int, checkpoint: Checkpoint) -> StoredCounts:
 
 
 def mark_of(checkpoint: Checkpoint) -> int:
-    """A short digest of a checkpoint."""
     return zlib.crc32(str(checkpoint).encode())
 
 
@@ -288,7 +287,8 @@ def _packed_late(batches: Collection[LateBatch]) -> bytes:
 
 @lru_cache(maxsize=4096)  # rows are read far more often than their counts change
 def unpacked(data: bytes) -> StoredCounts | None:
-    """Decode counts. Returns None for data that this version did not write: then the counts are not known."""
+    """Decode counts. Returns None for data that this version did not write, because the counts are then not
+    known."""
     try:
         if not data or data[0] != FORMAT:
             return None
