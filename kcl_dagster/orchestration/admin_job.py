@@ -42,13 +42,14 @@ from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.storage import S3Options
 
 OPERATION_TAG: Final = "kcl/operation"
-"""The tag with the name of the operation. A run adds it when it begins; until then only its config has the name."""
+"""The tag with the name of the operation. A run adds it when it begins. Before that, only its config has the
+name."""
 
 SCHEDULE_TAG: Final = "dagster/schedule_name"
 """Dagster's tag of runs that a schedule has launched."""
 
 FIRST: Final = "status"  # preselected in the launchpad, because it changes nothing
-USER_TAG: Final = "user"  # Dagster+ writes into it who launched a run
+USER_TAG: Final = "user"  # Dagster+ stores in it the user who launched a run
 EXPORTS: Final = "kcl_exports"  # the folder for all applications, in the storage of the Dagster instance
 
 # The settings of dagster.yaml that the doctor checks.
@@ -57,7 +58,7 @@ INSTANCE_SETTINGS: Final = ("concurrency", "run_queue", "run_coordinator", "run_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext(OperationContext):
-    """The context of an operation in the job, with more than the command line has."""
+    """The context of an operation in the job. The command line does not have these fields."""
 
     instance: DagsterInstance
     sink: SinkChoice
@@ -65,7 +66,7 @@ class JobContext(OperationContext):
 
 
 def job_context(context: OperationContext) -> JobContext:
-    """Narrow the context of an operation that only the job has."""
+    """The context of an operation that only the job has, as a `JobContext`."""
     if not isinstance(context, JobContext):
         raise TypeError("only the admin job runs this operation")
     return context
@@ -141,7 +142,6 @@ def build_admin_job(
 
 
 def admin_job_of(application: str) -> str:
-    """The name of the admin job of an application."""
     return f"{identifier(application)}_admin"
 
 

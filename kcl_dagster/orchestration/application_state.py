@@ -1,4 +1,4 @@
-"""The state of an application as one tick or command saw it. Its assets and checks are made from it. Pure."""
+"""The state of an application as one tick or command observed it. Its assets and checks are made from it. Pure."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +18,7 @@ DecisionKind = Literal["unserved", "balance", "drain", "start", "end", "loss", "
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Something that the leader did or found. `subject`: a lease, a slot, or the whole text of a note."""
+    """An action or an observation of the leader. `subject`: a lease, a slot, or the whole text of a note."""
 
     kind: DecisionKind
     subject: str
@@ -34,7 +34,8 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ShardLag:
-    """The lag of one shard. `seconds` is None if it is not known: no worker serves the shard or has read it yet."""
+    """The lag of one shard. `seconds` is None if the lag is not known, because no worker has the shard or has read
+    it yet."""
 
     lease: LeaseKey
     stream: str | None
@@ -58,22 +59,20 @@ class Observation:
     """Whether this process is the leader."""
 
     missing_table: str | None = None
-    """What to do about a table that was deleted while the application ran."""
+    """The remedy for a table that was deleted while the application ran."""
 
     leader_is_silent: bool = False
     """Whether the holder of the leader lock has not renewed it for as long as the lock is valid."""
 
     unserved: Collection[LeaseKey] = ()
     resting: Mapping[LeaseKey, float] = field(default_factory=dict)
-    """Leases without a worker whose records may wait, and for how many seconds the oldest has."""
-
     """Leases without a worker whose records may wait -> for how many seconds the oldest record has waited."""
 
     paused: Collection[LeaseKey] = ()
     """Open leases without a worker that an operator has paused."""
 
     paused_by: str | None = None
-    """Who paused something last, if anything is paused now."""
+    """The operator who last paused the application, a lease or a slot, if anything is paused now."""
 
     ages: Mapping[LeaseKey, float] = field(default_factory=dict)
     """Seconds since the counter of each lease last changed."""
@@ -84,7 +83,7 @@ class Observation:
     """The lag of the worker furthest behind, as the workers report it."""
 
     retention: Mapping[str, float] = field(default_factory=dict)
-    """Seconds for which each stream keeps its records, as far as that is known."""
+    """Seconds for which each stream keeps its records. Streams whose retention is not known are missing."""
 
     unknown_retention: Collection[str] = ()
     """Streams whose retention could not be read."""
@@ -95,13 +94,14 @@ class Observation:
 
     starts_given_up: Mapping[str, int] = field(default_factory=dict)
     """Runs whose workers did not begin to read in time -> when the leader stopped waiting for them, in epoch
-    seconds. Removed when a worker has started since."""
+    seconds. A run is removed when a worker has started since."""
 
     uptimes: Mapping[WorkerId, float] = field(default_factory=dict)
-    """Seconds since the run of each worker began, as far as the run is known."""
+    """Seconds since the run of each worker began. Workers whose run is not known are missing."""
 
     completeness: Completeness | None = None
-    """The time through which everything is stored, and what holds it back, as far as it was determined."""
+    """The time through which everything is stored, and the leases that hold it back. None if it was not
+    determined."""
 
     streams: Sequence[StreamSight] = ()
     decisions: Sequence[Decision] = ()
@@ -125,26 +125,26 @@ class Observation:
 
     @property
     def failing(self) -> set[LeaseKey]:
-        """Shards whose last attempt failed, including stopped ones."""
+        """Shards whose last attempt failed, including stopped shards."""
         return {key for row in self.workers for key in row.failing or ()}
 
     @property
     def slow_since(self) -> dict[LeaseKey, int]:
-        """Shards in whose batch the consumer's code has been working for long -> since when, in epoch seconds."""
+        """Shards on whose batch the consumer's code has been working for long -> since when, in epoch seconds."""
         return {key: at for row in self.workers for key, at in (row.slow_since or {}).items()}
 
     @property
     def why_stopped(self) -> dict[LeaseKey, str]:
-        """The errors of stopped shards, as far as their workers report them."""
+        """The errors of stopped shards. Shards whose workers report no error are missing."""
         return {key: why for row in self.workers for key, why in (row.why_stopped or {}).items()}
 
     @property
     def lags(self) -> list[ShardLag]:
         """The lag of open leases, the worst first.
 
-        - With a worker: as it reports. It reports only its worst shards, so the first lags here are the worst of
-          all, but others are missing.
-        - Without one, such as a paused lease: the time since its shard was last known to be read to its end.
+        - If a lease has a worker, the lag that the worker reports. A worker reports only its worst shards, so the
+          first lags here are the worst of all, but others are missing.
+        - Otherwise, as for a paused lease, the time since its shard was last known to be read to its end.
         """
         told = {key: (ms / 1000, row.id) for row in self.workers for key, ms in (row.behind or {}).items()}
         unserved = {*self.unserved, *self.paused, *self.resting}
@@ -164,7 +164,7 @@ class Observation:
         return sorted(found, key=lambda lag: (lag.seconds is not None, -(lag.seconds or 0.0), lag.lease))
 
     def _by_clock(self, lease: Lease) -> float | None:
-        """An upper bound of the lag: the shard was read to its tip at `stored_through`, so no unread record is
+        """An upper bound of the lag. The shard was read to its tip at `stored_through`, so no unread record is
         older."""
         return None if lease.stored_through is None or not self.now else max(0.0, self.now - lease.stored_through)
 
@@ -193,7 +193,8 @@ class Observation:
         return max(used, default=None)
 
     def stream_of(self, lease: Lease) -> str | None:
-        """The name of a lease's stream. In an application with several streams, the lease itself has it."""
+        """The name of a lease's stream. If the application has several streams, the lease itself contains the
+        name."""
         if lease.stream is not None:
             return lease.stream.name
         names = [*self.retention] or [stream.name for stream in self.streams]
@@ -205,7 +206,7 @@ class Observation:
 
     @property
     def shape(self) -> object:
-        """A value that is equal as long as nothing has changed that an operator would want to see at once."""
+        """A value that changes only if something changes that an operator would want to see at once."""
         return (
             frozenset((lease.key, lease.owner, lease.checkpoint_owner, lease.is_finished) for lease in self.leases),
             frozenset((row.id, row.state) for row in self.workers),

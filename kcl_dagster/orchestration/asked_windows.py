@@ -1,8 +1,8 @@
-"""Windows for which a run was launched: whether they are complete, and what the run materializes.
+"""The windows for which a run was launched: whether they are complete, and which materializations the run makes.
 
 The leader materializes every window once, when it is complete. If an operator launches a run for a window, with or
-without assets downstream of it, the run materializes the window itself, and the leader leaves it to the run while
-the run is active. The tables have all that is needed, so the run need not be the leader.
+without assets downstream of it, the run materializes the window itself. The leader does not materialize it while
+the run is active. The tables have all data that is needed for this, so the run need not be the leader.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +33,8 @@ LOOK_SECONDS: Final = 1.0  # between two reads of the tables
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The tables' state. The leases were read after the completeness row, so their counts include all that it
-    covers."""
+    """The state in the tables. The leases were read after the completeness row, so their counts include all records
+    that the row covers."""
 
     completeness: Completeness
     leases: Sequence[Lease] = ()
@@ -64,11 +64,11 @@ class WindowsAnswer:
     """The materializations of complete windows, by partition."""
 
     problems: Sequence[str] = ()
-    """A sentence for each of the other windows."""
+    """One sentence for each window that is not complete."""
 
     epoch: int = 0
     is_repeated: bool = False
-    """Whether all windows had been declared before, so that nothing was read for them."""
+    """Whether all windows had been declared before, so that no stream was read."""
 
 
 @dataclass
@@ -92,11 +92,11 @@ class AskedWindows:
         return max(self._due(start) for start in self.starts.values())
 
     def repeated(self) -> WindowsAnswer | None:
-        """The answer if nothing is to be read, because all windows are complete and declared already. None
+        """The answer if all windows are complete and declared already, so that no stream has to be read. None
         otherwise."""
         try:
             stored = look(self.consumer, self.kcl, self.runtime)
-        except KclError:  # probably the tables do not exist yet; a run that reads reports the reason
+        except KclError:  # for example, the tables do not exist yet; a run that reads reports the reason
             return None
         if not self._is_complete(stored, self.through):
             return None
@@ -111,10 +111,10 @@ class AskedWindows:
 
     def answer(self, declare_others: Callable[[], object], held_by: str = "") -> WindowsAnswer:
         """The answer after everything was read. Waits until the leader has found the windows complete, and has
-        declared those before them.
+        declared all earlier windows.
 
-        `declare_others`: called before each read of the tables, for a run that is the leader itself. `held_by`:
-        what may keep the windows from being complete.
+        `declare_others`: called before each read of the tables, for a run that is the leader itself. `held_by`: the
+        reason why the windows may not become complete.
         """
         clock = self.runtime.clock
         until = clock.monotonic() + PATIENCE_SECONDS
@@ -147,9 +147,9 @@ class AskedWindows:
         return WindowsAnswer(events, problems, stored.completeness.epoch)
 
     def _earlier(self, stored: Stored) -> int | None:
-        """The first window that the leader is about to declare, if it comes before a window of this run that is
-        not declared. Another process, which would begin with the first declared window, would otherwise never
-        declare it."""
+        """The first window that the leader is about to declare, if it comes before a window of this run that is not
+        declared. If this run declared its window first, another process would begin with that window and never
+        declare the earlier one."""
         waiting = [s for s in self.starts.values() if not self._declared.is_declared(self.instance, s)]
         if not waiting:
             return None

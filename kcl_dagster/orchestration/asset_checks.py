@@ -1,8 +1,8 @@
 """The asset checks of an application: problems and their remedies, on the assets that its leader reports.
 
 Dagster disregards an evaluation as soon as another run materializes the check's asset. Evaluations therefore belong
-to no run, like the reports that they accompany. The records are the only asset that runs materialize: while a check
-on them fails, the leader evaluates it again after each materialization; see `Reporter.failing`.
+to no run, like the reports that they accompany. The records are the only asset that runs materialize. While a check
+on the records fails, the leader evaluates it again after each materialization; see `Reporter.failing`.
 """
 
 import re
@@ -36,7 +36,7 @@ class Finding:
     what: str
     severity: AssetCheckSeverity
     step: float = 0.0
-    """For a problem that gets worse step by step: the fraction that was reached."""
+    """The fraction that was reached, for a problem that gets worse step by step."""
 
     remedy: str | None = None
     """The remedy that replaces that of the check, if the cause is known."""
@@ -48,8 +48,6 @@ Problem = Callable[[Observation, Consumer], Finding | str | None]
 
 @dataclass(frozen=True, slots=True)
 class KclCheck:
-    """One check of an application."""
-
     name: str
     role: Role
     description: str
@@ -68,7 +66,8 @@ class KclCheck:
     """A remark for a check that passes."""
 
     acknowledged: bool = False
-    """The check remains failed until an operator executes it, because its problem is an event that has no end."""
+    """Whether the check remains failed until an operator executes it, because its problem is an event that has no
+    end."""
 
 
 def _unserved(seen: Observation, _: Consumer) -> str | None:
@@ -190,7 +189,7 @@ def _stopped_by_code(seen: Observation, _: Consumer) -> str | None:
 
 
 def _windows(seen: Observation, consumer: Consumer) -> str | None:
-    """Report a window that is over and is not complete, although `lag_target` has passed since it should be."""
+    """Report a window that has ended and is not complete, although `lag_target` has passed since it should be."""
     complete = seen.completeness
     if complete is None or complete.through is None or not seen.now:
         return None
@@ -198,9 +197,7 @@ def _windows(seen: Observation, consumer: Consumer) -> str | None:
     oldest = consumer.windows.start_of(int(complete.through - lateness))
     end = consumer.windows.end_of(oldest)
     due = end + lateness + consumer.application.timings.arrival_margin + consumer.lag_target
-    if (
-        consumer.application.fleet.min_workers == 0
-    ):  # for a fleet at rest, the leader knows later that a window is complete
+    if consumer.application.fleet.min_workers == 0:  # a fleet at rest reads later, so the window is complete later
         due += CLOCKS_APART + LONGEST_PAUSE
     key = consumer.windows.key_of(oldest)
     if seen.now < due or key is None:
@@ -212,7 +209,7 @@ def _windows(seen: Observation, consumer: Consumer) -> str | None:
 
 
 def _told_by_workers(_seen: Observation, _: Consumer) -> str | None:
-    """Always None: only a worker detects the problem, when it happens; see `_ALARMS`."""
+    """Always None, because only a worker detects the problem, when it happens; see `_ALARMS`."""
     return None
 
 
@@ -381,7 +378,8 @@ def evaluation(
     translator: KclTranslator,
     seen: Observation | None = None,
 ) -> AssetCheckEvaluation:
-    """The evaluation of a check. `problem` None: it passed. `seen`: for the remark of a check that passes."""
+    """The evaluation of a check. If `problem` is None, the check has passed. `seen`: for the remark of a check that
+    passes."""
     remark = None if seen is None else check.remark(seen)
     if problem is not None:
         remark = f"{problem.what} {_remedy(check, consumer) if problem.remedy is None else problem.remedy}"
@@ -409,7 +407,7 @@ _ALARMS = {
 
 
 def _remedy(check: KclCheck, consumer: Consumer) -> str:
-    """The remedy of a check. If it names a command, the job in Dagster's UI that does the same is added."""
+    """The remedy of a check. If the remedy names a command, the job in Dagster's UI that does the same is added."""
     application = identifier(consumer.application.name)
     return _COMMAND.sub(rf"`kcl-dagster \1` or `\1` in the job {application}_admin", check.remedy)
 

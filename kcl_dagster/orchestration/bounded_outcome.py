@@ -1,7 +1,7 @@
-"""The outcome of a bounded run (a worker that ends when what had arrived is stored), and leading once more after
-it.
+"""The outcome of a bounded run (a worker that stores what had arrived at its start, and ends), and how the run
+leads once more afterwards.
 
-Does not import Spark: a run whose Spark driver is elsewhere needs none in its own process.
+Does not import Spark. A run whose Spark driver is elsewhere needs no Spark in its own process.
 """
 
 import logging
@@ -44,10 +44,11 @@ def leads_again(leader: Leader | None = None, view: Callable[[], RunView] = RunV
 
 @dataclass(frozen=True, slots=True)
 class BoundedOutcome:
-    """The outcome of a bounded run. `records`: how many it stored itself; other workers may have stored more."""
+    """The outcome of a bounded run. `records`: how many records the run stored itself; other workers may have
+    stored more."""
 
     through: float
-    """Everything that arrived before this time (epoch seconds) was to be stored."""
+    """The run was to store everything that arrived before this time (epoch seconds)."""
 
     reason: StopReason
     detail: str = ""
@@ -59,7 +60,7 @@ class BoundedOutcome:
     """The run's last tick as the leader. None if another leader led all the time."""
 
     leading: Callable[[], AbstractContextManager[Lead]] = leads_again
-    """Leads once more after the run, which has released the lock, for tasks that only a leader may do."""
+    """Leads once more after the run has released the lock, for tasks that only a leader may do."""
 
     @property
     def is_caught_up(self) -> bool:
@@ -70,7 +71,7 @@ class BoundedOutcome:
 
 
 def open_bounded_leader(application: Application, kcl: KclResource, run_id: str, runtime: Runtime) -> Leader | None:
-    """The leader of a bounded run. None if the run has no rights to lead: then another leader must assign its
+    """The leader of a bounded run. None if the run has no rights to lead. Another leader must then assign its
     leases."""
     try:
         return open_leader(
@@ -87,8 +88,8 @@ def open_bounded_leader(application: Application, kcl: KclResource, run_id: str,
 
 
 def _without_caps(application: Application) -> Application:
-    """The application without limits for a worker: while this run leads, its worker may be the only one and has
-    to take every shard."""
+    """The application without limits for a worker. While this run leads, its worker may be the only one, and has to
+    take every shard."""
     uncapped = {"max_leases_per_worker": None, "max_throughput_kbps_per_worker": None}
     return application.model_copy(update={"policy": application.policy.model_copy(update=uncapped)})
 

@@ -1,14 +1,14 @@
 """One bounded run of an application: it stores what had arrived by a given time, and ends.
 
 The run is a worker with the application's leases, so it may run alone, beside a fleet, or beside other bounded
-runs. What it does depends on what it finds:
+runs. There are three cases:
 
-    nothing to read          ends at once, without Spark
-    a fleet reads            waits for it, without Spark
-    no worker reads a shard  starts a worker, which shares the leases with other workers
+    no record to read        the run ends at once, without Spark
+    a fleet reads            the run waits until the fleet has stored everything, without Spark
+    no worker reads a shard  the run starts a worker, which shares the leases with other workers
 
-If there is no leader, the run leads in the meantime, under the leader lock and like a standby: Dagster's leader
-takes the lock back as soon as it ticks.
+If there is no leader, the run leads in the meantime, under the leader lock and like a standby. Dagster's leader
+takes the lock back at its next tick.
 """
 
 import logging
@@ -55,13 +55,13 @@ log = logging.getLogger(__name__)
 TICK_SECONDS: Final = 1.0  # the sensor takes five, but this run waits for each tick
 LOOK_SECONDS: Final = 1.0  # between two reads of the table, while a fleet reads
 LEADER_JOIN_SECONDS: Final = 60.0  # a tick ends within its budget
-KEEP_SECONDS: Final = 60.0  # for a slow store; the next run stores a later time
+KEEP_SECONDS: Final = 60.0  # the limit for a slow store; the next run stores a later time
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedRun:
-    """The settings of one bounded run. `open_session`: called at most once, if there is something to read.
-    `runs`: returns the worker runs known to Dagster, for the ticks of this run."""
+    """The settings of one bounded run. `open_session`: called at most once, if there are records to read. `runs`:
+    returns the worker runs known to Dagster, for the ticks of this run."""
 
     consumer: Consumer
     kcl: KclResource
@@ -78,7 +78,7 @@ class BoundedRun:
 
         - all of it is stored,
         - `stop` is requested,
-        - the rest cannot be read now.
+        - the remaining records cannot be read now.
 
         Raises a KclError if the tables or the stream cannot be reached, and the error that kept Spark from
         starting.
@@ -105,7 +105,7 @@ class BoundedRun:
         return _judged(replace(outcome, tick=leading.last, leading=leading.again))
 
     def _note_end(self, bound: float, problem: str, runtime: Runtime) -> None:
-        """Store how this run ended, for `status`. The row of its worker and its leases are released by then."""
+        """Store how this run ended, for `status`. The row and the leases of its worker are already released."""
         application, dynamodb = self.consumer.application, self._client("dynamodb")
         ended = EndedRun(self.run_id, int(runtime.clock.now()), int(bound), " ".join(problem.split()))
         try:
@@ -115,8 +115,8 @@ class BoundedRun:
             log.warning("how this run ended was not stored for kcl-dagster status: %s", error)
 
     def _keep_complete(self, runtime: Runtime) -> None:
-        """Store with the data the time through which the application is complete. The run's worker ended before
-        that was known, and no other worker may run until the next bounded run."""
+        """Store, with the data, the time through which the application is complete. The run's worker ended before
+        this time was known, and no other worker may run until the next bounded run."""
         thread = threading.Thread(target=self._kept, args=(runtime,), name="kcl-completeness", daemon=True)
         thread.start()
         thread.join(KEEP_SECONDS)
@@ -140,8 +140,8 @@ class BoundedRun:
             log.warning("through when all is stored was not stored with the data: %s", brief(error))
 
     def _bound(self, through: float | None, runtime: Runtime) -> Bound:
-        """The time up to which the run reads, by the service's clock, which also decides through when a lease is
-        stored."""
+        """The time through which the run reads, by the service's clock. This clock also determines through when a
+        lease is stored."""
         application = self.consumer.application
         by_service = ServiceClock(self._client("kinesis"), application.streams[0].name, runtime).now()
         now = runtime.clock.now() if by_service is None else by_service
@@ -183,8 +183,8 @@ class BoundedRun:
 
 
 def _worked(bound: Bound, reason: StopReason, detail: str, event_log: RunEventLog) -> BoundedOutcome:
-    """The outcome of a run that read by itself. If an operator stopped it, shards that failed may be the reason,
-    so the outcome names them. A stuck run names them already."""
+    """The outcome of a run that read by itself. If an operator stopped the run, failing shards may be the reason,
+    so the outcome names them. The outcome of a stuck run names them already."""
     errors = {} if reason in (StopReason.CAUGHT_UP, StopReason.STUCK) else event_log.errors
     named = [f"{key}: {error}" for key, error in sorted(errors.items())[:SHARDS_NAMED]]
     more = len(errors) - len(named)
@@ -193,8 +193,8 @@ def _worked(bound: Bound, reason: StopReason, detail: str, event_log: RunEventLo
 
 
 def _judged(outcome: BoundedOutcome) -> BoundedOutcome:
-    """The outcome, as stuck if the leader finds that the application is not complete: all existing leases may be
-    stored through the time although a lease is missing."""
+    """The outcome. It counts as stuck if the leader finds that the application is not complete, because all
+    existing leases may be stored through the time while another lease is missing."""
     completeness = None if outcome.tick is None else outcome.tick.completeness
     held_by = None if completeness is None or completeness.reached is not None else completeness.held_by
     if not outcome.is_caught_up or held_by is None:
@@ -204,8 +204,8 @@ def _judged(outcome: BoundedOutcome) -> BoundedOutcome:
 
 @dataclass(slots=True)
 class _Look:
-    """Reads the tables until it is clear whether this run has to read. `fresh_seconds`: the highest age of the
-    row of a living worker."""
+    """Reads the tables until it is clear whether this run has to read. `fresh_seconds`: a worker whose row is older
+    counts as ended."""
 
     bound: Bound
     leases: LeaseTable
@@ -214,7 +214,7 @@ class _Look:
     clock: Clock
 
     def wait(self, stop: StopSignal, watches: Sequence[Watch]) -> BoundedOutcome | None:
-        """The outcome without reading. None if a shard has to be read and no worker reads it."""
+        """The outcome if this run need not read. None if a shard has to be read and no worker reads it."""
         places: object = None
         moved_at = self.clock.monotonic()
         while True:
@@ -242,7 +242,7 @@ class _Look:
         return BoundedOutcome(self.bound.through, reason, detail)
 
     def _is_unserved(self, left: Remainder, scan: ScanResult) -> bool:
-        """Whether a shard that is left has no worker with a recent row."""
+        """Whether one of the remaining shards has no worker with a recent row."""
         now = self.clock.now()
         living = {row.id for row in scan.workers if abs(now - (row.last_update or 0)) <= self.fresh_seconds}
         owners = {lease.key: lease.actual_owner for lease in scan.leases}
@@ -283,11 +283,11 @@ class _Leading:
             resign(leader)
 
     def again(self) -> AbstractContextManager[Lead]:
-        """Lead once more, but only if this run led before. Otherwise the other leader continues."""
+        """Lead once more, but only if this run led before. Otherwise the other leader continues to lead."""
         return leads_again(None if self.last is None else self._leader, self._view)
 
     def _view(self) -> RunView:
-        """The worker runs known to Dagster. If Dagster does not respond, dead workers are recognised by their
+        """The worker runs known to Dagster. If Dagster does not respond, dead workers are detected by their
         counters, which takes longer."""
         try:
             return replace(self._runs(), launches=False)

@@ -69,10 +69,10 @@ def read_until(
     through: float | None = None,
 ) -> BoundedOutcome:
     """Carry out a bounded run inside a Dagster run, and return its outcome. Blocks the main thread of the run.
-    `spark` has a `spark_session`, which is used only if there is something to read.
+    `spark` has a `spark_session`, which is used only if there are records to read.
 
-    Raises Failure with the shards that are left, if not everything was read that had arrived by `through` (epoch
-    seconds; by default the start of the run), or if tables or streams cannot be reached.
+    Raises Failure if tables or streams cannot be reached. Raises Failure with the remaining shards if not
+    everything was read that had arrived by `through` (epoch seconds; by default the start of the run).
     """
     # Importing Spark is slow, and the code server imports this module without using it.
     from kcl_dagster.orchestration.bounded_run import BoundedRun
@@ -104,8 +104,7 @@ def judged(
     outcome: BoundedOutcome,
     about: Mapping[str, Any] = NOTHING,
 ) -> BoundedOutcome:
-    """Log and return an outcome that has read everything. Raises Failure, with `about` as metadata, for any
-    other."""
+    """Log and return the outcome if everything was read. Otherwise raise Failure, with `about` as metadata."""
     line = summary(application, outcome)
     if not outcome.is_caught_up:
         raise Failure(line, metadata={"records": outcome.records, **about}, allow_retries=False)
@@ -159,7 +158,7 @@ def build_kcl_catch_up_job(
     @op(name=f"read_{name}", required_resource_keys={kcl_key, *asked})
     def read(context: OpExecutionContext, config: CatchUpConfig) -> None:
         kcl, through = getattr(context.resources, kcl_key), moment_of(config.through)
-        # These events belong to no run: runs of this job are pruned, and their materializations with them.
+        # These events belong to no run, because runs of this job are pruned with their materializations.
         write = context.instance.report_runless_asset_event
         about: Mapping[str, Any] = NOTHING
         try:
@@ -200,11 +199,11 @@ def build_kcl_catch_up_job(
 def evaluate_windows(
     consumer: Consumer, translator: KclTranslator, kcl: Any, write: Callable[[AssetCheckEvaluation], object]
 ) -> None:
-    """Evaluate the check `windows_complete_in_time` if no leader remains that does: with `catch_up=`, the leader
-    sensor is stopped. If a bounded run could not read a shard, a window that is over is not complete."""
+    """Evaluate the check `windows_complete_in_time` if no other leader evaluates it: with `catch_up=`, the leader
+    sensor is stopped. If a bounded run could not read a shard, a window that has ended is not complete."""
     try:
         seen = look(consumer.application, kcl, patient=False)
-    except KclError:  # the run could not reach them either, and has reported it
+    except KclError:  # the run could not reach the tables either, and has reported this
         return
     if seen.leader is not None:
         return

@@ -35,8 +35,8 @@ LOOK_SECONDS = 1.0  # between two reads of the lock: a leader changes it every f
 def build_kcl_checks(
     consumer: Consumer, translator: KclTranslator, *, kcl_key: str = "kcl"
 ) -> AssetChecksDefinition:
-    """Build one definition with all checks of an application. The leader evaluates them at its ticks. If a user
-    executes them, they read the tables, which tells less: neither for how long a counter was unchanged, nor what
+    """Build one definition with all checks of an application. The leader evaluates the checks at its ticks. If a
+    user executes them, they read the tables. They then know neither for how long a counter was unchanged, nor what
     the leader is doing."""
 
     @multi_asset_check(
@@ -63,7 +63,7 @@ def build_kcl_checks(
                 description=told.description,
             )
         for told in evaluations:
-            # Otherwise Dagster would replace the result within a minute by that of the run.
+            # Without this event, Dagster would replace the result by that of the run within a minute.
             context.instance.report_runless_asset_event(told)
 
     return evaluate
@@ -72,9 +72,8 @@ def build_kcl_checks(
 def look(
     application: Application, kcl: KclResource, runtime: Runtime | None = None, *, patient: bool = True
 ) -> Observation:
-    """Observe the application's state from outside, without what a running leader remembers of earlier ticks.
-    `patient`: block until a renewal of the leader lock is observed, which takes seconds, or until the lock
-    expires."""
+    """Observe the application's state from outside, without the memory of a running leader. `patient`: block until
+    a renewal of the leader lock is observed, which takes seconds, or until the lock expires."""
     dynamodb: Any = kcl.client("dynamodb", application)
     runtime = runtime or system()
     layout = detect_layout(dynamodb, application)

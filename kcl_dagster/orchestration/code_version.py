@@ -1,7 +1,7 @@
 """The version of a consumer's code, which changes with its source, its settings and this package.
 
-The leader compares the version of the code that its process has loaded with the version that each run was launched
-with. The version depends on the content of files only: they are read, not imported.
+The leader compares the version of the code that its process has loaded with the version with which each run was
+launched. The version depends only on the content of files. The files are read and not imported.
 """
 
 import ast
@@ -16,15 +16,15 @@ import kcl_dagster
 from kcl_dagster.application import Application
 
 _LENGTH: Final = 16  # hexadecimal digits: a tag that fits on one line of a run's page
-MOST_FILES: Final = 500  # of a project; further files are ignored, because all of them are read at every load
+MOST_FILES: Final = 500  # of a project; further files are ignored, because all are read at every load
 PACKAGE: Final = Path(kcl_dagster.__file__).resolve().parent
 _BLOCKS: Final = ("body", "orelse", "handlers", "finalbody", "cases")  # attributes that contain statements
 
 
 def code_version(transform: Any, application: Application, more: Mapping[str, Any] | None = None) -> str:
-    """The version of a consumer's code. Reads the module of the transform, and the modules of the same project
-    that it imports. Of libraries, only the version of this package counts. `more`: further settings of workers,
-    as JSON."""
+    """The version of a consumer's code. It covers the module of the transform, the modules of the same project that
+    it imports, and the version of this package. Versions of other libraries do not count. `more`: further settings
+    of workers, as JSON."""
     settings: dict[str, Any] = application.model_dump(mode="json", exclude={"streams": {"__all__": {"start"}}})
     digest = hashlib.sha256(kcl_dagster.__version__.encode())
     digest.update(json.dumps({**settings, **(more or {})}, sort_keys=True).encode())
@@ -44,8 +44,8 @@ def code_version(transform: Any, application: Application, more: Mapping[str, An
 def project_files(source: Path, module: str) -> dict[str, bytes]:
     """The module and the modules of its project that it imports, directly or not, by their paths in the project.
 
-    If this package is in the project, as in a checkout of it, all of its modules count: parsing its 400 modules for
-    their imports would take a second in each process that loads the code.
+    If the project contains this package, as a checkout of it does, all of its modules count. Parsing its 400
+    modules for their imports would take a second in each process that loads the code.
     """
     root = _root(source, module)
     found: dict[str, bytes] = {}
@@ -106,7 +106,8 @@ def _imports(content: bytes, path: Path, root: Path) -> Iterator[Path]:
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """All statements. Expressions, which are the largest part of a module and contain no import, are skipped."""
+    """All statements. Expressions are skipped, because they are the largest part of a module and contain no
+    import."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()

@@ -45,8 +45,8 @@ def cron_of(application: str, compaction: str) -> str:
 class CompactOperation(Operation):
     """Merges small files. It may run beside the workers and needs no Spark.
 
-    If two compactions of one application run at the same time, the second does nothing: it fails, unless a schedule
-    has launched it. If `dagster.yaml` limits `COMPACTION_TAG` to one run, runs of the schedule wait.
+    If two compactions of one application run at the same time, the second one merges nothing. Its run fails, unless
+    a schedule has launched it. If `dagster.yaml` limits `COMPACTION_TAG` to one run, runs of the schedule wait.
     """
 
     name = "compact"

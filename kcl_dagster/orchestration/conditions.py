@@ -17,17 +17,15 @@ def on_complete(lookback: timedelta = timedelta(days=1)) -> "AndAutomationCondit
 
     - If several windows become complete within one tick, as after an outage or while workers catch up, it runs all
       of them. `eager()` runs the latest partition only.
-    - If something upstream was materialized during a run of the partition, it runs the partition once more after
+    - If an upstream partition was materialized during a run of the partition, it runs the partition once more after
       that run. `eager()` does not.
     - It runs partitions that were complete before its first evaluation, within `lookback`. `eager()` does not.
 
-    Args:
-        lookback: Partitions that are missing at the first evaluation run if they end within this time before the
-            end of the latest partition. Older ones are left to a backfill, so that an asset added to years of
-            history does not run for all of them. With `timedelta(0)`, only the latest partition runs.
+    Args: lookback: Partitions that are missing at the first evaluation run if they end within this time before the
+    end of the latest partition. Run a backfill for older partitions. So an asset that is added to years of history
+    does not run for all of them. With `timedelta(0)`, only the latest partition runs.
 
-    Example:
-        .. code-block:: python
+    Example: .. code-block:: python
 
             @dg.asset(deps=["clicks"], partitions_def=clicks.partitions, automation_condition=kcl.on_complete())
             def sessions(context): ...
@@ -36,10 +34,11 @@ def on_complete(lookback: timedelta = timedelta(days=1)) -> "AndAutomationCondit
     done = AutomationCondition.newly_requested() | AutomationCondition.newly_updated()
     updated = AutomationCondition.any_deps_updated()
     # Dagster distinguishes the stored states of two `since` only by the operators (AND, OR and so on) of their
-    # arguments: they must differ here. A run covers what was materialized before it began, however it was launched.
+    # arguments, so these must differ here. A run covers all materializations from before it began, however it was
+    # launched.
     before = (updated & ~AutomationCondition.in_progress()).since((done & ~updated) | first)
-    # A run does not cover what was materialized between the evaluation that requested it and this one, nor what was
-    # materialized while it was running.
+    # A run does not cover materializations between the evaluation that requested it and this one, nor those that
+    # were made while it was running.
     during = (updated & AutomationCondition.in_progress()).since(AutomationCondition.newly_requested() & ~updated)
     missing_at_first = (
         first

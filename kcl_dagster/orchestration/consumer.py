@@ -122,7 +122,7 @@ class Consumer:
 
     @property
     def code_version(self) -> str:
-        """The version of the code, by which workers of another version are replaced. Reads files. It changes with
+        """The version of the code. Workers of another version are replaced. Reads files. It changes with
 
         - the source of the transform and of the modules of its project that it imports,
         - the application's settings,
@@ -376,7 +376,7 @@ def _refuse_arrow(application: str, transform: Callable[..., Any], sink: SinkCho
 
 
 def _refuse_freshness(consumer: Consumer) -> None:
-    """Raise ConfigurationError if `freshness` is shorter than a window and its lateness: the records are
+    """Raise ConfigurationError if `freshness` is shorter than a window and its lateness. The records are
     materialized once per window, so the policy would fail most of the time."""
     least = timedelta(seconds=consumer.windows.longest) + consumer.allowed_lateness
     if consumer.freshness is not None and consumer.freshness <= least:

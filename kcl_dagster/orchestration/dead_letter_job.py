@@ -26,9 +26,9 @@ class DeadLetterReplayConfig(Config):
 def build_kcl_dead_letter_job(
     consumer: Consumer, *, kcl_key: str = "kcl", spark_key: str = "spark"
 ) -> JobDefinition:
-    """Build the job `<application>_dead_letters`: each dead letter is processed once by the consumer's code and
-    stored in its sink. Letters that fail again are kept, and the run fails after it has processed the others. Only
-    one run at a time.
+    """Build the job `<application>_dead_letters`. The consumer's code processes each dead letter once, and its sink
+    stores it. Letters that fail again are kept, and the run fails after it has processed all others. Only one run
+    may be active.
 
     Raises ConfigurationError if the consumer's failure policy keeps no dead letters.
     """

@@ -52,10 +52,10 @@ from kcl_dagster.worker.stored_counts import ARRIVAL
 log = logging.getLogger(__name__)
 
 EPOCH_TAG: Final = "kcl/epoch"
-"""The tag of each materialization of a window: how often the application had been reset by then."""
+"""The tag of each materialization of a window: the number of resets of the application until then."""
 
-MOST_AT_ONCE: Final = 20  # the daemon writes them one by one, 7 ms each, before the tick ends
-REMEMBERED: Final = 2_000  # newest windows; an older missing declaration is not repeated
+MOST_AT_ONCE: Final = 20  # the daemon writes each in 7 ms, before the tick ends
+REMEMBERED: Final = 2_000  # newest windows; a missing declaration of an older window is not made again
 SHARDS_SHOWN: Final = 12  # Dagster hides longer tables behind a button
 OBSERVATIONS_READ: Final = 5  # one of the newest has the columns
 PATIENCE_SECONDS: Final = 600.0  # a run finds within seconds that its windows are complete
@@ -72,9 +72,9 @@ def unknown_creation() -> float | None:
 class DeclaredWindows:
     """Finds the windows to declare. One object per application and process; one call at a time.
 
-    Dagster's storage is read at the first call, and again whenever a window is to be declared. So a materialization
-    is returned again if it was not stored (a tick was interrupted or only previewed) or was wiped since; and it is
-    not returned if any process has stored it.
+    Dagster's storage is read at the first call, and again whenever a window is to be declared. If a materialization
+    was not stored, because its tick was interrupted or only previewed, or if it was wiped, it is returned again. If
+    any process has stored it, it is not returned.
 
     These materializations are not declarations:
 
@@ -98,10 +98,10 @@ class DeclaredWindows:
     clock: Clock = field(default_factory=lambda: system().clock)
 
     _versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The versions of the tables, when windows were last declared."""
+    """The versions of the tables when windows were last declared."""
 
     _complete_since: dict[str, float] = field(default_factory=dict)
-    """Active run -> since when (monotonic) all windows for which it was launched are complete."""
+    """Active run -> the time (monotonic) since which all windows for which it was launched are complete."""
 
     _first_moment: FirstMoment | None = None
     """The first moment of the application at the first call; see `Completeness`. A reset may change it."""
@@ -149,9 +149,9 @@ class DeclaredWindows:
         resets: Sequence[SetBack] = (),
     ) -> AssetMaterialization | None:
         """The materialization of a complete window for which a run was launched. If the window was declared and
-        nothing has changed since, the declaration is repeated. None for a window that was not declared and
-        begins before the first one: it is not known whether all of its records are stored. Parameters are as for
-        `events`."""
+        nothing has changed since, the declaration is repeated. Returns None for a window that was not declared and
+        begins before the first window, because it is not known whether all of its records are stored. Parameters
+        are as for `events`."""
         self._begin(instance, completeness, leases, created)
         before = self._look_up(instance, start)
         if before is None and self.first is not None and start < self.first:
@@ -190,8 +190,8 @@ class DeclaredWindows:
         resets: Sequence[SetBack],
         workers: Mapping[str, bool],
     ) -> list[Due]:
-        """The windows to declare, compared with what Dagster's storage has of each. If the storage shows that
-        one is declared already, another takes its place, which has to be looked up in turn."""
+        """The windows to declare that Dagster's storage does not show as declared. If the storage shows that a
+        window is declared already, another window takes its place, which has to be looked up in turn."""
         known: set[int] = set()
         through = (completeness.through or 0) - self.consumer.allowed_lateness.total_seconds()
         held = self._held(instance, through, workers)
@@ -205,9 +205,9 @@ class DeclaredWindows:
             known.update(others)
 
     def _held(self, instance: DagsterInstance, through: float, workers: Mapping[str, bool]) -> list[Span]:
-        """Windows for which active runs were launched. Dagster shows a run whose process died as started, for
-        ever if nothing monitors runs. So a run that has begun holds complete windows only while its worker is
-        alive, or, if it has no worker, for PATIENCE_SECONDS."""
+        """Windows that active runs report, because the runs were launched for them. If nothing monitors runs,
+        Dagster shows a run whose process died as started for ever. A run that has begun therefore holds complete
+        windows only while its worker is alive, or, if it has no worker, for PATIENCE_SECONDS."""
         spans = {}
         for run in ranges_in_progress(instance, self.consumer.application, self._key):
             first, last = self._start_of(run.first), self._start_of(run.last)
@@ -280,7 +280,8 @@ class DeclaredWindows:
         return DeclaringProgress(frontier, first=frontier if oldest is None else min(oldest, frontier))
 
     def _oldest(self, instance: DagsterInstance, starts: Iterable[int]) -> int | None:
-        """The first of these windows that was declared because it was complete, and not only for its late rows."""
+        """The first of these windows that was declared because it was complete, and not because of late rows
+        alone."""
         for start in starts:
             if self._declared.get(start, NOT_LOOKED_UP) is NOT_LOOKED_UP:
                 self._look_up(instance, start)
@@ -289,7 +290,8 @@ class DeclaredWindows:
         return None
 
     def _read_newest(self, instance: DagsterInstance) -> set[int]:
-        """Record the newest declarations. Returns the windows that have only other materializations among these."""
+        """Record the newest declarations. Returns the windows whose newest materializations include no
+        declaration."""
         by_hand: set[int] = set()
         for record in reversed(instance.fetch_materializations(self._key, limit=REMEMBERED).records):
             start = self._start_of(record.partition_key)
@@ -321,7 +323,7 @@ class DeclaredWindows:
     def _earliest(self, first: FirstMoment) -> int:
         """The first window that lies completely after the first moment of the application."""
         windows = self.consumer.windows
-        if first.is_creation:  # the first record may belong to a window that ended before, without being late
+        if first.is_creation:  # the first record may belong to an earlier window without being late
             start = windows.start_of(int(first.moment - self.consumer.allowed_lateness.total_seconds()))
         else:
             start = windows.next_start(first.moment)
@@ -333,7 +335,7 @@ class DeclaredWindows:
         leases: Sequence[Lease],
         find_created: Callable[[], float | None],
     ) -> int:
-        """The first window that the application has from its beginning, if its first moment is not known."""
+        """The first window of which the application has all records, if its first moment is not known."""
         windows = self.consumer.windows
         created = None if completeness.first is not None else find_created()
         if created is not None:
@@ -344,7 +346,7 @@ class DeclaredWindows:
         return windows.end_of(windows.start_of(began))
 
     def _look_up(self, instance: DagsterInstance, start: int) -> AssetMaterialization | None:
-        """The newest declaration of a window. It is recorded in `_declared`."""
+        """The newest declaration of a window, which is recorded in `_declared`."""
         key = self.consumer.windows.key_of(start)
         if key is None:
             return None
@@ -393,8 +395,9 @@ class DeclaredWindows:
     def with_tables(
         self, instance: DagsterInstance, events: Sequence[AssetMaterialization]
     ) -> list[AssetMaterialization]:
-        """These declarations, each preceded by those of the consumer's tables for the same window. The window's
-        own declaration comes last: if it was not stored, all are returned again, so that no table lacks its own."""
+        """These declarations, each preceded by those of the consumer's tables for the same window. The window's own
+        declaration comes last. If it was not stored, all of them are returned again, so that no table lacks its
+        declaration."""
         tables = self.consumer.sink.tables
         if not (tables and events):
             return list(events)
@@ -411,7 +414,8 @@ class DeclaredWindows:
     def _of_table(
         self, event: AssetMaterialization, key: AssetKey, sink: SinkChoice, about: Mapping[str, Any]
     ) -> AssetMaterialization:
-        """The declaration of a table. It has no counts, because those of the leases are for all tables together."""
+        """The declaration of a table. It has no counts, because the counts of the leases are for all tables
+        together."""
         told = KclWindowMetadataSet.extract(event.metadata)
         kept = KclWindowMetadataSet(
             reason=told.reason, complete_through=told.complete_through, window_end=told.window_end
@@ -473,20 +477,21 @@ def _last_reset(completeness: Completeness) -> tuple[SetBack, ...]:
 
 
 def _with_places(resets: Sequence[SetBack], leases: Iterable[Lease]) -> list[SetBack]:
-    """The resets, with a time for those that have none, such as an import: the start of the first window that
-    leases still count, because records may be read again from there."""
+    """The resets. A reset without a time, such as an import, gets the start of the first window that leases still
+    count, because records may be read again from there."""
     first = min(_counted(leases), default=None)
     return [one if one.back_to is not None else replace(one, back_to=first) for one in resets]
 
 
 def _counted(leases: Iterable[Lease]) -> list[int]:
-    """The starts of windows for which not only late rows were stored: late rows may be of any time."""
+    """The starts of the windows for which rows other than late rows were stored. Late rows may be of any time."""
     windows = [rows for lease in leases if lease.stored is not None for rows in lease.stored.windows]
     return [rows.start for rows in windows if not rows.late or rows.late < rows.rows]
 
 
 def _declared_by(event: AssetMaterialization) -> Declared | None:
-    """The declaration in a materialization. None if it was reported by hand, and so declares nothing."""
+    """The declaration in a materialization. None if the materialization was reported by hand, and so declares
+    nothing."""
     tags = event.tags or {}
     if EPOCH_TAG not in tags:
         return None
@@ -496,8 +501,8 @@ def _declared_by(event: AssetMaterialization) -> Declared | None:
 
 
 def _may_end(declaration: AssetMaterialization, end: int) -> bool:
-    """Whether the declaration is of a window with this end. Former versions did not record the end, but declared
-    only complete windows."""
+    """Whether the declaration is of a window with this end. Former versions did not record the end, but they
+    declared only complete windows."""
     told = KclWindowMetadataSet.extract(declaration.metadata)
     if told.window_end is not None:
         return told.window_end.value == end
@@ -505,7 +510,7 @@ def _may_end(declaration: AssetMaterialization, end: int) -> bool:
 
 
 def _sum(leases: Iterable[Lease], of_lease: Literal["outside", "late_uncounted"]) -> int:
-    """The sum of a count of rows that leases count without a window; see `StoredCounts`."""
+    """The sum of a count of rows that belong to no window; see `StoredCounts`."""
     return sum(getattr(lease.stored, of_lease) for lease in leases if lease.stored is not None)
 
 
@@ -538,8 +543,8 @@ def declare(
     """Declare every complete window, at the end of a run that led the application. Returns their partition keys.
 
     `lead`: ticks as the leader; it is called before each group of windows. If it returns None, another leader
-    leads, and declares the rest. Dagster's storage is read before each write, because that leader may have begun
-    meanwhile.
+    leads, and declares the remaining windows. Dagster's storage is read before each write, because that leader may
+    have begun.
     """
     application = consumer.application
     created = partial(created_within_retention, kcl.client("kinesis", application), application, system())

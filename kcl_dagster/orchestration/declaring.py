@@ -1,12 +1,12 @@
-"""Which windows to declare: to report to Dagster by a materialization of their partition.
+"""Which windows to declare. To declare a window is to report to Dagster, by a materialization, that it is complete.
 
-- A window is declared when it is complete: the application is complete through its end plus the allowed lateness.
-- It is declared again when late rows were stored for it, and when a reset or an import went back to before that
-  time.
+- A window is declared when the application is complete through the window's end plus the allowed lateness.
+- It is declared again when late rows were stored for it. It is also declared again when a reset or an import went
+  back to a time before that.
 - A window before the first one is declared when late rows were stored for it. It is then *alone*: windows between
   it and the first one are not declared.
 
-Pure. What was declared is stored in Dagster's storage; see `declared_windows`.
+Pure. Dagster's storage keeps which windows are declared; see `declared_windows`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,19 +46,18 @@ class Declared:
     is_alone: bool = False
 
     def has_late(self, batches: Mapping[str, int]) -> bool:
-        """Whether the window was declared with the late rows of these batches, or of later ones."""
+        """Whether the window was declared with the late rows of these batches, or of later batches."""
         return all(self.late.get(lease, -1) >= number for lease, number in batches.items())
 
 
 NOT_LOOKED_UP: Final = Declared(-1)
-"""A declaration that was not read from the storage yet. The window counts as due if that matters, and is read
-then.
-"""
+"""A declaration that was not read from the storage yet. If the declaration matters, the window counts as due, and
+the declaration is read then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A window to declare, unless Dagster's storage has it declared already."""
+    """A window to declare, unless it is already declared in Dagster's storage."""
 
     start: int
     reason: Reason
@@ -71,9 +70,9 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class DeclaringProgress:
-    """The place where a search for windows begins, so that its cost does not grow with the age of the
-    application. All windows from `first` until `frontier` are declared in `epoch`. For windows before `first` it
-    is not known whether everything that reached the stream was stored; only a reset of all leases changes that."""
+    """The place where a search for windows begins, so that its cost does not grow with the age of the application.
+    All windows from `first` until `frontier` are declared in `epoch`. For windows before `first`, it is not known
+    whether every record was stored. Only a reset of all leases changes that."""
 
     frontier: int
     epoch: int = 0
@@ -130,7 +129,7 @@ def due(
 def reason_to_declare(
     deadline: float, known: Declared | None, late: Mapping[str, int], resets: Sequence[SetBack] = ()
 ) -> Reason | None:
-    """The reason to declare a complete window that has late rows of these batches. None: it was declared, and
+    """The reason to declare a complete window that has late rows of these batches. None if it was declared and
     nothing has changed since. `deadline`: the window's end plus the allowed lateness."""
     reason = _reason(resets, deadline, known)
     return Reason.LATE if reason is None and known is not None and not known.has_late(late) else reason
@@ -143,7 +142,7 @@ def _is_held(start: int, held: Sequence[Span]) -> bool:
 def _gone_back(
     windows: KeyedWindows, epoch: int, resets: Sequence[SetBack], lateness: float, progress: DeclaringProgress
 ) -> DeclaringProgress:
-    """The progress after a reset: the search begins again at the window of the reset, or at an earlier one that
+    """The progress after a reset. The search begins again at the window of the reset, or at an earlier window that
     was still waiting for late rows at that time."""
     if epoch == progress.epoch:
         return progress
@@ -168,8 +167,8 @@ def _late(
     through: float,
     frontier: int,
 ) -> Iterator[Due]:
-    """Windows for which late rows were stored since they were declared, and those before the frontier that never
-    were."""
+    """Windows for which late rows were stored since they were declared, and windows before the frontier that were
+    never declared."""
     for start, batches in sorted(late.items()):
         known = declared.get(start)
         is_due = start < frontier if known is None else not known.has_late(batches)

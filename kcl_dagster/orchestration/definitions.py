@@ -175,8 +175,8 @@ class Built:
     """Whether a schedule of bounded runs reads the streams, and not a fleet."""
 
 
-# The keys are leader sensors. An application's name does not identify definitions: a module may have several for
-# one application, in several accounts or regions.
+# The keys are leader sensors. An application's name does not identify definitions, because a module may have
+# several of one application, in several accounts or regions.
 _BUILT: dict[SensorDefinition, Built] = {}
 
 
@@ -209,7 +209,7 @@ def built_of(definitions: Definitions) -> Mapping[str, Built]:
 
 
 def built_with(consumer: Consumer) -> Sequence[Built]:
-    """The definitions that were built for a consumer in this process; several if it is in several definitions."""
+    """The definitions that were built for a consumer in this process."""
     return [one for one in _BUILT.values() if one.consumer is consumer]
 
 
@@ -259,9 +259,9 @@ def _refuse_shared_keys(
 
 
 def _compacted(consumers: Sequence[Consumer], *, is_auto: bool) -> list[Consumer]:
-    """The consumers whose small files are merged. A compaction skips folders of other sinks below its own, but
-    only once they have the marks that their first batch writes. So such a folder is rejected, or skipped if the
-    user did not configure its compaction."""
+    """The consumers whose small files are merged. A compaction skips the folders of other sinks below its own
+    folder, but only when these have the marks that their first batch writes. Such a folder is therefore rejected,
+    or skipped if the user did not configure its compaction."""
     from kcl_dagster.spark.storage import open_store
 
     chosen = [c for c in consumers if c.sink.compacted]

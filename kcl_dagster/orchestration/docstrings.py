@@ -8,8 +8,7 @@ from itertools import pairwise
 
 
 def field_docstrings(kind: type) -> Mapping[str, str]:
-    """The docstrings below the fields of a class and its base classes. Empty if there is no source, as in a
-    frozen program."""
+    """The docstrings below the fields of a class and its base classes. Empty if there is no source file."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         found |= _own_docstrings(one)

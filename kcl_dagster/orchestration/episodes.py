@@ -1,8 +1,8 @@
 """Decides which worker events are written to Dagster's event log, and which are only counted.
 
-An event takes some KB of Dagster's storage for ever, and a failing shard fails again every minute. So failures of
-one kind form one episode: each shard's first failure is written, then a summary at growing intervals, then the end.
-Pure: the caller passes the time.
+Dagster's storage keeps the few KB of an event for ever, and a failing shard fails again every minute. So failures
+of one kind form one episode. The first failure of each shard is written, then a summary at growing intervals, then
+the end. Pure: the caller passes the time.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from kcl_dagster.worker.events import EventKind, WorkerEvent
 NAMED: Final = 12  # shards whose first failure is written, between two summaries
 FIRST_PACE_SECONDS: Final = 300.0  # from the first failure to the first summary; doubled with every summary
 LONGEST_PACE_SECONDS: Final = 3600.0
-# After this time without a failure an episode ends; a shard is retried at least every minute.
+# An episode ends after this time without a failure. A shard is retried at least every minute.
 QUIET_SECONDS: Final = 300.0
 ORDINARY_LINES: Final = 100  # events of one kind other than failures that are written within one window
 ORDINARY_SECONDS: Final = 300.0  # the length of one window
@@ -50,7 +50,7 @@ class Episodes:
         self._windows: dict[EventKind, _Window] = {}
 
     def lines(self, event: WorkerEvent, text: str, now: float) -> Iterator[str]:
-        """The lines to write about an event, with its text. None for an event that is only counted."""
+        """The lines to write about an event, whose text is `text`. No line for an event that is only counted."""
         if event.kind in ALWAYS:
             yield text
         elif event.is_trouble:
@@ -59,7 +59,7 @@ class Episodes:
             yield from self._ordinary(event.kind, text, now)
 
     def due(self, now: float) -> Iterator[tuple[EventKind, str]]:
-        """The summaries and ends that are due. To be called regularly."""
+        """The summaries and ends that are due. Called regularly."""
         for kind, episode in list(self._episodes.items()):
             if now - episode.last >= QUIET_SECONDS:
                 del self._episodes[kind]

@@ -15,7 +15,8 @@ class ExportFolder:
     """The only folder on this machine or on S3 that a user of the launchpad can access. Files in it are never
     replaced.
 
-    `place`: returns the folder. `unnamed`: the name of a file that is given none. `s3`: returns the options for S3.
+    `place`: returns the folder. `unnamed`: the name of a file if the user gives none. `s3`: returns the options for
+    S3.
     """
 
     place: Callable[[], str]

@@ -10,8 +10,8 @@ from kcl_dagster.worker.stop import StopReason, StopSignal
 
 @contextmanager
 def interrupts_ask(stop: StopSignal) -> Iterator[None]:
-    """Ask the worker to stop if the run is interrupted: by SIGINT from a terminal and Dagster's default launcher,
-    or by SIGTERM from Kubernetes, ECS and Docker."""
+    """Ask the worker to stop if the run is interrupted: by SIGINT from a terminal or Dagster's default launcher, or
+    by SIGTERM from Kubernetes, ECS or Docker."""
     if threading.current_thread() is not threading.main_thread():
         yield  # an in-process test, which receives no signals
         return

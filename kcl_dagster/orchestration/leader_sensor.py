@@ -1,4 +1,4 @@
-"""The leader as a Dagster sensor: it reads Dagster's runs, ticks, requests runs, and reports what it saw."""
+"""The leader as a Dagster sensor. It reads Dagster's runs, ticks, requests runs, and reports its observations."""
 
 import json
 import logging
@@ -56,7 +56,7 @@ from kcl_dagster.telemetry.leader_metrics import LeaderTelemetry, open_leader_te
 
 RETENTION_ASKED_SECONDS = 600.0  # between two reads; the retention changes rarely
 UNKNOWN_RETENTION_ASKED_SECONDS = 30.0  # until the retention is known, a check warns
-TICK_HELD_SECONDS = 120.0  # a tick of a large application takes ten; each of its requests has a timeout
+TICK_HELD_SECONDS = 120.0  # a tick of a large application takes ten seconds; each request has a timeout
 
 NO_TELEMETRY = LeaderTelemetry()  # until the first tick that can reach the tables
 
@@ -65,8 +65,8 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _LeaderState:
-    """A leader and what it has reported, as long as the process runs. Dagster calls the sensor on several
-    threads, and starts a tick while one that timed out is still running."""
+    """A leader and what it has reported, kept as long as the process runs. Dagster calls the sensor on several
+    threads, and starts a tick while a tick that timed out is still running."""
 
     application: Application
     reporter: Reporter
@@ -98,18 +98,19 @@ class _LeaderState:
         return [stream.name for stream in self.application.streams if stream.name not in self.kept]
 
     def cursor(self, before: str | None) -> str:
-        """The new cursor: how often a leader has started in this sensor, and the number of its ticks since. It
-        has no other content, because Dagster copies it into every tick."""
+        """The new cursor: how often a leader has started in this sensor, and the number of its ticks since then. It
+        is this short because Dagster copies it into every tick."""
         if not self.epoch:
             self.epoch = 1 + (json.loads(before)["epoch"] if before else 0)
         self.ticks += 1
         return json.dumps({"epoch": self.epoch, "tick": self.ticks})
 
     def open(self, kcl: KclResource, deployment: str) -> Leader:
-        """The leader. It is made in the first tick that can reach the tables; until then this raises a KclError."""
+        """The leader. The first tick that can reach the tables creates it. Before that, this method raises a
+        KclError."""
         if self.leader is None:
             client = partial(kcl.client, application=self.application)
-            # Names the deployment, not the process: a reloaded code server leads on without waiting.
+            # The identity names the deployment, not the process, so a reloaded code server leads without waiting.
             identity = f"{DEPLOYMENT}{deployment[:12]}"
             self.leader = open_leader(
                 self.application,
@@ -156,12 +157,12 @@ def build_kcl_leader_sensor(
     translator = translator or KclTranslator()
     application = consumer.application
     slots = slots_of(application)
-    # Read once, when the process has just imported the code, because later changes of the files are not loaded.
+    # Read once, when the process has just imported the code. Later changes of the files are not loaded.
     code = loaded_code(consumer)
 
     @sensor(
         name=name or f"{identifier(application.name)}_leader",
-        # By its name: with the job itself, Dagster would warn when it binds resources to the sensor's job.
+        # The job is given by its name. Otherwise Dagster would warn when it binds resources to the sensor's job.
         job_name=job.name,
         minimum_interval_seconds=application.timings.tick_interval,
         default_status=default_status,
@@ -185,7 +186,7 @@ def build_kcl_leader_sensor(
             runs = run_view(instance, application, code)
             report = leader.tick(runs)
             if report.refused is not None:
-                state.leader = None  # the next tick finds out which tables the application has now
+                state.leader = None  # the next tick determines which tables the application has now
             traceparent = state.telemetry.tick(report)
             for slot in report.retire:
                 run = runs.slots.get(slot)
@@ -230,7 +231,8 @@ def build_kcl_leader_sensor(
 
 
 def loaded_code(consumer: Consumer, runtime: Runtime | None = None) -> LoadedCode:
-    """The consumer's code in this process. If definitions are made again from the same code, it is not newer."""
+    """The consumer's code in this process. Definitions that are made again from the same code are not newer
+    code."""
     code = LoadedCode(consumer.code_version, (runtime or system()).clock.now())
     with _states_lock:
         return _loaded.setdefault(f"{consumer.application.name}/{code.version}", code)
@@ -239,8 +241,8 @@ def loaded_code(consumer: Consumer, runtime: Runtime | None = None) -> LoadedCod
 def _leader_state(
     consumer: Consumer, kcl: KclResource, translator: KclTranslator, instance: DagsterInstance
 ) -> _LeaderState:
-    """The state of the leader: clients, tables and what it has seen are kept between ticks. A changed
-    application gets a new leader."""
+    """The state of the leader. Clients, tables and observations are kept between ticks. A changed application gets
+    a new leader."""
     application = consumer.application
     deployment = _deployment(instance)
     connections = [sorted(kcl.connection(service, application).items()) for service in ("kinesis", "dynamodb")]
@@ -266,8 +268,8 @@ def _evaluated(consumer: Consumer, translator: KclTranslator, instance: DagsterI
 def _declarations(
     state: _LeaderState, instance: DagsterInstance, kcl: KclResource, report: TickReport
 ) -> list[AssetMaterialization]:
-    """Declarations of windows that became complete. Only the leader returns any, so that no two processes
-    declare the same window."""
+    """Declarations of windows that became complete. Only the leader returns any, so that no two processes declare
+    the same window."""
     if report.completeness is None or not report.leading:
         return []
     kinesis = kcl.client("kinesis", state.application)
@@ -295,8 +297,8 @@ def _superseded(
 
 
 def _is_told(stream: StreamSight, consumer: Consumer, translator: KclTranslator, instance: DagsterInstance) -> bool:
-    """Whether the stream's newest materialization has these shards. One without our tag comes from a project
-    that defines the asset itself, and counts as up to date."""
+    """Whether the stream's newest materialization has these shards. A materialization without our tag comes from a
+    project that defines the asset itself, and counts as up to date."""
     key = translator.get_asset_key(KclAsset(Role.STREAM, consumer, stream.name))
     event = instance.get_latest_materialization_event(key)
     if event is None or event.asset_materialization is None:
@@ -322,13 +324,15 @@ def _ages(leader: Leader, report: TickReport) -> dict[LeaseKey, float]:
 
 
 def _deployment(instance: DagsterInstance) -> str:
-    """A name for this Dagster instance: that of its run storage, or of this machine if the storage has none."""
+    """A name for this Dagster instance: that of its run storage, or that of this machine if the storage has no
+    name."""
     storage_id = getattr(instance.run_storage, "get_run_storage_id", socket.gethostname)
     return str(storage_id())
 
 
 def _request(application: Application, launch: Launch, code: LoadedCode, traceparent: str | None) -> RunRequest:
-    """Dagster drops a request whose key it has seen, so that a replayed tick launches nothing twice."""
+    """The request of a run. Dagster drops a request whose key it has received before, so a repeated tick launches
+    nothing twice."""
     return RunRequest(
         run_key=f"{application.name}/{launch.slot}/{launch.generation}",
         partition_key=launch.slot,
@@ -342,8 +346,8 @@ def _request(application: Application, launch: Launch, code: LoadedCode, tracepa
 
 
 def _still_going_on(state: _LeaderState) -> str:
-    """The reason why a tick is skipped while the one before it has not ended. If that tick takes very long, it
-    is also logged, because skipped ticks are easily overlooked."""
+    """The reason why a tick is skipped while the previous tick has not ended. If that tick takes very long, this is
+    also logged, because skipped ticks are easily overlooked."""
     seconds = state.runtime.clock.monotonic() - state.began
     text = f"the previous tick is still going on, for {seconds:.0f} s"
     if seconds < TICK_HELD_SECONDS:

@@ -1,7 +1,8 @@
-"""The name of the leading process, by which another process of the same machine can check whether it still runs.
+"""The name of the leading process. With it, another process of the same machine can check whether that process
+still runs.
 
 Without `DAGSTER_HOME`, each `dagster dev` is a new deployment with a new name. Without this check, its leader would
-wait until the lock of the former one expires, although that process has ended.
+wait until the lock of the former deployment expires, although that process has ended.
 """
 
 from kcl_dagster.machine import this_machine
@@ -10,7 +11,7 @@ from kcl_dagster.tables.lock import LockProcess
 
 
 def lock_process(machine: str | None = None) -> LockProcess:
-    """This process. `machine`: a name that is shared only by processes that can see each other."""
+    """This process. `machine`: a name that only processes on the same machine share."""
     here = machine or this_machine()
 
     def is_dead(name: str) -> bool:

@@ -51,7 +51,7 @@ class KclApplicationMetadataSet(KclMetadataSet):
 
 
 class KclRecordsMetadataSet(KclMetadataSet):
-    """Metadata of an observation of the records by one worker, counted since its last observation, or in total
+    """Metadata of an observation of the records by one worker. Counts are since its last observation, or in total
     since it started."""
 
     worker: str | None = None
@@ -65,19 +65,19 @@ class KclRecordsMetadataSet(KclMetadataSet):
 
 
 class KclWindowMetadataSet(KclMetadataSet):
-    """Metadata of a materialization of the records: one complete window. `dagster/row_count` is the number of its
-    rows.
+    """Metadata of a materialization of the records, which is one complete window. `dagster/row_count` is its number
+    of rows.
 
-    - `shards`: the first and last sequence number of each shard, as far as they are known.
+    - `shards`: the first and last known sequence number of each shard.
     - `late_batches`: lease -> the newest batch with late rows.
-    - `is_alone`: the window is before the first one, and was declared because late rows were stored for it.
+    - `is_alone`: whether the window is before the first one, and was declared because late rows were stored for it.
     - `window_end`: the end of the window. With other partitions, a window with the same key may have another end.
-    - `counts`: the reason if numbers are not known and therefore left out.
-    - `table_version` (Delta), `snapshot` (Iceberg): a version of the table that has the whole window, if the
-      process that wrote this may read the table.
+    - `counts`: the reason why numbers are not known and therefore left out.
+    - `table_version` (Delta), `snapshot` (Iceberg): a version of the table that has the whole window. Left out if
+      the process that wrote this may not read the table.
     - `rows_without_window`, `late_rows_uncounted`: only with an event time. Sums over the current leases, of all
-      windows until then: rows without a time or with a time far from their arrival, and late rows of windows whose
-      counts are no longer kept.
+      windows until then. The former counts rows without a time or with a time far from their arrival. The latter
+      counts late rows of windows whose counts are no longer kept.
     """
 
     reason: str | None = None
@@ -97,7 +97,7 @@ class KclWindowMetadataSet(KclMetadataSet):
 
 
 class KclLeasesMetadataSet(KclMetadataSet):
-    """Metadata about the assignment of leases. `leases` lists those that need attention first."""
+    """Metadata about the assignment of leases. `leases` lists those first that need attention."""
 
     distribution: MarkdownMetadataValue | None = None
     leases: TableMetadataValue | None = None
@@ -122,8 +122,8 @@ class KclWorkersMetadataSet(KclMetadataSet):
 
 
 class KclLagMetadataSet(KclMetadataSet):
-    """Metadata about the lag. `shards` lists those that lag, the furthest behind first. `complete_through`: the
-    time before which every record that reached the stream is stored."""
+    """Metadata about the lag. `shards` lists the shards that lag, the furthest behind first. `complete_through`:
+    every record that reached the stream before this time is stored."""
 
     seconds_behind: float | None = None
     complete_through: TimestampMetadataValue | None = None
@@ -133,8 +133,8 @@ class KclLagMetadataSet(KclMetadataSet):
 
 
 class KclDecisionsMetadataSet(KclMetadataSet):
-    """Metadata about the leader's decisions. `decisions` is a table of the newest ones, the newest first. `moves`,
-    `starts` and `ends` are the numbers of its rows of these kinds."""
+    """Metadata about the leader's decisions. `decisions` is a table of the newest decisions, the newest first.
+    `moves`, `starts` and `ends` are the numbers of its rows of these kinds."""
 
     decisions: TableMetadataValue | None = None
     moves: int | None = None

@@ -9,7 +9,7 @@ from kcl_dagster.orchestration.sink_choices import SinkChoice
 
 SHORTEST_SECONDS: Final = 1.0
 LONGEST_SECONDS: Final = 3600.0
-# For a table: its files become larger by commits and compactions, not by long batches.
+# For a table: commits and compactions make its files larger, so batches need not be long.
 LONGEST_BATCH_SECONDS: Final = 60.0
 
 # Shares of the time until a record is visible. The rest is for the transform and for storing.
@@ -20,7 +20,7 @@ HANDOFF: Final = 5 / 4  # relative to a batch, which is stored before the lease 
 LONGEST_HANDOFF_SECONDS: Final = (
     90.0  # a worker that is told to stop takes as long at most, and is killed after 120 s
 )
-IDLE: Final = 1 / 20  # the pause if there is nothing to read, as long as that is below a second
+IDLE: Final = 1 / 20  # the pause if there is nothing to read, up to one second
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Pace:
 
 
 def batched(application: Application, seconds: float) -> Application:
-    """The application with batches of this many seconds, unless its own settings have a length."""
+    """The application with batches of this many seconds, unless its own settings contain a length."""
     batch = application.batch
     if "max_seconds" in batch.model_fields_set:
         return application
@@ -51,8 +51,8 @@ def batched(application: Application, seconds: float) -> Application:
 
 
 def paced(application: Application, sink: SinkChoice, visible_within: float) -> tuple[Application, SinkChoice]:
-    """Application and sink with the times that are derived from `visible_within`. Times that they set themselves
-    remain."""
+    """Application and sink with the times that are derived from `visible_within`. Times in their own settings are
+    kept."""
     is_number = isinstance(visible_within, (int, float))
     if not (is_number and SHORTEST_SECONDS <= visible_within <= LONGEST_SECONDS):
         raise ConfigurationError(

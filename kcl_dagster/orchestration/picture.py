@@ -49,8 +49,8 @@ def _image(bars: Sequence[tuple[str, int, str]]) -> str:
 
 
 def shard(lease_key: str) -> str:
-    """A short name of a lease: the number of its shard, with the stream if the key names it: `shard 3`, `clicks
-    shard 3`."""
+    """A short name of a lease: the number of its shard (`shard 3`), after the name of the stream if the key
+    contains it (`clicks shard 3`)."""
     *stream, shard_id = lease_key.split(":")
     number = shard_id.rpartition("-")[2].lstrip("0") or "0"
     name = f"shard {number}" if number.isdigit() else shard_id
@@ -58,14 +58,14 @@ def shard(lease_key: str) -> str:
 
 
 def shortened(sequence: str, keep: int = 8) -> str:
-    """The end of a sequence number, because its 56 digits widen every table and only the end changes. Words stay
-    whole."""
+    """The end of a sequence number. Only the end changes, and all 56 digits would widen every table. Words are not
+    shortened."""
     ends_in_digits = sequence[-1:].isdigit() and len(sequence) > keep + 1
     return f"…{WORD_JOINER}{sequence[-keep:]}" if ends_in_digits else sequence
 
 
 def unbroken(name: str) -> str:
-    """A slot's name that is not broken into two lines in a cell, which would double the table's height. Other
-    names may be."""
+    """A slot's name that a browser does not break into two lines, which would double the height of the table. Other
+    names may be broken."""
     word, dash, number = name.partition("-")
     return f"{word}-{WORD_JOINER}{number}" if dash and number.isdigit() else name

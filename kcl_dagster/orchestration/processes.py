@@ -1,6 +1,6 @@
 """Which processes are running, and which process started which.
 
-A process is identified by its pid and the time at which it started: the pid alone may belong to another process by
+A process is identified by its pid and the time at which it started. The pid alone may belong to another process by
 now, which must be neither waited for nor ended.
 """
 
@@ -16,11 +16,12 @@ import psutil
 
 from kcl_dagster.machine import START_TOLERANCE_SECONDS, started_after_boot
 
-# `dagster dev` and `dg dev` set it in their own process, so only their children have it from their start.
+# `dagster dev` and `dg dev` set this variable in their own process, so only their children have it from their
+# start.
 DEV_VARIABLE: Final = "DAGSTER_IS_DEV_CLI"
 DEV_COMMANDS: Final = frozenset({"dagster", "dg"})
 
-_BOOT: Final = "boot+"  # in an identity: the start is counted from the boot of the machine
+_BOOT: Final = "boot+"  # in an identity: the start time is counted from the boot of the machine
 _TICK: Final = 0.01  # seconds; an identity has two decimals
 
 _ATTRIBUTES: Final = ("pid", "ppid", "create_time", "cmdline", "status")
@@ -40,7 +41,7 @@ class Process:
 
     @classmethod
     def of(cls, handle: psutil.Process) -> Self | None:
-        """The process. None if it has ended, or is a zombie, which a parent may keep for ever."""
+        """The process. None if it has ended or is a zombie. A parent may keep a zombie for ever."""
         try:
             facts = handle.as_dict(_ATTRIBUTES, ad_value=None)
         except psutil.NoSuchProcess:
@@ -55,7 +56,7 @@ class Process:
 
     @property
     def identity(self) -> str:
-        """A text by which another process can find this one with `parse`, even after the clock was set."""
+        """A text by which another process can find this process with `parse`, even after the clock was set."""
         after_boot = started_after_boot(self.pid)
         return f"{self.pid}@{self.started:.2f}" if after_boot is None else f"{self.pid}@{_BOOT}{after_boot:.2f}"
 
@@ -90,7 +91,6 @@ def find(pid: int, started: float | None = None) -> Process | None:
 
 
 def current() -> Process:
-    """This process."""
     found = Process.of(psutil.Process())
     assert found is not None
     return found
@@ -147,7 +147,7 @@ def dev_root(pid: int | None = None) -> Process | None:
     """The `dagster dev` or `dg dev` process that started a process (this one by default). None in production.
 
     Every process between the two has Dagster's variable from its start, and the root has the arguments of `dagster
-    dev`. A terminal multiplexer, an editor or a shell above them is never returned, whatever its command line
+    dev`. A terminal multiplexer, an editor or a shell above the root is never returned, whatever its command line
     contains.
     """
     pid = os.getpid() if pid is None else pid
@@ -184,7 +184,7 @@ def carries(pid: int, marker: str) -> bool:
 
 
 def _has_variable(pid: int, name: str) -> bool:
-    """Whether the variable is set: for another process at its start, for this one now."""
+    """Whether the variable is set. For another process: at its start. For this process: now."""
     return name in (os.environ if pid == os.getpid() else _environment(pid))
 
 

@@ -2,7 +2,7 @@
 deployments that configure it.
 
 Dagster purges ticks, but no runs. It has no public way to delete events that belong to no run, such as those of the
-leader: docs/production.md states how much space they take.
+leader. docs/production.md states how much space they take.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.run_storage import APPLICATION_TAG, OVER
 from kcl_dagster.orchestration.translator import identifier
 
-RUNS_AT_ONCE: Final = 500  # deleting a run takes some milliseconds; the next day continues
+RUNS_AT_ONCE: Final = 500  # deleting a run takes some milliseconds; the rest is deleted the next day
 
 
 def prune(instance: DagsterInstance, application: str, before: datetime, *, dry_run: bool = False) -> list[str]:

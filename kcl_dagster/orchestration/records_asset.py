@@ -1,7 +1,7 @@
 """The records of an application, as an asset with one partition for each window of time.
 
 The leader materializes a partition when it is complete; see `declaring`. A run that is launched for partitions, by
-hand or by a backfill, is a bounded run: it reads what is in the streams now and materializes its partitions, so
+hand or by a backfill, is a bounded run. It reads what is in the streams now and materializes its partitions, so
 that assets downstream in the same run can continue.
 
 - If one of the partitions is not complete then, the run materializes the others and fails.
@@ -86,7 +86,7 @@ def build_records_asset(
                     context.add_asset_metadata(one.metadata, asset_key=one.asset_key, partition_key=key)
                 else:
                     instance.report_runless_asset_event(one)
-        for spec in reversed(specs):  # the materialization of the records declares the window, so it comes last
+        for spec in reversed(specs):  # that of the records declares the window, so it comes last
             if spec.key in context.selected_asset_keys:
                 yield MaterializeResult(asset_key=spec.key, tags={EPOCH_TAG: str(answer.epoch)})
 

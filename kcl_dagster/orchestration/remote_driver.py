@@ -90,10 +90,11 @@ def run_in_driver(
     pipes: PipesContext,
     exit_process: Callable[[int], object] = os._exit,
 ) -> BoundedOutcome:
-    """Carry out and report the bounded run that the Dagster run requests. Blocks the main thread until it has
+    """Carry out and report the bounded run that the Dagster run requests. Blocks the main thread until the run has
     ended. `resources`: `kcl`, `spark`, and those that the consumer's code asks for.
 
-    Raises ConfigurationError if the Dagster run requests another application, and what `BoundedRun.run` raises.
+    Raises ConfigurationError if the Dagster run requests another application. Raises the errors of
+    `BoundedRun.run`.
     """
     application, kcl = consumer.application, resources["kcl"]
     asked = pipes.extras.get(APPLICATION)
@@ -165,8 +166,8 @@ def _refuse_second_start(application: Application, kcl: KclResource, run_id: str
 
 
 def _session_here(spark: Any) -> Any:
-    """The resource `spark` in a driver: a session that the environment provides, instead of a local one of ours,
-    which would leave the executors idle."""
+    """The resource `spark` in a driver. Instead of a local session of ours, which would leave the executors idle,
+    it uses a session that the environment provides."""
     is_local = isinstance(spark, KclSparkResource) and spark.mode == "local"
     is_provided = SUBMITTED in os.environ or SparkSession.getActiveSession() is not None
     return KclSparkResource(mode="existing") if is_local and is_provided else spark
@@ -188,15 +189,15 @@ def _open_pipes() -> PipesContext:
 
 
 def context_loader(params: Mapping[str, Any], dbfs: Path = DBFS) -> PipesContextLoader:
-    """The context loader for the place that `params` name, where the Pipes client has put the context."""
+    """The context loader for the place in `params`, where the Pipes client has put the context."""
     if "bucket" in params:
         return PipesS3ContextLoader(client=boto3.client("s3"))
     return PipesDbfsContextLoader() if _is_on(dbfs, params) else PipesDefaultContextLoader()
 
 
 def message_writer(params: Mapping[str, Any], dbfs: Path = DBFS) -> PipesMessageWriter[Any]:
-    """The message writer for the place that `params` name, where the Dagster run reads messages: objects in S3,
-    files in a folder of DBFS or of a volume of Databricks, one file, or standard output."""
+    """The message writer for the place in `params`, where the Dagster run reads messages: objects in S3, files in a
+    folder of DBFS or of a volume of Databricks, one file, or standard output."""
     if "bucket" in params:
         return PipesS3MessageWriter(client=boto3.client("s3"))
     if _is_on(dbfs, params):

@@ -1,7 +1,8 @@
-"""The Dagster side of a bounded run in a Spark driver elsewhere: it launches the driver and reads its report.
+"""The Dagster side of a bounded run in a Spark driver elsewhere. It launches the driver and reads the driver's
+report.
 
-A function of the user starts the driver, with a Pipes client of the user's choice. Tasks that need Dagster's own
-storage, such as declaring windows, are carried out by the Dagster run when the driver has ended.
+A function of the user starts the driver, with a Pipes client of the user's choice. When the driver has ended, the
+Dagster run carries out the tasks that need Dagster's own storage, such as declaring windows.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +39,7 @@ def read_elsewhere(
     client.
 
     Raises Failure if the driver reports a problem, ends without a report, or reports an outcome that this version
-    cannot read, and what the Pipes client raises.
+    cannot read. Raises the errors of the Pipes client.
     """
     application, run_id = consumer.application, context.run.run_id
     given = {name: getattr(context.resources, name) for name in resources_of(launch)}

@@ -38,9 +38,9 @@ Send = Callable[[Mapping[str, Any]], object]
 
 @dataclass(frozen=True, slots=True)
 class RemoteReport:
-    """The content of a report. `outcome`: None if the run has none, because of `problem`. Neither is set if the
-    driver ended before its report. `led`: whether the run led the application. `unread`: for each event that could
-    not be read, why."""
+    """The content of a report. `outcome`: None if the run has no outcome because of `problem`. Neither is set if
+    the driver ended before its report. `led`: whether the run led the application. `unread`: for each event that
+    could not be read, the reason."""
 
     events: Sequence[Reported] = ()
     outcome: BoundedOutcome | None = None
@@ -48,7 +48,7 @@ class RemoteReport:
     problem: str = ""
     unread: Sequence[str] = ()
     versions: str = UNKNOWN
-    """Those of the driver."""
+    """The versions of the driver."""
 
 
 def our_versions() -> str:

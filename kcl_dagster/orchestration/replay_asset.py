@@ -239,11 +239,11 @@ def _metadata(states: Sequence[ShardReplay]) -> dict[str, Any]:
 
 @contextmanager
 def _after_older_replays(context: AssetExecutionContext, application: str, runtime: Runtime) -> Iterator[None]:
-    """Wait until no older replay of the application is running, in case the limit of the pool allows several. A
-    waiting run occupies one of the places in the pool."""
+    """Wait until no older replay of the application is running, in case the limit of the pool allows several
+    replays. A waiting run occupies one of the places in the pool."""
     instance, run = context.instance, context.run
-    # Not with the tag of the application's worker runs: those are pruned, and with this run its materializations
-    # would be.
+    # This is not the tag of the application's worker runs. Those are pruned, and the materializations of this run
+    # would be deleted as well.
     instance.add_run_tags(run.run_id, {REPLAY_TAG: application})
     reported: str | None = None
     while (before := older(instance, application, run)) is not None:

@@ -1,8 +1,8 @@
 """When the leader reports its observations to Dagster, and in which form.
 
 Dagster keeps every event for ever and evaluates the sensor 17,000 times a day, so events are combined. A change is
-reported at once, but at most once a minute, together with other changes; and once more when it has settled. If
-nothing changes, reports are rare.
+reported at once, but at most once a minute, together with other changes. It is reported once more when the values
+have settled. If nothing changes, reports are rare.
 """
 
 import hashlib
@@ -30,12 +30,13 @@ TABLE_PACE_SECONDS = 3600.0  # for tables, which matter only when they change
 NEWS_SECONDS = 1800.0  # a decision that still holds after this time is reported again
 # The end of a worker moves all of its leases, over several ticks, and each report takes 25 KB.
 LEAST_PACE_SECONDS = 60.0
-SETTLED_SECONDS = 30.0  # after a change; workers have sent heartbeats since then, so the numbers are valid again
+SETTLED_SECONDS = 30.0  # after a change; workers have sent heartbeats by then, so the numbers are valid
 CHECK_PACE_SECONDS = 4 * 3600.0  # for a check whose result is unchanged
 SHARDS_PACE_SECONDS = 60.0  # from a materialization of a stream until it is checked whether Dagster has stored it
-SHARDS_TOLD_AT_MOST = 2  # the second time in case the first was not stored
+SHARDS_TOLD_AT_MOST = 2  # a second time if the first materialization was not stored
 SUPERSEDED_PACE_SECONDS = 60.0  # workers materialize the records every 30 s at first, and every 30 minutes later
-# For a check that fails less badly than before, so that it is not reported at every tick around a step.
+# For a check that fails less badly than before. It is reported only this often, because a value may vary around a
+# step.
 EASED_PACE_SECONDS = 1800.0
 # Durations and percentages change from tick to tick, although the text is otherwise the same.
 SHARDS_TAG = "kcl/shards"
@@ -59,14 +60,16 @@ class Reporter:
     _changed: float = float("-inf")
     _told: dict[Role, float] = field(default_factory=dict)
     _checked: dict[str, tuple[float | None, float]] = field(default_factory=dict)
-    """Check -> the step of its problem in the last evaluation (None if it passed), and when."""
+    """Check -> the step of its problem in the last evaluation (None if the check passed), and the time of the
+    evaluation."""
 
     _looked: float = float("-inf")
     _stored_shards: dict[str, str] = field(default_factory=dict)
     """Stream -> the set of open shards in Dagster's storage."""
 
     _told_shards: dict[str, tuple[str, float, int]] = field(default_factory=dict)
-    """Stream -> the set of open shards in the last materialization that was returned, when, and how often."""
+    """Stream -> the set of open shards in the last materialization that was returned, the time, and how often it
+    was returned."""
 
     _remarks: dict[str, str | None] = field(default_factory=dict)
     _wrong_since: dict[str, float] = field(default_factory=dict)
@@ -75,14 +78,14 @@ class Reporter:
     _latest: deque[statement.Row] = field(default_factory=lambda: deque(maxlen=statement.MAX_ROWS))
 
     def recall(self, evaluated: Iterable[str], decisions: Iterable[statement.Row] = ()) -> None:
-        """Set what was reported before this process: the checks that were evaluated, of which those that must be
-        acknowledged keep their result, and the latest decisions, the newest first."""
+        """Set what earlier processes have reported: the checks that were evaluated, and the latest decisions, the
+        newest first. Checks that must be acknowledged keep their result."""
         self._answered.update(evaluated)
         self._latest.extend(decisions)
 
     def news(self, decisions: Iterable[Decision], now: float) -> list[Decision]:
-        """Decisions that were not reported lately. A launch is requested until its run is seen, and a problem is
-        noted as long as it lasts, but each is reported only once."""
+        """Decisions that were not reported lately. A launch is requested until its run exists, and a problem is
+        noted as long as it lasts, but each of them is reported only once."""
         self._decided = {text: at for text, at in self._decided.items() if now - at < NEWS_SECONDS}
         fresh = []
         for decision in decisions:
@@ -132,8 +135,8 @@ class Reporter:
         return found
 
     def settle(self, stream: StreamSight) -> None:
-        """Note that Dagster's storage has a materialization of this set of open shards, so that none is returned
-        for it again."""
+        """Record that Dagster's storage has a materialization of this set of open shards, so that no other one is
+        returned."""
         self._stored_shards[stream.name] = shards_of(stream)
 
     def events(self, seen: Observation, now: float, changed: Iterable[StreamSight] = ()) -> list[Event]:
@@ -204,7 +207,7 @@ class Reporter:
 
 
 def shards_of(stream: StreamSight) -> str:
-    """A short name of a stream's set of open shards. The same in every process and for every application."""
+    """A short name of a stream's set of open shards. It is the same in every process and for every application."""
     return hashlib.sha256("\n".join(stream.shards).encode()).hexdigest()[:16]
 
 

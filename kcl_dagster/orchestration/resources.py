@@ -162,7 +162,7 @@ def _refuse_halves(values: Mapping[str, Any]) -> None:
 
 
 def _plain(value: str) -> str:
-    """The value, also of an EnvVar, for a resource that is used without Dagster."""
+    """The plain value, also of an EnvVar, for a resource that is used without Dagster."""
     if not isinstance(value, EnvVar):
         return value
     found = value.get_value()

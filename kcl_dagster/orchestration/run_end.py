@@ -1,7 +1,7 @@
 """Ends a run whose worker cannot end by itself, because the consumer's code does not return.
 
-A Python thread cannot be ended from outside, so the process is ended. Before that, the run is recorded: as canceled
-if it was terminated, otherwise as failed, with the reason.
+A Python thread cannot be ended from outside, so the process is ended. Before that, the run is recorded as canceled
+if it was terminated, and otherwise as failed, with the reason.
 """
 
 import logging
@@ -22,7 +22,7 @@ from kcl_dagster.worker.surroundings import EndProcess
 
 log = logging.getLogger(__name__)
 
-# Dagster's storage may hang; then Dagster's run monitoring detects that the process has ended.
+# Dagster's storage may hang. Dagster's run monitoring then detects that the process has ended.
 REPORT_SECONDS: Final = 15.0
 EXIT_CODE: Final = 70
 
@@ -34,7 +34,7 @@ def ending(
     is_own: Callable[[], bool] | None = None,
 ) -> EndProcess:
     """Make the function that ends the process. `is_own`: returns whether the process exists for this run only.
-    If not, as in a test or a notebook, the process continues: its run is recorded as ended nevertheless, and its
+    Otherwise, as in a test or a notebook, the process continues. Its run is recorded as ended nevertheless, and its
     worker has neither a row nor a lease."""
 
     def end(why: str) -> None:

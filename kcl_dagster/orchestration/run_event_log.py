@@ -1,4 +1,4 @@
-"""Writes the events of a worker run to Dagster's event log: combined, never one event per batch."""
+"""Writes the events of a worker run to Dagster's event log. Events of several batches are combined into one."""
 
 import logging
 import threading
@@ -34,7 +34,7 @@ from kcl_dagster.worker.report import PROGRESS, BatchReport
 logger = logging.getLogger(__name__)
 
 # An event takes 8 KB on disk, and the page of a run with thousands of events loads slowly. Operators watch the
-# start of a worker; after that the pause doubles, up to one event every half hour (0.4 MB a day).
+# start of a worker. After that, the pause doubles, up to one event every half hour (0.4 MB a day).
 FIRST_PACE_SECONDS = 30.0
 CALM_PACE_SECONDS = 1800.0
 ALARM_PACE_SECONDS = 300.0  # for one kind: a stream full of poison records must not fill the event log
@@ -98,10 +98,10 @@ class RunEventLog:
     _table_columns: dict[str, TableSchema] = field(default_factory=dict)
     _tables_told: bool = False
     _alarms: dict[EventKind, tuple[float, int]] = field(default_factory=dict)
-    """Kind -> when it was last reported, and the number of events since."""
+    """Kind -> when it was last reported, and the number of events since then."""
 
     _errors: dict[LeaseKey, str] = field(default_factory=dict)
-    """The last error of each shard that has failed and has stored nothing since."""
+    """The last error of each shard that has stored nothing since the error."""
 
     _episodes: Episodes = field(default_factory=Episodes)
     _offer: Offer = at_once
@@ -111,8 +111,8 @@ class RunEventLog:
 
     @contextmanager
     def in_background(self, last_seconds: float = LAST_SECONDS) -> Iterator[None]:
-        """Write everything on a separate thread. At the end of the block, wait at most `last_seconds` for what
-        is still queued."""
+        """Write everything on a separate thread. The end of the block waits at most `last_seconds` for the queued
+        events."""
         queue = DeliveryQueue(on_dropped=self._say_dropped)
         thread = DeliveryThread(queue, "kcl-events", last_seconds)
         try:
@@ -137,7 +137,7 @@ class RunEventLog:
         self.log.warning(text, counted(dropped))
 
     def note_columns(self, output: Any) -> None:
-        """Record the schema of a transform's result as that of the asset. Reads it from Spark once per run."""
+        """Record the schema of a transform's result as that of the asset. It is read from Spark once per run."""
         if isinstance(output, Mapping):
             if not self._table_columns:
                 found = {name: _columns_of(output.get(name)) for name in self.tables}
@@ -146,8 +146,8 @@ class RunEventLog:
             self._columns = _columns_of(output)
 
     def batch(self, report: BatchReport) -> None:
-        """Called after each round of the worker. Writes an observation when something was first stored, and
-        after that at growing intervals."""
+        """Called after each round of the worker. Writes an observation when records were first stored, and then at
+        growing intervals."""
         self._write_due_lines()
         with self._lock:
             first = self._total.records == 0 and report.records > 0
@@ -170,7 +170,7 @@ class RunEventLog:
             self._offer("batch", partial(self.write, one))
 
     def observation(self) -> AssetObservation:
-        """An observation of what was stored since the last one."""
+        """An observation of what was stored since the last observation."""
         with self._lock:
             return self._observation()
 
@@ -233,7 +233,7 @@ class RunEventLog:
 
     @property
     def errors(self) -> Mapping[LeaseKey, str]:
-        """The last error of each shard that has failed and has stored nothing since."""
+        """See `_errors`."""
         with self._lock:
             return dict(self._errors)
 

@@ -1,4 +1,5 @@
-"""Worker runs in Dagster's run storage. It is only a hint: whether a worker is alive is decided by the tables."""
+"""Worker runs in Dagster's run storage. This storage is only a hint: the tables determine whether a worker is
+alive."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ CODE_TAG = "kcl/code"
 """The version of the consumer's code with which the run was launched."""
 
 LAUNCHED_BY_TAG = "kcl/launched-by"
-"""The trace and span of the tick that launched the run, as a `traceparent`. Only where ticks are traced."""
+"""The trace and span of the tick that launched the run, as a `traceparent`. Only if ticks are traced."""
 
 WINDOWS_TAG = "kcl/windows"
 """The application whose windows a run materializes. The run adds the tag when it begins."""
@@ -48,10 +49,10 @@ def worker_tag(application: Application, slot: str) -> str:
 
 
 def slot_runs(instance: DagsterInstance, application: Application) -> Mapping[str, SlotRun]:
-    """The run of each slot that has one. If several were launched, the most advanced, then the oldest.
+    """The run of each slot that has one. If a slot has several runs, the most advanced one, and then the oldest.
 
-    Requests all active runs and selects them by tag here: with thousands of finished runs this takes a fifth of the
-    time of a request by tag.
+    Requests all active runs and selects them by tag here. If there are thousands of finished runs, this takes a
+    fifth of the time of a request by tag.
     """
     best: dict[str, SlotRun] = {}
     records = instance.get_run_records(RunsFilter(statuses=ACTIVE))
@@ -101,14 +102,14 @@ def ranges_in_progress(
 
 
 def run_view(instance: DagsterInstance, application: Application, code: LoadedCode | None = None) -> RunView:
-    """The runs of the application, as its leader sees them. `code`: the code that it launches; workers with
-    older code are replaced."""
+    """The runs of the application, as its leader sees them. `code`: the code with which the leader launches runs;
+    workers with older code are replaced."""
     return RunView(slot_runs(instance, application), lambda run_ids: finished(instance, run_ids), code=code)
 
 
 def finished(instance: DagsterInstance, run_ids: Collection[str]) -> Collection[str]:
-    """The runs among these that have ended. An unknown run may belong to another deployment, and is not
-    included."""
+    """The runs among these that have ended. A run that Dagster does not know may belong to another deployment, and
+    is not included."""
     asked = sorted(set(run_ids))
     runs = instance.get_runs(RunsFilter(run_ids=asked)) if asked else ()
     return {run.run_id for run in runs if run.status in OVER}
@@ -123,7 +124,7 @@ def report_failed(instance: DagsterInstance, run_id: str) -> None:
 
 
 def rival(instance: DagsterInstance, application: Application, slot: str, run: DagsterRun) -> str | None:
-    """Another run that is already working in this slot, if any. A concurrency limit of the queue normally
-    prevents that, if one is set."""
+    """Another run that is already working in this slot, if there is one. If the queue has a concurrency limit, the
+    limit normally prevents this."""
     other = slot_runs(instance, application).get(slot)
     return other.run_id if other is not None and other.run_id != run.run_id and other.status == "running" else None

@@ -21,7 +21,7 @@ class KclScaffoldParams(BaseModel):
 
 
 class KclApplicationScaffolder(Scaffolder[KclScaffoldParams]):
-    """Writes the required settings, and none that has a good default."""
+    """Writes the settings that are required, and no others."""
 
     @classmethod
     def get_scaffold_params(cls) -> type[KclScaffoldParams]:

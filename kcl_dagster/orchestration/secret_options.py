@@ -36,9 +36,8 @@ SECRET_NAMES: Final = (
 """An option is a secret if its name contains one of these, even as a part of a word: `clientsecret`, `tokens`."""
 
 SECRET_WORDS: Final = ("sas",)
-"""An option is a secret if its name has one of these as a whole word. They are too short to search for within
-words.
-"""
+"""An option is a secret if its name has one of these as a whole word. They are too short to be searched for within
+words."""
 
 NO_SECRET_ENDINGS: Final = (
     "id",
@@ -56,7 +55,7 @@ NO_SECRET_ENDINGS: Final = (
     "google_application_credentials",  # the path of a file
     "s3a_access_key",  # the identifier of the key has this name in Hadoop
 )
-"""An option with such an ending is not a secret, but describes one: `aws_web_identity_token_file`."""
+"""An option whose name ends like this is not a secret, but describes one: `aws_web_identity_token_file`."""
 
 
 _PROPERTY: Final = re.compile(r"-D([\w.-]+)=")
@@ -66,8 +65,8 @@ _resolving: ContextVar[bool] = ContextVar("kcl_secrets_are_resolved", default=Fa
 
 
 class SecretsResource(ConfigurableResource[Any]):
-    """A resource some of whose fields must not be literals. Dagster makes it twice: from the code, with EnvVars,
-    and again from plain text after it has resolved their variables."""
+    """A resource some of whose fields must not be literals. Dagster makes it twice: first from the code, with
+    EnvVars, and again from plain text after it has resolved the variables."""
 
     def _with_updated_values(self, values: Mapping[str, Any] | None) -> Any:
         token = _resolving.set(True)
@@ -78,8 +77,8 @@ class SecretsResource(ConfigurableResource[Any]):
 
 
 def is_literal(value: Any) -> bool:
-    """Whether a value was written into the code or a run's configuration. While Dagster resolves a resource,
-    values of environment variables do not count as literals."""
+    """Whether a value was written into the code or a run's configuration. While Dagster resolves a resource, values
+    of environment variables do not count as literals."""
     if not value or isinstance(value, EnvVar):
         return False
     return not (_resolving.get() and value in os.environ.values())
@@ -140,8 +139,9 @@ def resolved(options: Mapping[str, str], owner: str) -> dict[str, str]:
 
 
 def _in_address(value: str) -> str | None:
-    """What kind of secret an address contains, or None. Examples: `postgresql://user:password@host`,
-    `https://host/?sig=...&token=...`, `sc://host/;token=...`, `-Dstore.password=...`."""
+    """What kind of secret an address contains. None if it contains none. Examples:
+    `postgresql://user:password@host`, `https://host/?sig=...&token=...`, `sc://host/;token=...`,
+    `-Dstore.password=...`."""
     if any(is_secret(name) for name in _PROPERTY.findall(value)):
         return "an option of Java that contains a secret"
     if "://" not in value:

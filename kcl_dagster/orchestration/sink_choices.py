@@ -109,7 +109,7 @@ class SinkChoice:
 
     @property
     def each(self) -> "Mapping[str, SinkChoice]":
-        """The sink of each table; the name of a single one is empty."""
+        """The sink of each table. If there is only one table, its name is empty."""
         return self.tables or {"": self}
 
     @property
@@ -386,11 +386,11 @@ def iceberg(
 
 
 def open_staging(choice: SinkChoice, transform: Transform, s3: Connection, runtime: Runtime) -> "SparkSink | None":
-    """Open a sink whose batches are committed in chains. None if the sink has none, and its batches are announced
-    in the leases instead.
+    """Open a sink whose batches are committed in chains. Returns None if the sink has no chains. Its batches are
+    then announced in the leases instead.
 
-    Raises ConfigurationError if the store cannot keep chains. This is checked before a lease names a chain, which
-    could not be closed in such a store.
+    Raises ConfigurationError if the store cannot keep chains. This is checked before a lease names a chain, because
+    a chain could not be closed in such a store.
     """
     if choice.open_staging is None:
         return None
@@ -399,7 +399,7 @@ def open_staging(choice: SinkChoice, transform: Transform, s3: Connection, runti
         check_store(sink.entries.files, runtime.new_id())
     except ConfigurationError:
         raise
-    except (KclError, OSError) as error:  # it may be temporary; otherwise the first batch fails
+    except (KclError, OSError) as error:  # the error may be temporary; otherwise the first batch fails
         log.warning("whether %s can keep chains is not known yet: %s", choice.place, brief(error))
     return sink
 

@@ -1,6 +1,5 @@
-"""The metadata that each asset of an application reports about an observation: a few numbers, and one table of
-at most a dozen rows with the worst first. Pure.
-"""
+"""The metadata that each asset of an application reports about an observation: a few numbers, and one table of at
+most a dozen rows with the worst first. Pure."""
 
 import re
 from collections import Counter
@@ -42,7 +41,7 @@ _HOUR, _MINUTE = 3600.0, 60.0
 
 
 def of_leases(seen: Observation) -> KclLeasesMetadataSet:
-    """The leases: unserved ones first, then those in handoff, then those whose counter was unchanged for
+    """The leases. Unserved leases come first, then those in a handoff, then those whose counter was unchanged for
     longest."""
     unserved, stopped, still_open = set(seen.unserved), set(seen.stopped), seen.open_leases
     behind = {lag.lease: lag.seconds for lag in seen.lags}
@@ -115,8 +114,8 @@ def of_workers(seen: Observation) -> KclWorkersMetadataSet:
 
 
 def of_lag(seen: Observation) -> KclLagMetadataSet:
-    """The lag. It is reported every minute, so it is small: 1.3 KB for a healthy fleet, three of which fit into
-    a page of sqlite. Its tables are Markdown, which takes a quarter of the space."""
+    """The lag. It is reported every minute, so it is small: 1.3 KB for a healthy fleet, so that three reports fit
+    into a page of sqlite. Its tables are Markdown, which takes a quarter of the space."""
     used = seen.retention_used
     worth = [lag for lag in seen.lags if lag.seconds is None or lag.seconds >= BEHIND_WORTH_TELLING]
     return KclLagMetadataSet(
@@ -163,7 +162,7 @@ def of_decisions(latest: Sequence[Row]) -> KclDecisionsMetadataSet:
 
 
 def slot_of(worker: str) -> str:
-    """A worker's slot, or its name if it has no slot, as a Java worker."""
+    """A worker's slot, or the name of a worker that has no slot, such as a Java worker."""
     return worker.partition(":")[0]
 
 
@@ -206,7 +205,7 @@ def _told(lag: ShardLag) -> tuple[str, str]:
 
 
 def _streams(seen: Observation) -> MarkdownMetadataValue:
-    """One line for each stream, the one furthest behind first."""
+    """One line for each stream. The stream furthest behind comes first."""
     worst: dict[str | None, ShardLag] = {}
     for lag in seen.lags:
         worst.setdefault(lag.stream, lag)
@@ -240,7 +239,7 @@ def _leader(seen: Observation) -> str:
 
 
 def _cpu(row: WorkerRow) -> float | None:
-    """The CPU load in a worker's latest valid sample. The KCL writes -1 if it could not measure."""
+    """The CPU load in a worker's latest valid sample. The KCL writes -1 for a load that it could not measure."""
     samples = [sample for sample in (row.averages or {}).get(CPU, ()) if sample >= 0]
     return samples[-1] if samples else None
 

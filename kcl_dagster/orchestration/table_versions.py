@@ -13,7 +13,7 @@ from kcl_dagster.worker.error_text import brief
 
 log = logging.getLogger(__name__)
 
-ANSWER_SECONDS: Final = 5.0  # a tick of the leader waits no longer for a store or a catalog
+ANSWER_SECONDS: Final = 5.0  # a tick of the leader does not wait for longer for a store or a catalog
 VERSIONED: Final = frozenset({"deltalake", "iceberg"})  # kinds of sinks
 
 
@@ -21,8 +21,8 @@ def newest_versions(consumer: Consumer, kcl: KclResource) -> Mapping[str, Mappin
     """The newest version of each table of the consumer, as fields of `KclWindowMetadataSet`. The keys are the names
     of the tables in `SinkChoice.each`. Tables without versions are left out.
 
-    A table that cannot be read is left out, too: a leader works without the right to read tables. Waits at most
-    `ANSWER_SECONDS`.
+    A table that cannot be read is left out, too, because a leader need not have the right to read tables. Waits at
+    most `ANSWER_SECONDS`.
     """
     found: dict[str, Mapping[str, Any]] = {}
 

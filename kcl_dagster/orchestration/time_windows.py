@@ -2,8 +2,7 @@
 partition.
 
 Dagster's partitions begin and end with their definition, and leave out its exclusions. The windows here have no
-such bounds, because records arrive at any time: each time is in exactly one window, and a window may have no
-partition.
+such bounds, because records arrive at any time. Each time is in exactly one window. A window may have no partition.
 """
 
 from collections.abc import Iterator
@@ -22,9 +21,8 @@ from dagster import HourlyPartitionsDefinition, TimeWindowPartitionsDefinition
 from kcl_dagster.errors import ConfigurationError
 
 DEFAULT_PARTITIONS: Final = HourlyPartitionsDefinition(start_date="2026-11-01-00:00")
-"""Hours in UTC, from the month in which the records asset was first partitioned by time; no application has
-counted windows before. The start is fixed because Dagster compares definitions by it.
-"""
+"""Hours in UTC, from the month in which the records asset was first partitioned by time. No application has counted
+earlier windows. The start is fixed because Dagster compares definitions by their start."""
 
 MINUTE: Final = 60
 HOUR: Final = 3600
@@ -56,7 +54,7 @@ class PartitionWindows:
 
     @property
     def division(self) -> str:
-        """A name of how time is divided, see `model.windows.Windows`. The definition's start and end are not
+        """A name for this division of time, see `model.windows.Windows`. The definition's start and end are not
         part of it, because they move no window."""
         return f"{self.partitions.cron_schedule} {self.partitions.timezone}"
 
@@ -83,7 +81,7 @@ class PartitionWindows:
         local = datetime.fromtimestamp(start, self._zone)
         if partitions.is_window_start_excluded(local):
             return None
-        if local.fold:  # the clocks are set back: Dagster distinguishes this hour from the one before
+        if local.fold:  # the clocks are set back: Dagster distinguishes this hour from the previous one
             return partitions.get_partition_key_for_timestamp(start)
         return local.strftime(partitions.fmt)
 
@@ -95,24 +93,24 @@ class PartitionWindows:
         return self.key_of(self.start_of(moment))
 
     def start_of_key(self, key: str) -> int | None:
-        """The start of the window that a partition's key names; None for any other text, such as a partition of
-        a former definition."""
+        """The start of the window that a partition's key names. None for any other text, such as a key of a former
+        definition."""
         moment = self._moment_of(key)
         return None if moment is None else self._start_at(moment, key)
 
     def newest(self, keys: AbstractSet[str], count: int) -> list[int]:
         """The starts of the newest windows that have these keys, oldest first, at most `count`.
 
-        It is fast enough for all keys in Dagster's storage at every tick: a key is parsed only once, in
-        microseconds, and the window is computed only for the newest keys, because that may take a millisecond. Not
+        It is fast enough for all keys in Dagster's storage at every tick. A key is parsed only once, in
+        microseconds. The window is computed only for the newest keys, because that may take a millisecond. Not
         thread-safe.
         """
         starts = (self._start_at(moment, key) for moment, key in nlargest(count, self._parsed(keys)))
         return sorted(start for start in starts if start is not None)
 
     def oldest_first(self, keys: AbstractSet[str]) -> Iterator[int]:
-        """The starts of all windows that have these keys. Each window is computed when it is needed; otherwise
-        like `newest`."""
+        """The starts of all windows that have these keys. Each window is computed when it is needed. Otherwise like
+        `newest`."""
         for moment, key in sorted(self._parsed(keys)):
             start = self._start_at(moment, key)
             if start is not None:
@@ -155,8 +153,8 @@ class PartitionWindows:
         return known
 
     def _computed(self, at: int) -> tuple[int, int]:
-        """The window that contains a time. Cron has the granularity of minutes, so it is the same for the whole
-        minute."""
+        """The window that contains a time. It is the same for the whole minute, because cron has the granularity of
+        minutes."""
         if self.partitions.cron_schedule == EVERY_MINUTE:  # Dagster would take six milliseconds for this schedule
             return at, at + MINUTE
         before = self._endless.get_prev_partition_window(datetime.fromtimestamp(at, UTC), respect_bounds=False)
@@ -225,7 +223,7 @@ def refuse(partitions: object, application: str) -> TimeWindowPartitionsDefiniti
 
 
 def _odd_change(partitions: TimeWindowPartitionsDefinition) -> int:
-    """By how many seconds the clocks of the time zone change, if not by whole hours; otherwise 0."""
+    """The seconds by which the clocks of the time zone change, if these are not whole hours. Otherwise 0."""
     zone = ZoneInfo(partitions.timezone)
     first = datetime.fromtimestamp(partitions.start_timestamp, UTC)
     offsets = [(first + timedelta(days=day)).astimezone(zone).utcoffset() or timedelta() for day in range(400)]

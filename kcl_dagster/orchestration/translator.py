@@ -68,7 +68,7 @@ class KclAsset:
 
 
 def slots_of(application: Application) -> DynamicPartitionsDefinition:
-    """The partitions of the worker job: one per slot. Their name contains the application's, because Dagster
+    """The partitions of the worker job: one per slot. Their name contains that of the application, because Dagster
     shares partitions of one name among all code locations."""
     return DynamicPartitionsDefinition(name=f"{application.name}/slots")
 

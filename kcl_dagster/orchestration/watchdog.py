@@ -1,9 +1,9 @@
 """Reasons for which a worker stops although no stop was requested.
 
-Stopping Dagster does not stop the runs that it launched: only Ctrl-C in a terminal reaches them. If the code
-server, the run record or the `dagster dev` of a worker is gone, the worker would renew its leases for ever. The
-worker calls these watches every few seconds, on the thread that also writes its heartbeat, so none of them waits
-for a response.
+Stopping Dagster does not stop the runs that it launched. Only Ctrl-C in a terminal reaches them. If the code
+server, the run record or the `dagster dev` of a worker no longer existed, the worker would renew its leases for
+ever. The worker calls these watches every few seconds, on the thread that also writes its heartbeat, so none of
+them waits for a response.
 """
 
 import os
@@ -16,7 +16,7 @@ from kcl_dagster.worker.surroundings import Watch
 
 
 def watches(instance: DagsterInstance, run_id: str) -> tuple[Watch, ...]:
-    """All watches. To be called in the worker's process at its start, while everything that they watch exists."""
+    """All watches. Called in the worker's process at its start, while everything that they watch exists."""
     return (parent_is_gone(), dev_is_gone(), run_is_over(instance, run_id))
 
 
@@ -27,7 +27,8 @@ def parent_is_gone() -> Watch:
 
 
 def dev_is_gone() -> Watch:
-    """Watches whether the `dagster dev` or `dg dev` above this process has ended. In production there is none."""
+    """Watches whether the `dagster dev` or `dg dev` that started this process has ended. There is none in
+    production."""
     root = processes.dev_root() if os.environ.get("DAGSTER_IS_DEV_CLI") else None
 
     def check() -> str | None:
@@ -37,11 +38,11 @@ def dev_is_gone() -> Watch:
 
 
 def run_is_over(instance: DagsterInstance, run_id: str, start: Start = on_a_thread) -> Watch:
-    """Watches whether Dagster no longer counts the run as active: it was canceled by force, failed by the monitor,
-    or deleted.
+    """Watches whether Dagster no longer counts the run as active, because it was canceled by force, failed by the
+    monitor, or deleted.
 
     The run is looked up in the background, because Dagster's storage may hang. The watch returns the result of the
-    previous look-up; until there is one, the run counts as active.
+    previous look-up. Until there is one, the run counts as active.
     """
 
     def look_up() -> str | None:

@@ -26,8 +26,8 @@ def build_worker_job(
 ) -> JobDefinition:
     """Build the job that the leader launches, with one partition per slot.
 
-    It runs in process: with a separate step process, a run that is killed would leave a worker behind that
-    continues to renew its leases. It is not retried, because the leader launches another run.
+    It runs in process. If a run with a separate step process was killed, its worker would remain and continue to
+    renew its leases. A run is not retried, because the leader launches another run.
 
     Its runs materialize nothing. They observe the records asset, whose partitions are windows of time and are
     materialized when they are complete; see `declaring`.

@@ -41,15 +41,15 @@ from kcl_dagster.worker.utilization.platform import measured
 if TYPE_CHECKING:
     from kcl_dagster.telemetry.batch_traces import BatchTraces
 
-# How long a run whose worker has ended waits for a Spark that is still starting: that takes a minute or more on a
-# busy machine.
+# If the worker of a run has ended, the run waits this long for a Spark that is still starting. Starting may take
+# more than a minute on a busy machine.
 STARTING_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRun:
-    """The parts of a worker that depend on its run. `open_session` is called once, on a separate thread, and may
-    be slow."""
+    """The parts of a worker that depend on its run. `open_session` is called once, on a separate thread, and may be
+    slow."""
 
     consumer: Consumer
     kcl: KclResource
@@ -71,8 +71,8 @@ class WorkerRun:
     def work(self, stop: StopSignal) -> StopReason:
         """Consume until there is a reason to stop. Blocks for hours.
 
-        Raises the error that kept Spark from starting, or BatchError when the Spark session is lost. By then the
-        leases are released; the run should be shown as failed.
+        Raises the error that kept Spark from starting, or BatchError if the Spark session is lost. By then, the
+        leases are released. The run should be shown as failed.
         """
         application = self.consumer.application
         identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
@@ -107,8 +107,8 @@ class WorkerRun:
             self._close(late)
 
     def _close(self, late: Late[SparkEngine | SparkProcessorHosts]) -> None:
-        """Close the engine, even if Spark is still starting: otherwise a JVM would remain. If Spark's start
-        hangs, the process is ended, because the run would occupy its slot for ever, although its leases are
+        """Close the engine, even if Spark is still starting, because otherwise a JVM would remain. If Spark's start
+        hangs, the process is ended. Otherwise the run would occupy its slot for ever, although its leases are
         released."""
         if not late.is_settled(STARTING_SECONDS):
             self.end_process(f"its leases are released, and Spark has not started {STARTING_SECONDS:.0f} s later")
@@ -128,8 +128,8 @@ class WorkerRun:
         return open_staging(self.consumer.sink, self._transform(spans), self._connection("s3"), system())
 
     def _transform(self, spans: Spans = NO_SPANS) -> Transform:
-        """The transform, observed and traced. Functions of Arrow tables run in the executors, where neither is
-        possible."""
+        """The transform, observed and traced. Functions of Arrow tables are neither observed nor traced, because
+        they run in the executors."""
         transform = self.consumer.stored_transform
         if self.consumer.arrow:
             return transform
@@ -188,7 +188,8 @@ class WorkerRun:
         connection = Connection(**self._connection("kinesis"))
         is_local = local_slots(session) is not None
         if not is_local:
-            # Again for our resource; sessions of other resources have not been checked yet.
+            # The executors are checked again for our resource. Sessions of other resources have not been checked
+            # yet.
             check_executors(session)
             check_stream(session, connection, self.consumer.application.streams[0].name)
         for store in () if chains is None else chains.stores_into:
