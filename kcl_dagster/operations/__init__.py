@@ -1,3 +1,2 @@
-"""The operations on an application: inspect, check, intervene. Each is a command of the CLI, and some are jobs
-in Dagster.
-"""
+"""The operations on an application: inspect, check, intervene. Each is a command of the CLI, and some are jobs in
+Dagster."""

@@ -1,4 +1,5 @@
-"""List the KCL applications of an account and region: each table with the key of a lease table is one."""
+"""List the KCL applications of an account and region. Each table with the key of a lease table is an
+application."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class ApplicationView:
 
 @dataclass(frozen=True, slots=True)
 class Applications:
-    """All applications that were found. `denied`: tables that these credentials may not read, each of which may
+    """All applications that were found. `denied`: tables that these credentials may not read. Each of them may
     belong to an application."""
 
     found: Sequence[ApplicationView]

@@ -3,8 +3,8 @@
 An export contains every attribute, including those that this package does not know. An import omits the owners of
 the leases, because they do not own the leases in the table that is written.
 
-`forget` exports the leases that it deletes, with the start positions of their streams. An import records a start
-position if none is recorded.
+`forget` exports the leases that it deletes, with the start positions of their streams. An import records the start
+position of a stream that has none.
 """
 
 import base64
@@ -51,14 +51,15 @@ class ImportReport:
     """Leases that had begun a batch when they were exported."""
 
     sets_back: bool = False
-    """Whether the time through which the application is complete moves back. It does not if all leases are
+    """Whether the time through which the application is complete moves back. It stays the same if all leases are
     unchanged."""
 
     starts: tuple[str, ...] = ()
-    """Streams whose start positions are in the file. They are recorded unless one is recorded already."""
+    """Streams whose start positions are in the file. They are recorded for streams that have none."""
 
     complete_through: int | None = None
-    """The time (epoch seconds) through which the application is complete afterwards. None: it is not known."""
+    """The time (epoch seconds) through which the application is complete after the import. None if it is not
+    known."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -154,8 +155,8 @@ def export_leases(opened: OpenApplication) -> Iterator[str]:
 
 
 def export_streams(opened: OpenApplication, keys: Collection[str], streams: Iterable[str]) -> Iterator[str]:
-    """A line for each of these leases, ordered by key, and one for each of these streams whose start position is
-    recorded."""
+    """A line for each of these leases, ordered by key, and a line for each of these streams that has a start
+    position."""
     for key, item in sorted(_items(opened).items()):
         if key in keys:
             yield to_line(item)
@@ -185,9 +186,9 @@ def import_leases(
 ) -> ImportReport:
     """Write exported leases without owners. Create the tables if there are none.
 
-    A lease that exists is unchanged if it differs only in what a worker writes while it waits. If others differ,
-    Unsafe is raised, or with `force` they are set back, unless they have an owner or may be given one. Counters
-    never decrease.
+    An existing lease is not changed if it differs only in what a worker writes while it waits. If other leases
+    differ, Unsafe is raised. With `force`, these are set back, unless they have an owner or may be given one.
+    Counters never decrease.
 
     Raises Unsafe and ConfigurationError before anything is changed.
     """
@@ -230,11 +231,12 @@ def import_leases(
         return report
     opened.audit.write("import", opened.by, report.to_document())
     sender = Sender(opened.dynamodb, opened.runtime)
-    # Before the leases: a leader takes leases without a start position for those of another program.
+    # Start positions are written before the leases, because a leader takes leases without a start position for
+    # those of another program.
     for start in starts:
         opened.starts.record(start)
     overtaken = []
-    if report.sets_back:  # before the leases and after them, as in a reset
+    if report.sets_back:  # written before and after the leases, as in a reset
         opened.completeness.set_back(report.complete_through)
     for key, item in changed.items():
         request = _write(opened.layout.leases.table, item, here.get(key))
@@ -254,8 +256,8 @@ def import_leases(
 
 
 def _complete_through(opened: OpenApplication, changed: Mapping[str, Item], here: Mapping[str, Item]) -> int | None:
-    """The time through which the application can be complete at most after the import: that of the imported
-    leases. None: it is not known."""
+    """The time through which the application can be complete at most after the import, which is that of the
+    imported leases. None if it is not known."""
     try:
         known = opened.completeness.load().through
     except TableNotFound:  # a dry run creates no table
@@ -317,11 +319,11 @@ def _only(name: str, item: Mapping[str, Any]) -> str | None:
 
 
 def _write(table: str, item: Item, known: Item | None) -> Request:
-    # The next owner settles the chain that the row names: it publishes the chain's entries (committed batches),
-    # which do not advance the imported lease.
+    # The next owner settles the chain that the row names. It publishes the entries of the chain (committed
+    # batches), which do not advance the imported lease.
     left_out = {*_OWNERSHIP, a.CHAIN, a.CLAIM, a.CLAIM_STATE}
-    # Batch numbers above that of the file may have been used for other records. Without a number, the next one is
-    # above them all.
+    # Batch numbers above that of the file may have been used for other records. If the row has no number, the next
+    # number is above all of them.
     left_out.add(a.BATCH)
     if _begun(item) is not None:
         left_out |= {a.PENDING, a.PENDING_SUB, a.PENDING_STATE}
@@ -337,8 +339,8 @@ def _write(table: str, item: Item, known: Item | None) -> Request:
 
 
 def _begun(item: Item) -> int | None:
-    """The number of the batch that was begun when the lease was exported. Whether it was finished since is not
-    known, so its records are read again as part of a new batch."""
+    """The number of the batch that was begun when the lease was exported. It is not known whether the batch was
+    finished since, so its records are read again as part of a new batch."""
     lease = lease_from_item(item)
     pin = None if lease is None else pin_of(lease)
     return None if pin is None else pin.number

@@ -23,7 +23,7 @@ BEHIND_SECONDS: Final = 6 * 60 * MINUTE  # a quarter of the retention that a str
 DRIVER_SERVICES: Final = ("emr-serverless.amazonaws.com", "pods.eks.amazonaws.com")
 EC2: Final = "ec2.amazonaws.com"
 SERVICES: Final = ("pods.eks.amazonaws.com", "ecs-tasks.amazonaws.com", EC2)
-# Characters of a managed policy: less than IAM accepts, as names of regions and partitions may be longer some day.
+# Characters of a managed policy. IAM accepts more, but names of regions and partitions may become longer.
 POLICY_LIMIT: Final = 5500
 POLICIES_OF_A_ROLE: Final = 10  # the quota that an account has by default
 LONGEST_LABEL: Final = 63  # of DNS
@@ -44,8 +44,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A CloudWatch alarm. The statistic of the metric crosses the threshold in each of `minutes` consecutive
-    minutes."""
+    """A CloudWatch alarm. It is raised if the statistic of the metric crosses the threshold in each of `minutes`
+    consecutive minutes."""
 
     name: str
     why: str
@@ -57,11 +57,11 @@ class Alarm:
     threshold: float
     minutes: int
     is_missing_bad: bool = False
-    """Whether missing data raise the alarm, because the metric is published as long as all is well."""
+    """Whether missing data raise the alarm. The metric is published as long as the application works."""
 
 
 def alarms(deployment: Deployment) -> list[Alarm]:
-    """The alarms of an application. If it publishes no metrics to CloudWatch, only those on metrics of AWS."""
+    """The alarms of an application. If it publishes no metrics to CloudWatch, only the alarms on metrics of AWS."""
     application = deployment.application
     found: list[Alarm] = []
     if application.telemetry.cloudwatch is not MetricsLevel.NONE:
@@ -115,9 +115,9 @@ def alarms(deployment: Deployment) -> list[Alarm]:
                 5,
             ),
         ]
-        if deployment.is_bounded:  # its leaders publish nothing, and between two runs there is none
+        if deployment.is_bounded:  # leaders of bounded runs publish no metrics
             found = [alarm for alarm in found if alarm.dimensions != assigning]
-    # CloudWatch has the metrics of other streams in the account and region of the stream.
+    # The metrics of other streams are in CloudWatch in the account and region of the stream.
     streams = [stream.name for stream in application.streams if stream.arn is None]
     suffixes = _identifiers(streams) if len(application.streams) > 1 else [""] * len(streams)
     for stream, suffix in zip(streams, suffixes, strict=True):
@@ -166,7 +166,7 @@ def service_account(application: str, component: Component) -> str:
 
 
 def template(deployment: Deployment) -> Json:
-    """The template. `deployment` has `REGION` and `ACCOUNT` as region and account, or real ones."""
+    """The template. The region and the account of `deployment` are `REGION` and `ACCOUNT`, or real ones."""
     application = deployment.application
     tables = application.tables.model_copy(update={"create": False})
     made = replace(deployment, application=application.model_copy(update={"tables": tables}))
@@ -299,7 +299,7 @@ def _table(deployment: Deployment) -> Json:
 
 
 def _policies(component: Component, deployment: Deployment) -> Json:
-    """The managed policies of a component: as many as IAM's limit of characters makes necessary."""
+    """The managed policies of a component. IAM's limit of characters determines their number."""
     documents = divided(_in_any_partition(policy(component, deployment)), POLICY_LIMIT)
     return {
         f"{component.value.capitalize()}Policy{number if number > 1 else ''}": {
@@ -314,7 +314,7 @@ def _policies(component: Component, deployment: Deployment) -> Json:
 
 
 def _role(component: Component, name: str, policies: Mapping[Component, Json]) -> Json:
-    """The role of a component, and what gives it to pods of EKS and to machines of EC2."""
+    """The role of a component, with the resources that give it to pods of EKS and to machines of EC2."""
     role = _role_id(component)
     condition = {"Condition": "AreExecutorsApart"} if component is Component.EXECUTOR else {}
     attached: list[Any] = [{"Ref": one} for one in policies[component]]
@@ -370,7 +370,7 @@ _DRIVER_PARAMETERS: Final[Json] = {
 
 
 def _driver(deployment: Deployment, policies: Mapping[Component, Json]) -> Json:
-    """The role of Spark drivers elsewhere, with the policies of leader, worker and executor; nothing if none can
+    """The role of Spark drivers elsewhere, with the policies of leader, worker and executor. Empty if no driver can
     run."""
     if deployment.messages is None:
         return {}
@@ -391,7 +391,8 @@ def _driver(deployment: Deployment, policies: Mapping[Component, Json]) -> Json:
 
 
 def _unless_apart(policies: Mapping[Component, Json]) -> list[Json]:
-    """The policies of executors: in a local Spark session, the worker's own process reads the streams."""
+    """The policies of executors, unless executors are apart: in a local Spark session, the worker's own process
+    reads the streams."""
     no_value = {"Ref": "AWS::NoValue"}
     return [{"Fn::If": ["AreExecutorsApart", no_value, {"Ref": one}]} for one in policies[Component.EXECUTOR]]
 
@@ -402,7 +403,7 @@ def _machine_policies(policies: Mapping[Component, Json]) -> list[Json]:
 
 
 def _machine(name: str, policies: Mapping[Component, Json]) -> Json:
-    """The role of a machine of EC2 that runs both code location and workers: a machine has one role."""
+    """The role of a machine of EC2 that runs both code location and workers, because a machine has one role."""
     return {
         "MachineRole": {
             "Type": "AWS::IAM::Role",
@@ -436,7 +437,7 @@ def _trust(component: Component) -> Json:
 
 
 def _in_any_partition(document: Json) -> Json:
-    """The policy with a placeholder for the partition, beside those for region and account."""
+    """The policy with a placeholder for the partition, in addition to those for region and account."""
 
     def anywhere(arn: str) -> str:
         return re.sub(r"^arn:aws[^:]*:", "arn:${AWS::Partition}:", arn)

@@ -29,7 +29,7 @@ class Consumption:
 
     @property
     def is_empty(self) -> bool:
-        """Whether CloudWatch has no data: it is too early, or the tables are not on AWS."""
+        """Whether CloudWatch has no data, because it is too early, or because the tables are not on AWS."""
         return not self.writes and not self.reads
 
     @property

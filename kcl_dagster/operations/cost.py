@@ -1,9 +1,9 @@
 """Estimate from an application's settings what its tables and its requests to S3 cost, and how long its workers
 run. Pure.
 
-- DynamoDB: writing a row of up to 1 KB takes one write unit. Reading takes a read unit for each 4 KB if the read is
-  consistent, otherwise half of one.
-- S3: a put, a copy and a listing cost the same, a get a twelfth of that, and a deletion nothing.
+- DynamoDB: writing a row of up to 1 KB takes one write unit. A consistent read takes a read unit for each 4 KB, and
+  any other read half a unit.
+- S3: a put, a copy and a listing cost the same. A get costs a twelfth of that, and a deletion nothing.
 """
 
 from dataclasses import dataclass
@@ -21,15 +21,14 @@ WRITES_PER_BATCH: Final = 2  # one announces the batch, one writes the checkpoin
 READS_PER_TICK: Final = 2  # the control row and the protocol; the lock is only written
 WRITES_PER_TICK: Final = 1  # the lock
 MEMORY_SAVE_SECONDS: Final = 30.0  # how often the leader's memory is written while little changes
-SENSOR_STEP_SECONDS: Final = 1  # Dagster evaluates a sensor a second after its interval is over: 4 means every 5 s
+SENSOR_STEP_SECONDS: Final = 1  # an interval of 4 s means an evaluation every 5 s
 
-# The duration of a bounded run with little to read: it starts Python and Spark, reads 10 s
-# (`timings.arrival_margin`) further than the time it reads through, and releases its leases. The time for reading
-# the records is added.
+# The duration of a bounded run with few records to read. It starts Python and Spark, reads 10 s
+# (`timings.arrival_margin`) beyond its bound, and releases its leases. The time for reading the records is added.
 RUN_SECONDS: Final = 40.0
 RUN_TICK_SECONDS: Final = 1.0  # the run's own leader
-READING_SHARE: Final = 0.25  # of a run; in the rest it starts, waits for the time at which it may end, and ends
-RUN_LOOKS: Final = 5  # scans of the lease table, until it finds that everything is read
+READING_SHARE: Final = 0.25  # of a run; the rest is its start, waiting for its bound, and its end
+RUN_LOOKS: Final = 5  # scans of the lease table until everything is read
 LEASE_WRITES_PER_RUN: Final = 4  # assigned, acquired, checkpoint written, released
 
 # A fetch has at most two tasks, and each writes one file for each partition value.
@@ -37,10 +36,11 @@ TASKS: Final = 2
 # In a folder, a file is put, and then copied to its final name.
 PUTS_OF_PUBLISHED: Final = 2
 ENTRY_PUTS: Final = 1  # the chain's entry, which publishes a batch
-# A compaction sends two requests for each file: for its content, and to see whether it has changed.
+# A compaction sends two requests for each file: one reads the content, the other one checks whether the file has
+# changed.
 GETS_OF_COMPACTED: Final = 2
 COMPACTIONS_PER_HOUR: Final = 1
-# The lock and the listings; and for each partition value a journal and a file.
+# The lock and the listings, and a journal and a file for each partition value.
 PUTS_OF_COMPACTION: Final = 8
 PUTS_OF_MERGE: Final = 2
 # One commit of a table: its plan, the version of its log, and listings of the entries and of the last version.
@@ -90,16 +90,16 @@ class Storing:
     """The number of tables and folders into which each batch is stored."""
 
     committed: int | None = None
-    """How many of the outputs get commits. None: the only one, if it is a table."""
+    """How many of the outputs get commits. None: one if the target is a table, otherwise none."""
 
     is_compacted: bool = False
     """Whether an operation of the application merges small files every hour."""
 
     announces_batches: bool = False
-    """Whether each batch is written into its leases before and after it, as for `foreach_batch`."""
+    """Whether each batch is written into its leases before and after it is stored, as for `foreach_batch`."""
 
     bytes_per_second: float | None = None
-    """Bytes of all workers together. None: enough that each batch is read by all tasks."""
+    """Bytes of all workers together. None if there are enough bytes for all tasks of each batch."""
 
     def batch_seconds(self, longest: float, most_bytes: int, workers: int) -> float:
         """How long a worker reads a batch, until it has `most_bytes`."""
@@ -108,8 +108,8 @@ class Storing:
         return min(longest, most_bytes * max(1, workers) / self.bytes_per_second)
 
     def files(self, shards: int, batches: float) -> float:
-        """The number of files in one batch of one worker with this number of shards that have records.
-        `batches`: how many batches all workers together store per second."""
+        """The number of files in one batch of one worker, given its number of shards with records. `batches`: how
+        many batches all workers together store per second."""
         is_small = self.bytes_per_second is not None and self.bytes_per_second / batches < TASK_BYTES
         return (1 if is_small else min(TASKS, shards)) * self.partition_values * self.outputs
 
@@ -140,9 +140,8 @@ class Storing:
         return 0.0 if self.target == "other" else float(COMMIT_PUTS * self._tables)
 
     def compaction(self, files: float) -> "CostLine | None":
-        """The cost of merging this number of files per second. Each file is read by gets before it is merged,
-        whose number does not depend on its size. Listings of a folder with many thousands of files are not
-        included."""
+        """The cost of merging this number of files per second. A file is read by gets before it is merged. Their
+        number does not depend on its size. Listings of a folder with many thousands of files are not included."""
         if not self.is_compacted or self.target == "other":
             return None
         puts = (PUTS_OF_COMPACTION + PUTS_OF_MERGE * self.partition_values) * self.outputs
@@ -183,7 +182,7 @@ class CostLine:
         return units * SECONDS_PER_MONTH / 1e6 + self.s3_dollars(prices)
 
     def s3_dollars(self, prices: Prices) -> float:
-        """The part of `dollars` for S3, a month."""
+        """The part of `dollars` for S3."""
         return (self.puts * prices.put + self.gets * prices.get) * SECONDS_PER_MONTH / 1e6
 
 
@@ -202,7 +201,7 @@ class Cost:
     """Data files that are written, before a compaction merges them."""
 
     assumptions: str = ""
-    """One line of text: how batches are read and stored."""
+    """One line of text that says how batches are read and stored."""
 
     @property
     def dollars(self) -> float:
@@ -216,7 +215,6 @@ class Cost:
 
     @property
     def gets_per_hour(self) -> float:
-        """Gets of S3 per hour."""
         return sum(line.gets for line in self.lines) * SECONDS_PER_HOUR
 
     @property
@@ -280,7 +278,7 @@ def estimate(
     """Estimate the cost of a fleet. `busy`: the share of time in which a shard has records, so that one batch
     follows another.
 
-    Not included: resharding, handoffs, gets of S3 other than those of compactions, and the price of Kinesis itself.
+    Not included: resharding, handoffs, gets of S3 except for compactions, and the price of Kinesis itself.
     """
     timings, batch, storing = application.timings, application.batch, storing or Storing()
     tick = timings.tick_interval + SENSOR_STEP_SECONDS
@@ -324,8 +322,8 @@ def estimate_catch_up(
     prices: Prices | None = None,
     storing: Storing | None = None,
 ) -> Cost:
-    """Estimate the cost of reading the same shards by bounded runs: one every `every` seconds, each of which
-    takes `run_seconds`. No leader and no worker runs in between."""
+    """Estimate the cost of reading the same shards by bounded runs. A run of `run_seconds` begins every `every`
+    seconds. No leader and no worker runs in between."""
     timings, storing = application.timings, storing or Storing()
     table_units = -(-(shards + 1) * ROW_BYTES // READ_UNIT_BYTES)
     batch_seconds = min(application.batch.max_seconds, BOUNDED_SECONDS)

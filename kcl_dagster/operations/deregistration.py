@@ -1,8 +1,8 @@
 """Deregister an application's fan-out consumer from its streams, so that AWS stops charging for it.
 
-A stream does not report who reads with a consumer. So the operation is refused while a worker that may read with it
-works for the application: a worker of this package would register it again, and a worker of the KCL would stop
-reading.
+A stream does not report which program reads with a consumer. The operation is therefore refused while a worker
+works for the application that may read with it. A worker of this package would register the consumer again, and a
+worker of the KCL would stop reading.
 """
 
 from collections.abc import Collection, Sequence
@@ -45,8 +45,8 @@ class Deregistration:
 
 
 def readers(leases: Sequence[Lease], workers: Sequence[WorkerRow], *, ours_poll: bool) -> list[str]:
-    """Workers that may be reading by fan-out: those that have a row, and owners of leases that have none.
-    `ours_poll`: workers of this package poll, and are not included."""
+    """Workers that may be reading by fan-out: workers that have a row, and owners of leases that have no row.
+    `ours_poll`: whether workers of this package poll, and are not included."""
     ours = {row.id for row in workers if row.slot is not None}
     known = {str(row.id) for row in workers} | {
         str(lease.actual_owner) for lease in leases if lease.actual_owner is not None and not lease.is_finished
@@ -64,8 +64,8 @@ def deregister(
 ) -> Deregistration:
     """Remove the consumer from all streams of the application, or from some of them.
 
-    `consumer`: its name, if it differs from the application's. `force`: remove it even if a worker may read with
-    it. Raises Unsafe and ConfigurationError before anything is changed.
+    `consumer`: its name, if it differs from the application's. `force`: remove the consumer even if a worker may
+    read with it. Raises Unsafe and ConfigurationError before anything is changed.
     """
     application = opened.application
     names = [stream.name for stream in application.streams if not streams or stream.name in streams]
@@ -103,4 +103,4 @@ def _is_registered(opened: OpenApplication, stream: str, consumer: str) -> bool:
     try:
         return find_consumer(opened.kinesis, stream, consumer, opened.runtime) is not None
     except StreamNotFound:
-        return False  # its consumers were deleted together with it
+        return False  # the consumers were deleted together with the stream

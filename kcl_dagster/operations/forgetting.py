@@ -1,16 +1,16 @@
-"""Delete the leases of former streams: those that the application does not read any more, or whose name another
+"""Delete the leases of former streams: streams that the application does not read any more, or whose name another
 stream has now.
 
-The leader only releases such leases, because with a wrong region, account or endpoint it would see the same. So an
-operator decides. The operation is refused
+The leader only releases such leases. If it has a wrong region, account or endpoint, its streams seem to be former
+streams as well. So an operator decides. The operation is refused
 
 - while a worker owns one of the leases,
 - while a leader may assign them,
 - for a stream that still exists and that the application reads.
 
-Which streams are former follows from the settings on this machine. A deployed leader may have other settings, from
-another branch or its environment. So a stream that exists, or that was read within a day, is forgotten only if it
-is named.
+The settings on this machine determine which streams are former. A deployed leader may have other settings, from
+another branch or its environment. So if a stream exists, or was read within a day, its leases are deleted only if
+the operator names it.
 
 Before the leases and the start positions of their streams are deleted, they are exported, so that an import can
 restore them.
@@ -39,10 +39,11 @@ LATELY_SECONDS: Final = 24 * 3600.0  # a paused application may not have been re
 
 @dataclass(frozen=True, slots=True)
 class Forgetting:
-    """What was deleted, or would be deleted by a dry run.
+    """The leases that were deleted, or would be deleted by a dry run.
 
-    - `overtaken`: leases that another process wrote meanwhile, which were kept.
-    - `in_doubt`: streams that are forgotten only if they are named, with the reason. Only for a dry run.
+    - `overtaken`: leases that another process wrote meanwhile, and that were kept.
+    - `in_doubt`: streams whose leases are deleted only if the operator names the stream, with the reason. Only for
+      a dry run.
     - `export`: the place of the export.
     """
 
@@ -79,8 +80,8 @@ def forget(opened: OpenApplication, streams: Collection[str] = (), *, keep: Keep
     """Delete the leases and the start positions of all former streams, or of those in `streams`
     (`account:name:epoch`).
 
-    Without `streams`, it is refused if one of them exists or was read lately. `keep` is called once, before
-    anything is deleted; it is not called for a dry run, or if nothing is to be deleted.
+    Without `streams`, this is refused if one of them exists or was read lately. `keep` is called once, before
+    anything is deleted. It is not called for a dry run, or if there is nothing to delete.
 
     Raises Unsafe and ConfigurationError before anything is changed.
     """
@@ -175,7 +176,7 @@ def _refuse(opened: OpenApplication, streams: Collection[StreamIdentifier], affe
 
 
 def _is_read(opened: OpenApplication, stream: StreamIdentifier) -> bool:
-    """Whether the stream that has this name now is this one, and the application reads it."""
+    """Whether this stream is the one that has its name now, and the application reads it."""
     if stream.name not in {settings.name for settings in opened.application.streams}:
         return False
     try:

@@ -36,7 +36,8 @@ class OpenApplication:
 
     @classmethod
     def open(cls, application: Application, dynamodb: Client, kinesis: Client, runtime: Runtime, by: str) -> Self:
-        """Detect the layout of the tables. Only reads. Raises LayoutRefused for tables that must not be changed."""
+        """Determine the layout of the tables. Only reads. Raises LayoutRefused for tables that must not be
+        changed."""
         return cls(application, dynamodb, kinesis, runtime, detect_layout(dynamodb, application, runtime), by)
 
     @property

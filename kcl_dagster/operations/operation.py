@@ -45,8 +45,8 @@ Fact = Cell | Table | Sequence[str] | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of an operation. A terminal shows `lines`, or `document` if --json is given. A job logs
-    `lines`, and has `facts` and `document` as metadata."""
+    """The result of an operation. A terminal shows `lines`, or `document` if --json is given. A job logs `lines`,
+    and has `facts` and `document` as metadata."""
 
     lines: Sequence[str]
     facts: Mapping[str, Fact] = field(default_factory=dict)
@@ -55,20 +55,20 @@ class Answer:
     """The reason why the run fails and the command exits with 1."""
 
     is_well: bool = True
-    """Whether nothing is wrong with the application. If False, the command exits with 1; the run succeeds unless
+    """Whether nothing is wrong with the application. If False, the command exits with 1. The run succeeds unless
     `wrong` is set."""
 
     summary: str = ""
     view: Any = None
-    """Shown by a terminal instead of `lines`: anything that rich can print."""
+    """A value that a terminal shows instead of `lines`, in any form that rich can print."""
 
 
 class ExportFiles(Protocol):
     """The place of exported files: the terminal user's folder, or a folder of the deployment."""
 
     def put(self, name: str | None, text: str, *, force: bool) -> str | None:
-        """Store a new file, or replace one if `force` is set, and return its place. None: it was printed. Raises
-        ConfigurationError if it cannot be stored."""
+        """Store a new file, or replace a file if `force` is set. Returns its place, or None if the text was
+        printed. Raises ConfigurationError if it cannot be stored."""
 
     def get(self, name: str) -> str:
         """Read a file. Raises ConfigurationError if it cannot be read."""
@@ -76,7 +76,7 @@ class ExportFiles(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OperationContext:
-    """The environment of an operation: the application, its clients, and who runs it."""
+    """The environment of an operation: the application, its clients, and the person or program that runs it."""
 
     application: Application
     client: Callable[[str], Client]
@@ -87,7 +87,8 @@ class OperationContext:
     files: ExportFiles
     runs: Callable[[], RunView]
     instance_settings: Callable[[str | None], Mapping[str, Any] | None]
-    """Returns the settings of the Dagster instance, given the folder of dagster.yaml. None if there are none."""
+    """Returns the settings of the Dagster instance, given the folder of dagster.yaml. None if there is no
+    instance."""
 
     stores: Callable[[], tuple[Mapping[str, Callable[[], Store]], str]] = lambda: ({}, "")
     """Returns the stores to which the application writes, and the reason if its sink is not among them."""
@@ -99,7 +100,7 @@ class OperationContext:
     """Shows a line at once, before the result: a text, or anything that rich can print."""
 
     is_only_named: bool = False
-    """Whether the application is known by the options of a command only, and not from a project."""
+    """Whether the application is known only from the options of a command, and not from a project."""
 
     def open(self) -> OpenApplication:
         """Open the tables and streams. Raises ConfigurationError if a command names a stream that the
@@ -120,9 +121,9 @@ class OperationContext:
 
 
 class Operation(BaseModel, ABC):
-    """An operation with its settings. `dry_run` is off by default on the command line, and on in the job,
-    because everybody who sees the launchpad can launch it. A required setting has an example, with which the
-    launchpad is filled in."""
+    """An operation with its settings. `dry_run` is off by default on the command line. It is on in the job, because
+    every user who sees the launchpad can launch it. A required setting has an example, with which the launchpad is
+    filled in."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -144,7 +145,7 @@ class Operation(BaseModel, ABC):
 
 
 def choices(setting: FieldInfo) -> tuple[str, ...]:
-    """The texts that a setting allows. Empty if it is not limited to some."""
+    """The texts that a setting allows. Empty if it allows any text."""
     options = (setting.annotation, *get_args(setting.annotation))
     return next((get_args(one) for one in options if get_origin(one) is Literal), ())
 

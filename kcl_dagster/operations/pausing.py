@@ -32,8 +32,8 @@ def leases_of(shards: Collection[str], leases: Sequence[Lease]) -> frozenset[Lea
 
 
 def slots_of(workers: Collection[str], rows: Sequence[WorkerRow]) -> frozenset[str]:
-    """Find slots (places for workers in the fleet) by their names, or by the names of the workers in them.
-    Raises ConfigurationError if a name matches neither, and Unsafe for workers of the KCL."""
+    """Find slots (places for workers in the fleet) by their names, or by the names of the workers in them. Raises
+    ConfigurationError if a name matches neither, and Unsafe for workers of the KCL."""
     found = set()
     for name in workers:
         row = next((row for row in rows if name in {row.id, row.slot}), None)
@@ -49,14 +49,14 @@ def slots_of(workers: Collection[str], rows: Sequence[WorkerRow]) -> frozenset[s
 
 @dataclass(frozen=True, slots=True)
 class PauseReport:
-    """What a pause or a resume changed, or would change if `dry` is set."""
+    """The changes of a pause or a resume. If `dry` is set, they were not made."""
 
     before: Control
     after: Control
     dry: bool
 
     def lines(self) -> list[str]:
-        """A line for each change, then one for each part that stays paused."""
+        """A line for each change, and then a line for each part that stays paused."""
         pauses, resumes = ("would pause", "would resume") if self.dry else ("paused", "resumed")
         before, after = _paused(self.before), _paused(self.after)
         changed = [f"{pauses} {name}" for name in after if name not in before]

@@ -14,9 +14,9 @@ from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.streams.records import StreamRecord, arrival_millis
 
 PAUSE_SECONDS: Final = 0.5  # two of the five reads per second that all consumers of a shard share
-# Of one read, which takes a minute and a half; if there are more, the next read begins nearer to the end.
+# In one read, which takes a minute and a half. If there are more, the next read begins nearer to the end.
 MOST_PAGES: Final = 200
-# A stream cannot be read backwards, so the end is read from ever earlier times.
+# A stream cannot be read backwards, so the last records are read from earlier and earlier times.
 WINDOWS_SECONDS: Final = (60.0, 600.0, 3600.0, 6 * 3600.0, 24 * 3600.0)
 PAGE_RECORDS: Final = 1000
 
@@ -32,7 +32,7 @@ class Peeked:
     arrived_ms: int | None
     data: bytes
     problem: str | None = None
-    """The reason why an aggregate could not be opened. Then `data` is the whole aggregate."""
+    """The reason why an aggregate could not be opened. `data` is then the whole aggregate."""
 
     def to_document(self) -> dict[str, Any]:
         """The record by the names of the columns that the consumer's function receives."""
@@ -55,7 +55,7 @@ def _moment(millis: int | None) -> str | None:
 def peek(
     kinesis: aws.Client, stream: str, shard: str, runtime: Runtime, *, limit: int = 10, first: bool = False
 ) -> list[Peeked]:
-    """The last `limit` records, or the first ones that the stream still has; oldest first.
+    """The last `limit` records, or the first `limit` records that are still in the stream. Oldest first.
 
     Uses some of the reads that all consumers of the shard share. Raises ConfigurationError if the stream does not
     have the shard.

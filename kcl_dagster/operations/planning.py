@@ -1,4 +1,4 @@
-"""What a leader would do next: its decisions in words, and the cost of the resulting fleet."""
+"""The decisions that a leader would make next, in words, and the cost of the resulting fleet."""
 
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
@@ -17,7 +17,7 @@ from kcl_dagster.tables.table_layout import detect_layout
 def plan(
     application: Application, dynamodb: Client, kinesis: Client, runtime: Runtime, asker: str, runs: RunView
 ) -> TickReport:
-    """What the next tick would decide, from the leader's stored memory and the current tables. Writes nothing.
+    """The decisions of the next tick, from the leader's stored memory and the current tables. Writes nothing.
 
     Raises TableNotFound if no leader has run yet.
     """

@@ -1,4 +1,5 @@
-"""What is done once on a machine or in an image, so that workers on it start sooner: `kcl-dagster prepare`."""
+"""The command `kcl-dagster prepare`, which runs once on a machine or in an image, so that workers on it start
+sooner."""
 
 import shutil
 import subprocess
@@ -37,7 +38,8 @@ def prepare(environment: Mapping[str, str], cache: Path | None = None) -> str:
             made = Path(folder) / "java.jsa"
             _run([program, "-Xshare:dump", f"-XX:SharedArchiveFile={made}"], environment)
             put_whole(made, archive.base)
-        # An archive contains the path of the archive that it builds on, so that one has its final place already.
+        # An archive contains the path of the archive that it builds on, so the latter must already be at its final
+        # place.
         draft = ClassArchive(Path(folder) / "spark.jsa", archive.base)
         _run([sys.executable, "-m", __name__, str(draft.path), str(draft.base)], environment)
         if not draft.path.is_file():
@@ -81,7 +83,7 @@ def _archive_into(draft: ClassArchive) -> None:
     read.select("id", "made", "json.*").where("id >= 0").write.parquet(str(draft.path.with_name("table")))
     gateway: Any = spark.sparkContext._gateway  # noqa: SLF001
     stop_session(spark)
-    gateway.proc.stdin.close()  # then the JVM exits and writes the archive
+    gateway.proc.stdin.close()  # makes the JVM exit and write the archive
     gateway.proc.wait(MAKE_SECONDS)
     shutil.rmtree(draft.path.with_name("table"))
 

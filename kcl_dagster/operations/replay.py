@@ -1,8 +1,8 @@
-"""Reading a window of time again, with the same user code, beside the live consumer.
+"""Reads a window of time again, with the same user code, beside the live consumer.
 
-A replay uses no lease and no table: the window's name has all that it needs. Every shard is read in pieces, which
-are the same each time (see `kcl_dagster.streams.window`), and each is stored under an identity made of window,
-shard and piece. So a replay that was interrupted or is run again stores each record once.
+A replay uses no lease and no table, because the name of the window contains all that it needs. Every shard is read
+in pieces, which are the same each time (see `kcl_dagster.streams.window`). Each piece is stored under an identity
+made of window, shard and piece. So if a replay was interrupted or is run again, each record is stored once.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -25,10 +25,10 @@ from kcl_dagster.worker.parts_chain import PartsSink
 PIECE_BYTES: Final = 16 * 1024 * 1024
 # Twice as many pieces are in memory, because the next ones are read while these are stored.
 SHARDS_AT_ONCE: Final = 8
-PIECE_SECONDS: Final = 900.0  # to read one piece: at a tenth of a shard's rate it takes two minutes
-SETTLED_SECONDS: Final = 10.0  # after its end, the window is over on every clock of the service
+PIECE_SECONDS: Final = 900.0  # limit for reading one piece, which takes two minutes at a tenth of a shard's rate
+SETTLED_SECONDS: Final = 10.0  # this long after its end, every clock of the service is beyond the window
 
-READS_PER_SECOND: Final = 5.0  # the limit of a shard for all who poll it
+READS_PER_SECOND: Final = 5.0  # the limit of a shard for all consumers that poll it
 DEFAULT_SHARE: Final = 0.2  # the live consumer reads at most four times per second
 LEAST_SHARE: Final = 0.02  # with a smaller share, a piece could not be read within its time
 UNBOUNDED: Final = 1 << 60
@@ -48,14 +48,15 @@ class ReplayWindow:
 
 
 def limits_of(share: float) -> ShardLimits:
-    """A share of the limits that all consumers of a shard have together."""
+    """A share of the limits that apply to all consumers of a shard together."""
     return ShardLimits(reads_per_second=READS_PER_SECOND * share, bytes_per_second=BYTES_PER_SECOND * share)
 
 
 def refuse_unreadable(window: ReplayWindow, stream: StreamDescription, now: float) -> None:
-    """Raise ConfigurationError if the window is not over yet, and DataLoss if the stream no longer has all of it.
+    """Raise ConfigurationError if the window has not ended yet, and DataLoss if some of it is no longer in the
+    stream.
 
-    `now`: epoch seconds; the service's own clock is used if its response had one.
+    `now`: epoch seconds. If the response of the service has a time, that is used instead.
     """
     now = stream.answered or now
     left_ms = window.end_ms + SETTLED_SECONDS * 1000 - now * 1000
@@ -103,8 +104,8 @@ OnPiece = Callable[[Batch], None]
 
 @dataclass(slots=True)
 class Replay(Generic[D]):
-    """The replay of one window of one stream. `run` is called once. The caller limits the rate of the engine
-    with `limits_of`."""
+    """The replay of one window of one stream. `run` is called once. The caller limits the rate of the engine with
+    `limits_of`."""
 
     application: str
     stream: StreamIdentifier
@@ -119,8 +120,8 @@ class Replay(Generic[D]):
     _states: dict[str, ShardReplay] = field(default_factory=dict)
 
     def run(self) -> list[ShardReplay]:
-        """Read and store everything, parents before their children. Raises what the engine and the sink raise. A
-        new object may then run the replay again."""
+        """Read and store everything, parents before their children. Raises the errors of the engine and the sink.
+        After an error, a new object may run the replay again."""
         self._states = {shard.id: ShardReplay(shard, self._first(shard)) for shard in self.shards}
         while ready := self._ready():
             self._step(ready)
@@ -146,7 +147,7 @@ class Replay(Generic[D]):
         )
 
     def _ready(self, also: Collection[str] = ()) -> list[ShardReplay]:
-        """Shards that may be read now. `also`: shards that are treated as done."""
+        """Shards that may be read now. `also`: shards that are treated as finished."""
         done = {shard for shard, state in self._states.items() if state.is_done} | set(also)
         waiting = set(self._states) - done
         ready = [s for id_, s in self._states.items() if id_ in waiting and not waiting & set(s.shard.parents)]
@@ -199,7 +200,7 @@ class Replay(Generic[D]):
 
 
 def report_of(states: Sequence[ShardReplay]) -> dict[str, Any]:
-    """Totals, with stable names."""
+    """Totals by name. The names are stable."""
     return {
         "records": sum(state.records for state in states),
         "bytes": sum(state.bytes for state in states),

@@ -1,9 +1,9 @@
 """Reset an application to another position in its streams.
 
 A reset is refused while a worker or leader uses the leases, and if the order of records would be lost. Every write
-of a lease is conditional. So if a worker takes a lease meanwhile, it keeps the lease, and the report names it.
-Records that were read before are delivered again, under new batch numbers: they are duplicates in the sink unless
-it is emptied first.
+of a lease is conditional. If a worker takes a lease meanwhile, it keeps the lease, and the report names it. Records
+that were read before are delivered again, under new batch numbers. Unless the sink is emptied first, they are
+duplicates there.
 """
 
 import math
@@ -53,8 +53,8 @@ class StreamView:
 
     @property
     def counted_since(self) -> int | None:
-        """The time from which the arrivals of the stream are counted; see `StartPosition`. For a re-created
-        stream, the time from which it is the only stream with its name."""
+        """The time from which the arrivals of the stream are counted; see `StartPosition`. For a re-created stream,
+        the time from which no other stream has its name."""
         if self.is_recreated:
             return self.created + 1  # `created` has no fraction
         return None if self.start is None else self.start.counted_since
@@ -63,7 +63,7 @@ class StreamView:
 @dataclass(frozen=True, slots=True)
 class StreamReset:
     """The changes to the leases of one stream. `forget`: leases of a stream that was deleted; the leader creates
-    them anew. `start`: the position to which LATEST and AT_TIMESTAMP in its leases will be resolved."""
+    new ones. `start`: the position to which LATEST and AT_TIMESTAMP in its leases will be resolved."""
 
     view: StreamView
     rewind: tuple[Lease, ...] = ()
@@ -72,10 +72,13 @@ class StreamReset:
     start: StartPosition | None = None
 
     def ended_parent(self, lease: Lease, target: ResetTarget) -> str | None:
-        """The value of `ended_parent` in the row of a lease after the reset, see `Lease`. If parents of the
-        lease are reset, too, they are read again first, and this is a parent that is not reset, or the shard's
-        own id if all of them are. None if no parent is reset, or for LATEST: clean-up takes a child at LATEST
-        for one that was read, and does not keep the leases of its parents."""
+        """The value of `ended_parent` in the row of a lease after the reset, see `Lease`. If parents of the lease
+        are reset as well, they are read again first. The value is then a parent that is not reset, or the shard's
+        own id if all parents are reset.
+
+        None if no parent is reset, or if the target is LATEST. The clean-up regards a child at LATEST as one that
+        was read, and does not keep the leases of its parents.
+        """
         again = {one.shard_id for one in (*self.rewind, *self.create)}
         if lease.parents.isdisjoint(again) or target.checkpoint == LATEST:
             return None
@@ -103,11 +106,11 @@ class ResetReport:
     """The time between the position of each lease and the target. Only in a dry run."""
 
     complete_through: int | None = None
-    """The time (epoch seconds) through which the application is complete afterwards: all records that arrived
-    before it are stored. None: it is not known."""
+    """The time (epoch seconds) through which the application is complete after the reset: all records that arrived
+    before are stored. None if it is not known."""
 
     first: FirstMoment | None = None
-    """The time from which all shards are read afterwards. None: it is not known."""
+    """The time from which all shards are read after the reset. None if it is not known."""
 
     first_before: FirstMoment | None = None
 
@@ -127,8 +130,8 @@ class ResetReport:
         ]
 
     def _about_first(self) -> list[str]:
-        """Lines about the first moment (the time from which all shards are read). Empty unless the reset goes
-        back to before it."""
+        """Lines about the first moment (the time from which all shards are read). Empty if the reset goes back to a
+        later time."""
         first, before = iso(self.first), self.first_before
         if first is None or before is None:
             return []
@@ -174,7 +177,7 @@ def iso(moment: int | FirstMoment | None) -> str | None:
 def refusals(
     leases: Sequence[Lease], control: Control, leader: str | None, dead: Collection[LeaseKey] = ()
 ) -> list[str]:
-    """Reasons why the leases must not be reset now. `dead`: leases whose counter did not change while it was
+    """Reasons why the leases must not be reset now. `dead`: leases whose counters did not change while they were
     watched."""
     problems = [
         f"{lease.key} is owned by {lease.actual_owner}"
@@ -189,7 +192,7 @@ def refusals(
 def plan_reset(
     view: StreamView, leases: Sequence[Lease], target: ResetTarget, chosen: Collection[str]
 ) -> StreamReset:
-    """The reset of one stream. `leases`: all of the stream; `chosen`: shards, empty for all.
+    """The reset of one stream. `leases`: all leases of the stream. `chosen`: the shards to reset; empty for all.
 
     Raises Unsafe if the order of records would be lost, or if leases that are not chosen would be reset as well.
     """
@@ -225,8 +228,8 @@ def _forget_all(
 
 
 def _refuse_to_pass_children(mine: Sequence[Lease], leases: Sequence[Lease], target: ResetTarget) -> None:
-    """Raise Unsafe if a parent would be read again while its child continues: old records would be delivered
-    after new ones."""
+    """Raise Unsafe if a parent would be read again while its child continues. Old records would then be delivered
+    after new records."""
     if target.checkpoint.is_shard_end:
         return
     going_back = {lease.shard_id for lease in mine}
@@ -247,7 +250,7 @@ def _start(
     view: StreamView, leases: Sequence[Lease], target: ResetTarget, chosen: Collection[str]
 ) -> StartPosition | None:
     """The stream's start position after the reset. All leases of the stream at LATEST or AT_TIMESTAMP share one
-    time, so Unsafe is raised if leases that are not chosen are there."""
+    time. Raises Unsafe if leases that are not chosen are at these positions."""
     if target.is_record or (chosen and target.timestamp_ms is None):
         return None
     others = [
@@ -278,7 +281,7 @@ def reset(
     wait_for_dead: bool = False,
     dry: bool = False,
 ) -> ResetReport:
-    """Reset leases to `target`: all of the application, or those of some streams or shards.
+    """Reset leases to `target`: all leases of the application, or those of some streams or shards.
 
     `wait_for_dead`: watch the leases for the longest lease duration of their owners. Owners whose counters do not
     change are dead, and their leases are reset as well. Raises Unsafe and ConfigurationError before anything is
@@ -331,7 +334,8 @@ def _plan_stream(
 
 
 def _find_record(opened: OpenApplication, facts: StreamDescription, shard: str, target: ResetTarget) -> None:
-    """Raise ConfigurationError if the record is not in the shard: a later reader could not detect lost records."""
+    """Raise ConfigurationError if the record is not in the shard, because a later reader could not detect lost
+    records."""
     sequence = target.checkpoint.sequence
     try:
         iterator = aws.call(
@@ -357,7 +361,7 @@ def _find_record(opened: OpenApplication, facts: StreamDescription, shard: str, 
 
 def _refuse_to_mislead(workers: Sequence[WorkerRow], later: Sequence[WorkerRow] | None) -> None:
     """Raise Unsafe if a worker is alive. A worker reads the start position of its stream once, so it would continue
-    with the former one.
+    with the former position.
 
     `later`: the rows some time after `workers`. The row of a worker that has ended is the same in both.
     """
@@ -377,8 +381,8 @@ def _refuse_to_mislead(workers: Sequence[WorkerRow], later: Sequence[WorkerRow] 
 def _watch(
     opened: OpenApplication, leases: Sequence[Lease], workers: Sequence[WorkerRow], leader: str | None
 ) -> frozenset[LeaseKey]:
-    """The leases whose counter did not change for a lease duration, by our own clock: for the longest one, if
-    workers began with several. Raises Unsafe if a leader is alive."""
+    """Watch the leases for the lease duration, or for the longest one if workers began with several. Returns the
+    leases whose counter did not change. Raises Unsafe if a leader is alive."""
     ours = opened.application.timings.lease_duration
     seconds = max(lease_durations(leases, workers, ours).values(), default=ours)
     before = _beats(opened)
@@ -417,7 +421,7 @@ def _carry_out(
     back_to = _complete_through(opened, plans, target)
     now = opened.runtime.clock.now()
     all_from = _first_moment(plans, target, now) if is_whole else None
-    # The shards that are not reset are all read from this time on, at the latest.
+    # All shards that are not reset are read at least from this time on.
     unless_known = FirstMoment(math.ceil(now))
     known = opened.completeness.load()
     planned = ResetReport(
@@ -434,8 +438,8 @@ def _carry_out(
         return replace(planned, spans=_spans(opened, plans, target))
     opened.audit.write("reset", opened.by, planned.to_document())
     overtaken: list[LeaseKey] = []
-    # Before the leases, in case this process ends in between; and after them, for a leader that advances it
-    # meanwhile.
+    # This is written before the leases, in case this process ends in between. It is written again after them, in
+    # case a leader advances it meanwhile.
     opened.completeness.set_back(back_to, unless_known=unless_known)
     for plan in plans:
         since = counted_since(plan.view, target, opened.runtime.clock.now())
@@ -462,8 +466,8 @@ def _carry_out(
 
 def _first_moment(plans: Sequence[StreamReset], target: ResetTarget, now: float) -> FirstMoment | None:
     """The first moment (the time from which all shards are read) if all leases go to `target`. Records may leave
-    the streams until they are read. None: a stream was re-created, and the records of the former one are not
-    read."""
+    the streams before they are read. None if a stream was re-created, because the records of the former stream are
+    not read."""
     if target.is_record or target.checkpoint.is_shard_end or any(plan.view.is_recreated for plan in plans):
         return None
     start = None if target.timestamp_ms is None else target.timestamp_ms / 1000
@@ -472,9 +476,9 @@ def _first_moment(plans: Sequence[StreamReset], target: ResetTarget, now: float)
 
 
 def counted_since(view: StreamView, target: ResetTarget, now: float) -> int | None:
-    """The time from which everything that arrived is read again. None: the first batch finds it. If records may
-    have left the stream, or may leave it before they are read, it is the current time, because their number is
-    not known."""
+    """The time from which everything that arrived is read again. None if the first batch determines it. If records
+    may have left the stream, or may leave it before they are read, the current time, because their number is not
+    known."""
     if not target.checkpoint.is_initial_position:
         return None
     place = 0 if target.timestamp_ms is None else -(-target.timestamp_ms // 1000)
@@ -524,7 +528,7 @@ def _spans(opened: OpenApplication, plans: Sequence[StreamReset], target: ResetT
 
 
 def _freed(opened: OpenApplication, lease: Lease) -> Lease | None:
-    """The lease of a dead worker, without its owner. None: the worker is alive after all."""
+    """The lease of a dead worker, without its owner. None if the worker is alive."""
     if lease.actual_owner is None:
         return lease
     taken = opened.leases.take(lease, EVICTOR)

@@ -18,7 +18,7 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.tables.attributes import OWNER_INDEX
 
 LARGEST_POLICY: Final = 6144
-"""The characters of a managed policy that IAM accepts, white space left out."""
+"""The characters of a managed policy that IAM accepts, without white space."""
 
 
 class Component(StrEnum):
@@ -83,8 +83,8 @@ class When(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """An action that components may perform on a target. `checked_by`: requests that need the right although
-    they have another name, such as a read of an encrypted stream that needs the right to decrypt."""
+    """An action that components may perform on a target. `checked_by`: requests with another name that need the
+    right. For example, a read of an encrypted stream needs the right to decrypt."""
 
     action: str
     target: Resource
@@ -96,7 +96,8 @@ class Grant:
 # A bounded run in a Spark driver elsewhere leads and reads by itself.
 DRIVER: Final = "driver"
 OF_DRIVER: Final = frozenset({Component.LEADER, Component.WORKER, Component.EXECUTOR})
-# What a role is assumed for, by service. Catalogs in AWS Glue and messages of Pipes need no role of S3.
+# The resources for which a role is assumed, by service. Catalogs in AWS Glue and messages of Pipes need no role of
+# S3.
 _BY_ROLE: Final = {
     "kinesis": (Resource.STREAM, Resource.CONSUMER, Resource.STREAM_KEY),
     "dynamodb": (Resource.TABLE, Resource.INDEX, Resource.ALL_TABLES, Resource.TABLE_NAMES, Resource.TABLE_KEY),
@@ -123,7 +124,7 @@ RIGHTS: Final[tuple[Grant, ...]] = (
     *_grants(Resource.STREAM, When.FANOUT, ["kinesis:RegisterStreamConsumer"], _W),
     *_grants(Resource.STREAM, When.FANOUT, ["kinesis:DeregisterStreamConsumer"], _O),
     *_grants(Resource.CONSUMER, When.FANOUT, ["kinesis:SubscribeToShard", "kinesis:DescribeStreamConsumer"], _E),
-    # AWS may check a consumer by its own ARN, too, if a request names it by stream and name.
+    # If a request names a consumer by stream and name, AWS may check its own ARN, too.
     *_grants(
         Resource.CONSUMER,
         When.FANOUT,
@@ -218,7 +219,7 @@ RIGHTS: Final[tuple[Grant, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """An application and where it is deployed: all that policies need to name its resources."""
+    """An application and its place of deployment: all that policies need to name its resources."""
 
     application: Application
     region: str
@@ -245,7 +246,7 @@ class Deployment:
     """Whether the operator looks for applications among all tables of the account and region."""
 
     is_bounded: bool = False
-    """Whether a schedule of bounded runs reads the streams, so that between two runs there is no leader."""
+    """Whether a schedule of bounded runs reads the streams. There is then no leader between two runs."""
 
     def needs(self, when: When) -> bool:
         application = self.application
@@ -347,7 +348,7 @@ class Deployment:
 
     @property
     def _places(self) -> list[tuple[str, str]]:
-        """Buckets and prefixes, the latter with a slash at the end unless they are empty."""
+        """Buckets and prefixes. A prefix that is not empty ends with a slash."""
         return [_place(lake) for lake in self.lakes]
 
     def _objects(self, bucket: str, prefix: str) -> str:
@@ -385,7 +386,7 @@ def driver_policy(deployment: Deployment) -> dict[str, Any]:
 
 
 def of_assumed_roles(document: Mapping[str, Any], deployment: Deployment) -> dict[str, list[str]]:
-    """The statements of a policy that belong to a role that the component assumes, by the ARN of the role."""
+    """The statements of a policy that belong to roles that the component assumes, by the ARN of the role."""
     found: dict[str, list[str]] = {}
     for service, targets in _BY_ROLE.items():
         if service in deployment.roles:
@@ -406,7 +407,7 @@ def _policy(grants: Sequence[Grant], deployment: Deployment) -> dict[str, Any]:
 
 
 def divided(document: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
-    """The policy as policies of at most `limit` characters each, which together grant the same."""
+    """Divide the policy into policies of at most `limit` characters each, which together grant the same."""
     parts: list[list[dict[str, Any]]] = []
     for statement in document["Statement"]:
         for resource in statement["Resource"]:
@@ -419,8 +420,8 @@ def divided(document: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
 
 
 def _with(part: list[dict[str, Any]], statement: Mapping[str, Any], resource: str) -> list[dict[str, Any]]:
-    """`part` with one more resource of `statement`. If the last statement of `part` comes from `statement`, the
-    resource is added to it. Otherwise, a new statement with this resource is appended."""
+    """`part` with one more resource of `statement`. If the last statement of `part` comes from `statement`, it gets
+    the resource. Otherwise, a new statement with this resource is appended."""
     if part and part[-1]["Sid"] == statement["Sid"]:
         return [*part[:-1], {**part[-1], "Resource": [*part[-1]["Resource"], resource]}]
     return [*part, {**statement, "Resource": [resource]}]

@@ -31,10 +31,10 @@ from kcl_dagster.tables.starts import StartTable
 from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.tables.workers import WorkerTable
 
-OBSERVER = "observer"  # the name of a lock object that only reads; it is never written
+OBSERVER = "observer"  # the name of a lock object that only reads; the name is never written
 GONE = "gone"  # the state of a worker whose last heartbeat is too old
-# For so long after a bounded run, leases without a worker count as at rest, although it is not known when the next
-# run is due. By default a stream keeps its records for a day.
+# For this long after a bounded run, leases without a worker count as at rest, although it is not known when the
+# next run is due. By default, a stream keeps its records for a day.
 REST_SECONDS = 24 * 3600.0
 FOREIGN = "a Java worker reads it, and does not store through when"
 
@@ -56,23 +56,23 @@ class Status:
     """What operators have paused."""
 
     unread: Mapping[LeaseKey, float] = field(default_factory=dict)
-    """When the first unread record of each lease without a worker arrived, in epoch milliseconds; infinite if
-    every record was read. Leases for which it is not known are missing."""
+    """When the first unread record of each lease without a worker arrived, in epoch milliseconds. Infinite if every
+    record was read. Leases for which this is not known are missing."""
 
     complete: WrittenThrough = field(default_factory=WrittenThrough)
     """The time through which the application is complete (all records that arrived before it are stored), as the
     leader recorded it."""
 
     complete_within: float | None = None
-    """Seconds. If set, bounded runs read the application: a lease without an owner is at rest as long as the
+    """Seconds. If set, bounded runs read the application. A lease without an owner is then at rest as long as the
     application is complete through a time that is at most this long ago."""
 
     starts_given_up: Mapping[str, int] = field(default_factory=dict)
     """Runs whose workers did not begin to read in time -> when the leader stopped waiting for them, in epoch
-    seconds. Removed when a worker has started since."""
+    seconds. A run is removed when a worker has started since."""
 
     last_run: EndedRun | None = None
-    """How the last bounded run ended. None: there was none, or its row cannot be read."""
+    """How the last bounded run ended. None if there was none, or if its row cannot be read."""
 
     @property
     def failed_run(self) -> EndedRun | None:
@@ -84,8 +84,8 @@ class Status:
 
     @property
     def set_back_since_run(self) -> SetBack | None:
-        """What resets and imports have set back since the last bounded run: when, and to which time. None if
-        there was none, if everything is stored again, or if the run failed."""
+        """The last reset or import since the last bounded run, with the earliest time to which any of them went
+        back. None if there was none, if everything is stored again, or if the run failed."""
         run, complete = self.last_run, self.complete
         if run is None or run.failed or (complete.through is not None and complete.through >= run.bound):
             return None
@@ -101,19 +101,19 @@ class Status:
 
     @property
     def is_run_missed(self) -> bool:
-        """Whether the failure of the last bounded run is a reason for an alert. It is not while something is
-        paused, or if `complete_within` is set, which decides how long runs may fail."""
+        """Whether the failure of the last bounded run is a reason for an alert. It is no reason while something is
+        paused. If `complete_within` is set, that decides for how long runs may fail."""
         return self.failed_run is not None and self.complete_within is None and self.control.paused_by is None
 
     @property
     def _is_led_for_a_fleet(self) -> bool:
-        """Whether a leader exists that is not that of a bounded run."""
+        """Whether there is a leader that does not belong to a bounded run."""
         return self.leader is not None and not self.leader.startswith(f"{STANDBY}{BOUNDED_SLOT}:")
 
     @property
     def about_last_run(self) -> str | None:
-        """One line about the last bounded run. None if there was none, or if a fleet has a leader and everything
-        that the run was to store is stored."""
+        """One line about the last bounded run. None if there was no bounded run. Also None if a fleet has a leader,
+        and everything that the run was to store is stored."""
         run = self.last_run
         if run is None or (self.failed_run is None and self._is_led_for_a_fleet):
             return None
@@ -132,7 +132,7 @@ class Status:
     @property
     def unended_runs(self) -> list[WorkerRow]:
         """The workers of bounded runs that own open leases and have no recent heartbeat. Their processes were
-        killed, and so recorded no end of the run."""
+        killed before they could record the end of the run."""
         living, owners = self.living, {lease.actual_owner for lease in self.open_leases}
         return [row for row in self.workers if row.is_bounded and row.id in owners and row.id not in living]
 
@@ -148,8 +148,8 @@ class Status:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether `complete_within` is set, and the application is complete through an older time only, or
-        through none."""
+        """Whether `complete_within` is set, and the application is not complete through a time that is recent
+        enough."""
         if self.complete_within is None:
             return False
         through = self.complete.through
@@ -167,7 +167,7 @@ class Status:
 
     @property
     def why_not_known(self) -> str | None:
-        """The reason why it is not known through which time the application is complete; None if it is known."""
+        """The reason why the time through which the application is complete is not known. None if it is known."""
         if self.complete.through is not None:
             return None
         former = self._former
@@ -198,24 +198,25 @@ class Status:
 
     @property
     def open_leases(self) -> list[Lease]:
-        """Leases that are to be read."""
+        """Leases that have to be read: neither finished nor of a former stream."""
         former = self._former
         return [lease for lease in self.leases if not lease.is_finished and lease.stream not in former]
 
     @property
     def living(self) -> Mapping[WorkerId, WorkerRow]:
-        """Leases that are to be read: neither finished nor of a former stream."""
+        """The workers whose last heartbeat is recent."""
         heartbeat = self.application.timings.heartbeat
         return {row.id: row for row in self.workers if is_recent(row, heartbeat, self.at)}
 
     @property
     def unserved(self) -> list[Lease]:
-        """Open leases that no living worker owns, and that are neither paused nor at rest. Whether the counter
-        of an owned lease stands still is not checked: that takes a leader, or two reads."""
+        """Open leases that no living worker owns, and that are neither paused nor at rest. It is not checked
+        whether the counter of an owned lease changes, because that takes a leader, or two reads."""
         return [lease for lease in self.without_worker if not self.is_paused(lease) and not self.is_at_rest(lease)]
 
     def is_at_rest(self, lease: Lease) -> bool:
-        """Whether a lease has no worker on purpose: its records may wait, or the next bounded run reads them."""
+        """Whether a lease has no worker on purpose, because its records may wait, or because the next bounded run
+        reads them."""
         if lease.actual_owner is not None or lease.is_finished:
             return False
         if self.complete_within is not None:
@@ -226,7 +227,7 @@ class Status:
         return fleet.min_workers == 0 and since is not None and self.at - since / 1000 <= fleet.scale_up_lag
 
     def _is_between_runs(self, lease: Lease) -> bool:
-        """Whether only bounded runs read the application, and the last one has stored its records of this lease."""
+        """Whether only bounded runs read the application, and the last run has stored its records of this lease."""
         run = self.last_run
         if run is None or self._is_led_for_a_fleet or self.at - run.ended_at > REST_SECONDS:
             return False
@@ -264,12 +265,12 @@ class Status:
 
     @property
     def slow_since(self) -> dict[LeaseKey, int]:
-        """Shards in whose batch the consumer's code has been working for long -> since when, in epoch seconds."""
+        """Shards on whose batch the consumer's code has been working for long -> since when, in epoch seconds."""
         return {key: at for row in self.living.values() for key, at in (row.slow_since or {}).items()}
 
     @property
     def held_since(self) -> dict[WorkerId, Mapping[str, int]]:
-        """Workers with background threads that do not continue -> thread and since when, in epoch seconds."""
+        """Workers with background threads that make no progress -> thread -> since when, in epoch seconds."""
         return {row.id: row.held_since for row in self.living.values() if row.held_since}
 
     @property
@@ -283,7 +284,7 @@ class Status:
 
     @property
     def given_up(self) -> list[str]:
-        """A line about workers that did not start in time; empty if there are none."""
+        """A line about workers that did not start in time. Empty if there are no such workers."""
         return [described(self.starts_given_up)] if self.starts_given_up else []
 
     @property
@@ -293,20 +294,20 @@ class Status:
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing is a reason for an alert: no lease is unserved, no shard is stopped, no code and no
-        thread hangs, no bounded run is missed or overdue, and every row can be read. A failed attempt that will
-        be repeated is no reason."""
+        """Whether there is no reason for an alert: no lease is unserved, no shard is stopped, no code and no thread
+        hangs, no bounded run is missed or overdue, and every row can be read. A failed attempt that will be
+        repeated is no reason."""
         hangs = self.slow_since or self.held_since
         is_late = self.is_overdue or self.is_run_missed
         return not (is_late or self.unserved or self.why_stopped or hangs or self.unreadable)
 
     def behind_ms(self, lease: Lease) -> int | None:
-        """The lag of a lease in milliseconds. None: not known.
+        """The lag of a lease in milliseconds. None if it is not known.
 
-        - With a living worker: as it last reported. A worker reports only its shards that are furthest behind, and
-          a worker of the KCL none.
-        - Without one: the age of its first unread record. If that is not known, the time since its shard was last
-          known to be read to its end, because no unread record can be older.
+        - With a living worker: the lag that the worker last reported. A worker reports only its shards that are
+          furthest behind, and a worker of the KCL reports none.
+        - Without a living worker: the age of its first unread record. If that is not known, the time since its
+          shard was last known to be read to its end, because no unread record can be older.
         """
         if lease.is_finished:
             return None
@@ -317,8 +318,8 @@ class Status:
         return None if since is None else max(0, round(self.at * 1000 - min(since, self.at * 1000)))
 
     def _tip_ms(self, lease: Lease) -> float | None:
-        """The latest time, in epoch milliseconds, by which the shard was known to be read to its end, according
-        to the lease or the last heartbeat of its owner. None: not known."""
+        """The latest time, in epoch milliseconds, at which the shard was known to be read to its end, according to
+        the lease or the last heartbeat of its owner. None if it is not known."""
         known: list[float] = [] if lease.stored_through is None else [lease.stored_through * 1000]
         known += [
             row.last_update * 1000 - row.behind[lease.key]
@@ -348,7 +349,7 @@ class Status:
 
     @property
     def without_worker(self) -> list[Lease]:
-        """Open leases that no living worker owns, including paused ones."""
+        """Open leases that no living worker owns, including paused leases."""
         living = self.living
         return [lease for lease in self.open_leases if lease.actual_owner not in living]
 
@@ -358,8 +359,8 @@ class Status:
 
     @property
     def worst_first(self) -> list[Lease]:
-        """All leases: first the unserved ones, then those that are stopped or hang, then the others by their
-        lag, and finished ones last."""
+        """All leases: first unserved leases, then stopped or hanging ones, then the others by their lag, and
+        finished leases last."""
         unserved = {lease.key for lease in self.unserved}
         stuck = {*self.why_stopped, *self.slow_since}
         return sorted(
@@ -456,8 +457,8 @@ def read_status(
 ) -> Status:
     """Read the tables, with seven to nine requests. Rows that cannot be parsed are listed in `unreadable`.
 
-    `unread`: also read the stream, to find the lag of leases that no worker reads, with two or more requests for
-    each.
+    `unread`: if given, the stream is also read, to find the lag of leases that no worker reads. This takes two or
+    more requests for each of these leases.
 
     Raises TableNotFound if no leader has created the tables yet.
     """
@@ -504,8 +505,8 @@ def _last_report(row: WorkerRow) -> str:
 
 
 def refuse_other_streams(application: Application, dynamodb: Client, runtime: Runtime) -> None:
-    """Raise ConfigurationError if the tables have start positions, but none for a stream of the application.
-    Tables of a KCL application in another language have none."""
+    """Raise ConfigurationError if the tables have start positions, but no start position for a stream of the
+    application. Tables of a KCL application in another language have none."""
     known = known_streams(application, dynamodb, runtime)
     others = [stream.name for stream in application.streams if stream.name not in known]
     if known and others:

@@ -21,7 +21,7 @@ def take_over_2x(
 ) -> TableLayout:
     """Record that the application uses the 3.x protocol from now on. No lease is changed.
 
-    First, its leases are watched for a lease duration: if one is renewed, a worker is still running. Raises the
+    First, its leases are watched for a lease duration. If a lease is renewed, a worker is still running. Raises the
     following, before anything is changed:
 
     - Unsafe if a worker may still run,

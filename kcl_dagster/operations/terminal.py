@@ -1,8 +1,8 @@
 """The operations as commands of the command line, and their output.
 
-Exit codes: 0 means that it was done, or that nothing is wrong with the application. 1 means that something is wrong
-with the application, or that another process changed a part of it first. The caller reports errors, including
-refusals.
+Exit code 0 means that the operation was done, or that nothing is wrong with the application. Exit code 1 means that
+something is wrong with the application, or that another process changed a part of it first. The caller reports
+errors, including refusals.
 """
 
 import argparse
@@ -50,7 +50,7 @@ AnOperation = TypeVar("AnOperation", bound=Operation)
 
 
 class AddVerb(Protocol):
-    """Adds a command. It has the options that name an application, unless it concerns all of them."""
+    """Adds a command. Its options name an application, unless the command concerns all applications."""
 
     def __call__(
         self, name: str, run: Callable[[Options], int], text: str, *, of_all: bool = False
@@ -58,8 +58,8 @@ class AddVerb(Protocol):
 
 
 class Names(argparse.Action):
-    """An option with several names. A target (`module:attribute`) that follows them is recognised by its form
-    and stored in `trailing_target`, because argparse may write `target` later."""
+    """An option with several names. A target (`module:attribute`) that follows them is recognised by its form and
+    stored in `trailing_target`, because argparse may write `target` later."""
 
     def __call__(self, _parser: object, namespace: Options, values: Any, _option: str | None = None) -> None:
         names = list(values)
@@ -258,7 +258,8 @@ class DeploymentVerbs:
         return WELL
 
     def _tell_roles(self, whose: str, made: Mapping[str, Any], deployment: Deployment) -> None:
-        """Name the statements that belong to an assumed role, on standard error: the output is a document."""
+        """Print the statements that belong to an assumed role to standard error, because standard output gets the
+        document."""
         for role, sids in of_assumed_roles(made, deployment).items():
             sys.stderr.write(
                 f"kcl-dagster: the statements {', '.join(sids)} of {whose} are for the role {role}, which it "
@@ -313,7 +314,7 @@ def _lakes(context: OperationContext) -> tuple[str, ...]:
 
 
 def _is_replaceable(file: Path) -> bool:
-    """Whether the path is a file or does not exist, and not a device or a pipe."""
+    """Whether the path is a file or does not exist. Other paths, such as devices and pipes, are not replaced."""
     return file.is_file() or not file.exists()
 
 
@@ -327,7 +328,7 @@ def whoami() -> str:
 
 
 def instance_settings(home: str | None) -> Mapping[str, Any] | None:
-    """The settings in dagster.yaml; None if `home` is empty. Without the file, an instance has Dagster's defaults.
+    """The settings in dagster.yaml; None if `home` is empty. If there is no such file, Dagster's defaults apply.
 
     Raises ConfigurationError for a home that does not exist, or a file that cannot be read.
     """

@@ -1,4 +1,4 @@
-"""The lag of shards that no worker reads: the age of the first record after their checkpoint."""
+"""The lag of shards that no worker reads, which is the age of the first record after their checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from kcl_dagster.streams.arrivals import Arrivals
 from kcl_dagster.tables.starts import StartTable
 
 MOST_SECONDS: Final = 5.0  # for all shards; the operator waits for the result
-REFRESH_SECONDS: Final = 30.0  # with --watch; every look-up uses one of the five reads per second of a shard
+REFRESH_SECONDS: Final = 30.0  # with --watch; every look-up uses one of a shard's five reads per second
 
 
 @dataclass
@@ -27,8 +27,9 @@ class Unread:
     _due: float = float("-inf")
 
     def arrivals(self, leases: Sequence[Lease], stream: str, starts: StartTable) -> Mapping[LeaseKey, float]:
-        """When the first unread record of each lease arrived, in epoch milliseconds; infinite if every record
-        was read. Leases for which it cannot be found are missing. `stream`: the stream of leases that name none."""
+        """When the first unread record of each lease arrived, in epoch milliseconds. Infinite if every record was
+        read. Leases for which this cannot be determined are missing. `stream`: the stream of leases that do not
+        name a stream."""
         now = self.runtime.clock.monotonic()
         if now >= self._due:
             self._due = now + REFRESH_SECONDS

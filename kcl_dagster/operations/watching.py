@@ -28,7 +28,7 @@ LOOK_SECONDS: Final = 2.0  # four to six small requests each time
 FEWEST_ROWS: Final = 5  # of leases, however few lines the terminal has
 OTHER_LINES: Final = 12  # headings and frames
 
-LONGEST_WHOLE: Final = 22  # the id of a shard or a worker has 20 characters: two such columns fit into 80
+LONGEST_WHOLE: Final = 22  # an id of a shard or a worker has 20 characters, and two such columns fit into 80
 SHOWN_DIGITS: Final = 8  # of the 56 digits of a sequence number; --json shows all
 
 _STYLES: Final = {
@@ -76,7 +76,7 @@ def place(checkpoint: Checkpoint | None) -> str:
 
 
 def _told(status: Status, lease: Lease) -> str:
-    """The state of a lease, with some words on what is known about it."""
+    """The state of a lease, with some words about details that are known."""
     state = status.state_of(lease)
     if state == "hung":
         since = datetime.fromtimestamp(status.slow_since[lease.key], UTC)
@@ -120,8 +120,8 @@ def _heading(status: Status) -> Text:
 def _table(
     columns: Sequence[str], rows: Sequence[Row], whole: Collection[str], styles: Sequence[str | None] = ()
 ) -> Table:
-    """A table for 80 columns. Names in the columns `whole`, which users copy into commands, remain on one line
-    if they are short enough; longer ones fold, because rich would crop them."""
+    """A table for 80 columns. Users copy the names in the columns `whole` into commands, so short names remain on
+    one line. Long names are broken, because rich would cut them off."""
     table = Table(*columns, padding=(0, 0, 0, 0))
     for row, style in zip_longest(rows, styles):
         values = (row[name] for name in columns)
@@ -166,7 +166,7 @@ def worker_rows(status: Status) -> list[Row]:
 
 def watch(look: Callable[[], Status], every: float, console: Console, clock: Clock) -> None:
     """Show the status repeatedly until interrupted. If reading it fails, the error is shown, and the last status
-    stays on the screen."""
+    remains on the screen."""
     if not console.is_terminal:
         _each(
             look, every, clock, lambda status: console.print(view(status)), lambda text: console.print(cell(text))
@@ -202,7 +202,7 @@ def _each(
     show: Callable[[Status], object],
     say: Callable[[str], object],
 ) -> None:
-    """Show the status repeatedly until Ctrl-C. Errors are shown, except that the first one is raised."""
+    """Show the status repeatedly until Ctrl-C. Errors are shown, but an error of the first read is raised."""
     is_first = True
     try:
         while True:
