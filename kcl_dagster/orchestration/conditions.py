@@ -21,11 +21,13 @@ def on_complete(lookback: timedelta = timedelta(days=1)) -> "AndAutomationCondit
       that run. `eager()` does not.
     - It runs partitions that were complete before its first evaluation, within `lookback`. `eager()` does not.
 
-    Args: lookback: Partitions that are missing at the first evaluation run if they end within this time before the
-    end of the latest partition. Run a backfill for older partitions. So an asset that is added to years of history
-    does not run for all of them. With `timedelta(0)`, only the latest partition runs.
+    Args:
+        lookback: Partitions that are missing at the first evaluation run if they end within this time before the
+            end of the latest partition. Run a backfill for older partitions. So an asset that is added to years of
+            history does not run for all of them. With `timedelta(0)`, only the latest partition runs.
 
-    Example: .. code-block:: python
+    Example:
+        .. code-block:: python
 
             @dg.asset(deps=["clicks"], partitions_def=clicks.partitions, automation_condition=kcl.on_complete())
             def sessions(context): ...

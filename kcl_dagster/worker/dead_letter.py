@@ -23,7 +23,8 @@ class DeadLetter(msgspec.Struct, frozen=True):
     `data` is base64. While the stream keeps the record, `sequence_number` and `sub_sequence_number` show where it
     is.
 
-    Example: .. code-block:: python
+    Example:
+        .. code-block:: python
 
             def failed_with(content: bytes) -> str:
                 return kcl.DeadLetter.from_json(content).error
