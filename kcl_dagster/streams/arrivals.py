@@ -24,8 +24,8 @@ class Span:
 
     @property
     def seconds(self) -> float | None:
-        """The seconds between both times: negative if records are read again, positive if records are skipped. None
-        if not known."""
+        """The seconds between both times. Negative if records are read again, positive if they are skipped. None if
+        not known."""
         return None if self.before is None or self.after is None else (self.after - self.before) / 1000
 
     def __str__(self) -> str:
@@ -55,9 +55,11 @@ class Arrivals:
         self._deadline = runtime.clock.monotonic() + seconds
 
     def at(self, stream: str, shard: str, checkpoint: Checkpoint | None, timestamp_ms: int | None) -> int | None:
-        """When the record at `checkpoint` arrived. `timestamp_ms`: the time that LATEST and AT_TIMESTAMP stand for.
+        """When the record at `checkpoint` arrived. `timestamp_ms`: the time for which LATEST and AT_TIMESTAMP
+        stand.
 
-        If the position is after the last record, the present time is returned: no record lies between.
+        If the position is after the last record, the present time is returned, because there is no record in
+        between.
         """
         if checkpoint is None:
             return None
@@ -87,9 +89,9 @@ class Arrivals:
         timestamp_ms: int | None,
         stored_through: float,
     ) -> float | None:
-        """When the first unread record arrived, to decide whether a worker is needed; infinite if there is none.
-        None if a worker has to look: because the look-up failed, or because the shard is closed and its children
-        wait for its end.
+        """When the first unread record arrived, to decide whether a worker is needed. Infinite if there is none.
+        None if a worker has to find out, because the look-up failed, or because the shard is closed and its
+        children wait for its end.
 
         If the checkpoint is inside an aggregate, that aggregate counts as read if it arrived before
         `stored_through` (epoch seconds).

@@ -15,10 +15,9 @@ LOOK_SECONDS: Final = 1.0
 def ensure_consumer(
     client: Client, stream: str, name: str, runtime: Runtime, seconds: float = REGISTRATION_SECONDS
 ) -> str:
-    """Register the stream's consumer `name` if necessary, and return its ARN. Safe to call from many workers at
-    once.
+    """Register the stream's consumer `name` if necessary, and return its ARN. Many workers may call this at once.
 
-    Waits up to `seconds` until the consumer is active, and looks at least once. Raises StreamNotFound, and
+    Waits up to `seconds` until the consumer is active, and checks at least once. Raises StreamNotFound. Raises
     ServiceError if the consumer is not active by then, or at once if the stream has too many consumers.
     """
     deadline = runtime.clock.monotonic() + seconds
@@ -29,7 +28,8 @@ def ensure_consumer(
             return str(found["ConsumerARN"])
         if runtime.clock.monotonic() + LOOK_SECONDS > deadline:
             raise ServiceError(f"consumer {name} of stream {stream} is still {found['ConsumerStatus']}")
-        # DELETING: a consumer with this name was just removed. It can be registered again when it is gone.
+        # DELETING: a consumer with this name was just removed. The name can be registered again when the consumer
+        # is gone.
         runtime.clock.sleep(LOOK_SECONDS)
 
 
@@ -43,7 +43,7 @@ def find_consumer(client: Client, stream: str, name: str, runtime: Runtime) -> s
 def remove_consumer(client: Client, stream: str, name: str, runtime: Runtime) -> bool:
     """Deregister a consumer, for which AWS charges per hour and shard. Returns False if there is none.
 
-    Workers never call this: another version of the application, or a KCL fleet, may use the name.
+    Workers never call this, because another version of the application, or a KCL fleet, may use the name.
     """
     stream_arn = describe(client, stream, runtime=runtime).arn
     deadline = runtime.clock.monotonic() + REGISTRATION_SECONDS
@@ -75,13 +75,12 @@ def _described(
 
 
 def _register(client: Client, stream_arn: str, name: str) -> Mapping[str, Any]:
-    """Register the consumer, and return its description."""
     try:
         answer = call(client, "register_stream_consumer", StreamARN=stream_arn, ConsumerName=name)
     except (ResourceBusy, Unanswered):
-        return {"ConsumerStatus": "CREATING"}  # another worker was faster, or the stream is changing: look again
+        return {"ConsumerStatus": "CREATING"}  # another worker was faster, or the stream is changing
     except (RequestRefused, Throttled) as error:
-        # LimitExceeded also means that the stream has the most consumers it may have. Waiting would not help.
+        # LimitExceeded may mean that the stream has as many consumers as are allowed. Waiting would not help.
         raise ServiceError(f"consumer {name} could not be registered: {error}") from error
     registered: Mapping[str, Any] = answer["Consumer"]
     return registered

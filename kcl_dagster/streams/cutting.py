@@ -1,7 +1,7 @@
 """Selects the records of a shard that belong to a range, and detects records that have left the stream.
 
-A range is the records after one checkpoint and through another. It is pinned if its end is known, because its batch
-was begun before. Otherwise it is open. The anchor is the last record before the range.
+A range is the records after one checkpoint and through another. If its end is known because its batch was begun
+before, it is pinned, and otherwise open. The anchor is the last record before the range.
 """
 
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ class Gap:
     """The last record before the gap."""
 
     is_certain: bool
-    """Whether that record is known to have left the stream. False: the shard did not answer the question."""
+    """Whether that record is known to have left the stream. False if the shard returned no answer."""
 
 
 class RangeCut:
     """Selects the range's records from the pages of a shard, which it has to get in order. It handles whole Kinesis
-    records. `unpacking` cuts aggregates in which a range begins or ends."""
+    records. `unpacking` divides aggregates in which a range begins or ends."""
 
     def __init__(self, bounds: Bounds, name: str, *, goes_on: bool) -> None:
-        """`name`: the shard's name, for messages. `goes_on`: the first page follows a record that was read
+        """`name`: the shard's name, for messages. `goes_on`: whether the first page follows a record that was read
         before."""
         self.bounds = bounds
         self.last_sequence: str | None = None
@@ -48,12 +48,12 @@ class RangeCut:
         """Whether the last page had records after the end of the range."""
 
         self.rest_is_left = False
-        """Whether part of the last page is left for the next range, because this one had no room for it."""
+        """Whether part of the last page is left for the next range, because this range had no room for it."""
 
         self._name = name
         self._saw_anchor = goes_on
         self._is_start_unknown = False  # whether a gap after the anchor was not certain
-        self._is_all_early = False  # whether the last page had records, but only from before the range's start time
+        self._is_all_early = False  # whether all records of the last page are from before the range's start time
         self._last_arrival_ms: int | None = None  # of the last page
         self._tips = 0  # responses in a row that found the shard at its tip
 
@@ -69,9 +69,9 @@ class RangeCut:
 
     @property
     def is_over(self) -> bool:
-        """Whether reading can end: the range is complete, or it is pinned and its records are gone. A pinned range
-        was read before, so if a shard at its tip does not return its last record, that record has left the stream.
-        """
+        """Whether reading can end, because the range is complete, or because it is pinned and its records are gone.
+        Its records were read before. So if a shard at its tip does not return the last one, that record has left
+        the stream."""
         return self.is_complete or (self.is_pinned and self._tips >= MOST_TIPS)
 
     def start_over(self) -> None:
@@ -100,8 +100,8 @@ class RangeCut:
         return mine
 
     def claim(self, records: list[StreamRecord], allowance: Allowance) -> list[StreamRecord]:
-        """The records for which the allowance has room. The anchor costs nothing, unless it is an aggregate that
-        was processed only in part."""
+        """The records for which the allowance has room. The anchor takes no room, unless it is an aggregate of
+        which a part was processed."""
         anchors = self.anchors_in(records)
         if anchors and self._has_rest(records[0]["Data"]):
             anchors = 0
@@ -115,8 +115,8 @@ class RangeCut:
         return records[:taken] if self.rest_is_left else records
 
     def leave_rest(self, millis_behind: int | None, last_arrival_ms: int | None) -> int:
-        """Record that the last page was used only up to a record that arrived at `last_arrival_ms` (None: not at
-        all). Returns the lag at that record, in milliseconds. `millis_behind`: the lag at the end of the page."""
+        """Record that the last page was used only up to a record that arrived at `last_arrival_ms`, or (None) not
+        at all. Returns the lag at that record, in milliseconds. `millis_behind`: the lag at the end of the page."""
         self.rest_is_left = True
         left_ms = (self._last_arrival_ms or 0) - (last_arrival_ms or self._last_arrival_ms or 0)
         return max(1, (millis_behind or 0) + left_ms)
@@ -139,20 +139,20 @@ class RangeCut:
         return self._is_all_early or self.is_only_anchor(records)
 
     def reached_end(self) -> None:
-        """Record that the shard has no further record now: its tip was reached, or it is closed. If no page had
-        records, the anchor has left the stream, and so has every record that followed it until now."""
+        """Record that the shard has no further record now, because its tip was reached, or because it is closed. If
+        no page had records, the anchor and all records that followed it until now have left the stream."""
         self._tips += 1
         if not self._saw_anchor and self.bounds.begins_at_record is not None:
             self.is_start_trimmed = True
 
     def ends_before(self, gap: Gap | None) -> bool:
-        """Whether the range has to end before the next page, because of a gap between this page and the next.
+        """Whether the range has to end before the next page, because of a gap between this page and the next one.
 
         - An open range with records ends at the gap. The records before the gap are then stored. The next range
-          begins at the last record before the gap, and so detects that it has left the stream.
-        - An open range without records goes on, because it would make no progress otherwise.
-        - A pinned range goes on to its known end. If the gap is certain, this raises DataLoss: the range would have
-          other records than before.
+          begins at the last of these records, and so detects that it has left the stream.
+        - An open range without records continues, because it would make no progress otherwise.
+        - A pinned range continues to its known end. If the gap is certain, this raises DataLoss, because the range
+          would have other records than before.
         """
         if gap is None:
             return False

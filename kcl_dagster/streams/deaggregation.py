@@ -77,7 +77,7 @@ class SubRecords:
         return map(SubRecord._make, zip(*self._columns(), strict=True))
 
     def only(self, wanted: Sequence[bool]) -> "SubRecords":
-        """Only the records for which `wanted` is True."""
+        """The records for which `wanted` is True."""
         return SubRecords(*(list(compress(column, wanted)) for column in self._columns()))
 
     def _columns(self) -> tuple[Sequence[Any], ...]:
@@ -128,7 +128,7 @@ def hash_key(partition_key: str) -> int:
 
 
 def explicit_hash(digits: str) -> int:
-    """The number of an explicit hash key; a number above all hash keys if the text is too long."""
+    """The number of an explicit hash key. If the text is too long, a number above all hash keys."""
     significant = digits.lstrip("0")
     return int(significant or "0") if len(significant) <= _MOST_DIGITS else MAX_HASH_KEY + 1
 
@@ -399,12 +399,13 @@ class _Slice:
             self.wanted.extend(window.part(low, high))
 
     def fault(self, message: bytes) -> _Fault | None:
-        """The first record with an index outside a table, or with an explicit hash key that is not a number; None
-        if there is none."""
+        """The first record with an index outside a table, or with an explicit hash key that is not a number; or
+        None."""
         points_nowhere = self.highest_key >= len(self.partition_keys) or self.highest_explicit >= len(
             self.hash_keys
         )
-        # Each key is checked once: it may be as long as the message, and a thousand records may refer to it.
+        # Each key is checked once, because it may be as long as the message, and a thousand records may refer to
+        # it.
         unsound = bytearray(not _is_hash_key(self.hash_keys.text(i) or "0") for i in range(len(self.hash_keys)))
         if not points_nowhere and not any(unsound):
             return None

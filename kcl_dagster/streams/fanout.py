@@ -2,9 +2,9 @@
 
 `FanoutReader` has the interface of `polling.ShardReader`: it reads one range once, on one thread, and reports how
 far it has read. A subscription lasts for five minutes. If a reader ends earlier, it leaves its subscription to the
-next reader of the same process, which uses it if its range begins where the subscription continues. Otherwise the
-next reader subscribes again, at the continuation sequence number of the last event. The service allows this five
-seconds after the last subscription.
+next reader of the same process. That reader uses the subscription if its range begins where the subscription
+continues. Otherwise it subscribes again, at the continuation sequence number of the last event. The service allows
+this five seconds after the last subscription.
 """
 
 import queue
@@ -34,22 +34,20 @@ from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.presence import Gaps, Presence
 from kcl_dagster.streams.records import StreamRecord, arrival_millis, child_shards
 
-# A consumer may subscribe to a shard again five seconds after its last subscription. The new one replaces the old
-# one.
+# A consumer may subscribe to a shard again five seconds after its last subscription, which is then replaced.
 RESUBSCRIBE_SECONDS: Final = 5.1
 RETRY_SECONDS: Final = 1.0
-# How long a subscription waits for its next reader. After that, the lease is probably read elsewhere, or not at
-# all.
+# How long a subscription waits for its next reader. After that, another process probably reads the lease, or none.
 KEPT_SECONDS: Final = 30.0
 # One event may arrive while another is processed. Together with the event that waits for a place in the queue, a
-# shard has at most four events of about a megabyte in memory. The rest remains in the connection, whose
-# flow-control window the service respects.
+# shard has at most four events of about a megabyte in memory. Further events remain in the connection, because the
+# service respects its flow-control window.
 QUEUED_EVENTS: Final = 2
 
 Event = Mapping[str, Any]
 Place = str | Bounds
-"""Where a subscription continues: after the continuation sequence number of its last event, or at the start of a
-range."""
+"""The place at which a subscription continues: after the continuation sequence number of its last event, or at the
+start of a range."""
 
 
 class FanoutReader:
@@ -68,9 +66,9 @@ class FanoutReader:
         in_background: bool = True,
         subscriptions: "Subscriptions | None" = None,
     ) -> None:
-        """`subscriptions`: where former readers of this process have left subscriptions, and where this one leaves
-        its own. `in_background`: receive events on a separate thread, so that the deadline is met even if a shard
-        has no records. Use False for clients that return at once and may be used on one thread only."""
+        """`subscriptions`: the subscriptions that readers of this process leave to their successors.
+        `in_background`: receive events on a separate thread, so that the deadline is met even if a shard has no
+        records. Use False for clients that return at once and may be used on one thread only."""
         self._client = client
         self._consumer_arn = consumer_arn
         self._stream = stream
@@ -101,7 +99,8 @@ class FanoutReader:
 
     @property
     def bookmark(self) -> Bookmark | None:
-        """The position for the next reader, and what it needs to know. None: it has to find the position itself."""
+        """The position for the next reader, and what is known of the shard. None if that reader has to find the
+        position itself."""
         wait = max(0.0, self._not_before - self._now())
         failing = 0.0 if self._failing_since is None else self._now() - self._failing_since
         if self.is_ended or (self._continuation is None and not wait and not failing):
@@ -134,20 +133,19 @@ class FanoutReader:
                 if self.millis_behind is not None:  # while a shard is not read, its lag grows with the clock
                     self.millis_behind += max(1, round((self._now() - began) * 1000))
                 return
-            # Otherwise each batch would start its subscription as late as the batch before, and would read only for
-            # the remaining time. If that was half a second of five once, it would remain half a second in all later
+            # Otherwise each batch would start its subscription as late as the previous batch, and would read only
+            # for the remaining time. If that was once half a second of five, it would be half a second in all later
             # batches.
             least = self._not_before + min(deadline.at - began, RESUBSCRIBE_SECONDS)
-        # When to give up before the first subscription succeeds. The former reader of the shard may have subscribed
-        # just now.
+        # When to give up before the first subscription succeeds. The former reader may have subscribed just now.
         first_wait = max(began, self._not_before) + max(patience, RESUBSCRIBE_SECONDS + RETRY_SECONDS)
         give_up = max(deadline.at, least, first_wait)
-        # Otherwise short batches, ended early by other shards, would hide the failure for ever
+        # Otherwise, if other shards end each batch early, the failure would never be reported.
         if self._failing_since is not None:
             give_up -= began - self._failing_since
         stood = answered = False
-        # A kept subscription without events has not failed: a shard without records sends an event every five
-        # seconds. If the subscription has broken off, its connection reports it.
+        # A kept subscription without events has not failed, because a shard without records sends an event every
+        # five seconds. If the subscription has broken off, its connection reports that.
         is_old = kept is not None
 
         def until() -> float:
@@ -209,13 +207,13 @@ class FanoutReader:
                     return  # another reader with this consumer replaced it: the lease has moved, or is about to
                 self._recover(error, give_up)
         if not self._was_answered:
-            # It was at the tip before, but records may have arrived since that were not read
+            # The shard was at its tip before. Records may have arrived since that were not read.
             self.millis_behind = None
         if pinned and not self._cut.is_complete and not is_stopped():
             raise self._cut.lost_the_end()
 
     def opened(self, rows: int, bytes_: int, records: int) -> None:
-        """Does nothing: the service decides how much it pushes."""
+        """Does nothing, because the service decides how much it pushes."""
 
     def leave_rest(self, last_arrival_ms: int | None) -> None:
         """See `ShardReader.leave_rest`."""
@@ -228,7 +226,8 @@ class FanoutReader:
 
     @property
     def _place(self) -> Place | None:
-        """Where the next event begins. None if that is not known, because the last event had no continuation."""
+        """The place at which the next event begins. None if it is not known, because the last event had no
+        continuation."""
         if self._continuation is not None or self._was_answered:
             return self._continuation
         return self._bounds
@@ -240,9 +239,9 @@ class FanoutReader:
         return registry.take(self._consumer_arn, self._shard_id, place)
 
     def _leave(self, events: "_Events") -> bool:
-        """Leave the subscription to the next reader, even if it has sent nothing yet: if other shards end each
-        batch before its first event, a new subscription per batch would never deliver one. Returns False if it
-        cannot continue."""
+        """Leave the subscription to the next reader, even if it has sent nothing yet. If other shards ended each
+        batch before the first event, a new subscription per batch would never deliver one. Returns False if the
+        subscription cannot continue."""
         place = self._place
         if self._subscriptions is None or place is None or not events.waits():
             return False
@@ -300,8 +299,7 @@ class FanoutReader:
                 raise error
 
     def _confirm_shard(self) -> None:
-        """Raise an error if the stream or the consumer is missing. If both exist, the shard itself is missing: it
-        has expired."""
+        """Raise an error if the stream or the consumer is missing. If both exist, the shard itself has expired."""
         try:
             call(self._client, "describe_stream_summary", StreamName=self._stream)
         except ResourceMissing as missing:
@@ -393,7 +391,8 @@ class _Events:
                 self._queue.put_nowait(WOKEN)
 
     def waits(self) -> bool:
-        """Record that the subscription has no reader from now on. Returns False if it cannot wait without one."""
+        """Record that the subscription has no reader from now on. Returns False if it cannot wait without a
+        reader."""
         with self._waiting:
             self._waits_since = self._runtime.clock.monotonic()
         return self._queue is not None
@@ -426,8 +425,8 @@ class _Events:
         return event
 
     def _pump(self) -> None:
-        """The body of the thread. Only this thread uses the connection: closing it elsewhere during a read would
-        block."""
+        """The body of the thread. Only this thread uses the connection, because closing it on another thread during
+        a read would block."""
         try:
             while not self._closed.is_set():
                 try:

@@ -78,7 +78,7 @@ def retentions(client: Client, streams: Iterable[str], runtime: Runtime) -> dict
 
 
 def created_within_retention(client: Client, application: Application, runtime: Runtime) -> float | None:
-    """When the first of an application's streams was created (epoch seconds), if all streams are read from their
+    """When the oldest of an application's streams was created (epoch seconds), if all streams are read from their
     beginning and no record can have expired from them. Otherwise, or if a stream cannot be described, None."""
     if any(stream.start.position is not Position.TRIM_HORIZON for stream in application.streams):
         return None

@@ -19,8 +19,8 @@ READS_PER_SECOND: Final = 4.0
 BYTES_PER_SECOND: Final = 1.9 * 1024 * 1024
 # A shard without records is read once per second, which leaves four fifths of the allowed requests to others.
 IDLE_SECONDS: Final = 1.0
-# If a batch does not end early, it contains what has arrived until its last reads, so a shard without records need
-# not be read as often before. A page has room for all that a shard takes in this time.
+# If a batch does not end early, its last reads find all records that have arrived, so a shard without records need
+# not be read as often before. A page has room for all records that a shard takes in this time.
 QUIET_SECONDS: Final = 5.0
 # How long before the end of a batch shards at their tip are read for the last time, so that what has arrived is
 # included. Each read takes a request, so with many shards the last reads begin earlier.
@@ -28,7 +28,7 @@ LAST_READ_SECONDS: Final = 0.05
 LAST_READ_SECONDS_OF_SHARD: Final = 0.005
 # The size of the largest page of GetRecords, and of the largest record that a stream can be configured for.
 MAX_PAGE_BYTES: Final = 10 * 1024 * 1024
-# The largest record of a stream that was not configured for larger ones.
+# The size of the largest record, unless the stream was configured for larger records.
 LIKELY_LARGEST_RECORD_BYTES: Final = 1024 * 1024
 # The first page of a shard shows how large its records are. A few records suffice for this.
 FIRST_PAGE_RECORDS: Final = 20
@@ -102,12 +102,13 @@ class ReadDeadline:
             one()
 
     def wakes(self, one: Callable[[], None]) -> None:
-        """Register a function that is called when the deadline is brought forward, on the thread that does it."""
+        """Register a function that is called when the deadline is brought forward, on the thread that brings it
+        forward."""
         with self._changed:
             self._wake.append(one)
 
     def sleep(self, seconds: float) -> None:
-        """Wait for `seconds`, but if the deadline is brought forward, only until the deadline."""
+        """Wait for `seconds`. If the deadline is brought forward, the wait ends at the deadline."""
         if self._linger is None:
             self._clock.sleep(seconds)
             return
@@ -135,13 +136,13 @@ class Allowance:
         self._is_closed = False
         self._asking = 0
         self._lock = threading.RLock()
-        # One condition for each waiting reader, in the order of arrival. Only the first one is notified: a thousand
-        # readers that wake for each page take a hundred times the CPU of their requests.
+        # One condition for each waiting reader, in the order of arrival. Only the first reader is notified. If a
+        # thousand readers woke for each page, they would take a hundred times the CPU of their requests.
         self._waiting: deque[threading.Condition] = deque()
 
     @property
     def is_spent(self) -> bool:
-        """Whether there is no room for another record. There is always room for a first one."""
+        """Whether there is no room for another record. There is always room for a first record."""
         return self._is_closed or (not self._is_untouched and (self._records <= 0 or self._bytes <= 0))
 
     def last_read_seconds(self, chance: float) -> float:
@@ -180,8 +181,8 @@ class Allowance:
             self._waiting[0].notify()
 
     def claim(self, sizes: Sequence[int]) -> int:
-        """Take records of these sizes, in order, as far as there is room. Returns how many were taken. If not all
-        fit, the budget counts as spent, and the next batch reads the rest."""
+        """Take records of these sizes, in order, as long as there is room. Returns how many were taken. If not all
+        fit, the budget counts as spent, and the next batch reads the others."""
         with self._lock:
             if len(sizes) <= self._records and sum(sizes) <= self._bytes:
                 fitting = len(sizes)

@@ -1,8 +1,8 @@
 """Reads one shard with GetRecords.
 
-`ShardReader.pages` yields the records of a range page by page; the reader's attributes show how far it has read. A
-reader reads one range once, on one thread. It waits on the runtime's clock and starts no thread. A range is pinned
-if its end is known, because its batch was begun before; otherwise it is open.
+`ShardReader.pages` yields the records of a range page by page. The reader's attributes show how far it has read. A
+reader reads one range once, on one thread. It waits on the runtime's clock and starts no thread. If the end of a
+range is known because its batch was begun before, the range is pinned, and otherwise open.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,12 +23,12 @@ MAX_PAGE_RECORDS: Final = 10_000  # GetRecords refuses a larger limit
 
 # How long a pinned range may take to read. The budget does not limit it.
 PINNED_PATIENCE_SECONDS: Final = 120.0
-# How long a shard that has not answered yet may take, even in a shorter batch. Throttling usually ends within a
+# The time limit for a shard that has not answered yet, even in a shorter batch. Throttling usually ends within a
 # second.
 OPEN_PATIENCE_SECONDS: Final = 5.0
-# A reader that waits checks as often whether its range should end.
+# How often a reader that waits checks whether its range should end.
 LONGEST_NAP_SECONDS: Final = 1.0
-# The part of a batch over which the last reads of many shards are spread at most.
+# The largest part of a batch over which the last reads of many shards are spread.
 LAST_READS_SHARE: Final = 0.5
 FIRST_BACKOFF_SECONDS: Final = 0.25
 LONGEST_BACKOFF_SECONDS: Final = 5.0
@@ -39,8 +39,8 @@ FAR_BEHIND_MILLIS: Final = (24 * 3600 - 600) * 1000
 
 
 def is_far_behind(millis_behind: int | None) -> bool:
-    """Whether records may leave the stream before they are read. An iterator would skip them silently. Reading then
-    begins again at the last record that was read: the response shows whether it is still there."""
+    """Whether records may leave the stream before they are read. An iterator would skip them silently. Reading
+    therefore begins again at the last record that was read, and the response shows whether it is still there."""
     return millis_behind is not None and millis_behind > FAR_BEHIND_MILLIS
 
 
@@ -60,9 +60,9 @@ class Bookmark:
     """The average number of user records per Kinesis record."""
 
     wait_seconds: float = 0.0  # how long the shard should not be read yet
-    quiet_seconds: float = 0.0  # how long it need not be read, unless the batch ends
+    quiet_seconds: float = 0.0  # for how long the shard need not be read, unless the batch ends
     millis_behind: int | None = None  # the last known lag, for a range that ends before a response
-    # For how long the shard has not answered; kept, so that short batches do not hide a failure for ever
+    # For how long the shard has not answered. Without this, short batches would hide a failure for ever.
     failing_seconds: float = 0.0
 
 

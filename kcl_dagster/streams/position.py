@@ -8,11 +8,11 @@ from kcl_dagster.model.checkpoint import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The records of one shard after `after`, and up to `through`. If `through` is None, the range is open.
+    """The records of one shard after `after`, through `through`. If `through` is None, the range is open.
 
-    `first`: the first record, if known, as in a pinned range (one whose batch was begun before). Otherwise reading
-    begins at the record `after`. If `after` is an initial position, reading begins at the time `timestamp_ms`, or
-    without one at the place that the position names.
+    `first`: the first record, if known, as in a pinned range (whose batch was begun before). Otherwise reading
+    begins at the record `after`. If `after` is an initial position, reading begins at `timestamp_ms`, or, if that
+    is None, at the position itself.
     """
 
     after: Checkpoint
@@ -34,7 +34,7 @@ class Bounds:
         Reading begins at this record, not after it. Otherwise, nothing would show that the stream has trimmed it.
         """
         if self.first is not None:
-            return self.first  # a pinned range: earlier records were processed and may be gone
+            return self.first  # of a pinned range; earlier records were processed and may be gone
         return None if self.after.is_initial_position else self.after.sequence
 
     def starting_point(self) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from kcl_dagster.errors import EndpointUnreachable, ServiceError, Throttled
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.cutting import Gap
 
-# Far below the time that a reader waits for its shard: a failing check must not prevent reading.
+# Far less than the time for which a reader waits for its shard, because a failing check must not prevent reading.
 CHECK_SECONDS: Final = 2.0
-# At most this many of the five requests per second that all consumers of a shard share.
+# The most requests. All consumers of a shard share five requests per second.
 MOST_REQUESTS: Final = 4
 PAUSE_SECONDS: Final = 0.4
 
@@ -30,7 +30,7 @@ class Presence:
 
     def has(self, sequence: str) -> bool | None:
         """Whether the record with this number can be read. None if a few requests within two seconds do not show
-        it."""
+        this."""
         clock = self._runtime.clock
         give_up = clock.monotonic() + CHECK_SECONDS
         iterator: str | None = None
@@ -81,7 +81,7 @@ class Gaps:
         return None if is_there else Gap(self._far_after, is_certain=not self._is_unknown)
 
     def went_on(self, last: str | None, *, is_far: bool, has_records: bool) -> None:
-        """Called with each response that is used. `last`: the last record of the range so far. While it is not
-        known whether there was a gap, the record before it is looked up again after the next response."""
+        """Called with each response that is used. `last`: the last record of the range so far. If it is not known
+        whether there was a gap, the record before it is looked up again after the next response."""
         if not self._is_unknown and (has_records or not is_far):
             self._far_after = last if is_far else None

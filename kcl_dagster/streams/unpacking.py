@@ -1,8 +1,8 @@
 """Converts Kinesis records to the user records of a range. Pure, and performance-critical: columns, not objects.
 
-A position in a shard has the same meaning whether aggregates are opened or not: everything up to that user record.
-An aggregate that is not opened therefore has the position of its last user record. An aggregate in which a range
-begins or ends is opened even if the setting excludes it. The setting may be changed at any checkpoint.
+A position in a shard means everything through a user record, whether aggregates are opened or not. An aggregate
+that is not opened therefore has the position of its last user record. An aggregate in which a range begins or ends
+is opened even if the setting excludes it. So the setting may be changed at any checkpoint.
 """
 
 from collections.abc import Sequence
@@ -45,8 +45,8 @@ class PageReader(Protocol):
     """The reader of pages: `ShardReader`, `FanoutReader` or `WindowReader`."""
 
     def opened(self, rows: int, bytes_: int, records: int) -> None:
-        """Called if the last page, of so many `records`, was used completely. `rows` and `bytes_`: its user
-        records."""
+        """Called if the last page, with this number of `records`, was used completely. `rows` and `bytes_`: of its
+        user records."""
 
     def leave_rest(self, last_arrival_ms: int | None) -> None:
         """Called if only part of the last page was used, up to a record that arrived at `last_arrival_ms`."""
@@ -155,7 +155,8 @@ class Unpacker:
             return aggregate
 
     def _is_before(self, sequence: str, last_index: int) -> bool:
-        """Whether the record was processed before. This is so only for the one at which the range begins."""
+        """Whether the record was processed before. This is possible only for the record at which the range
+        begins."""
         return self.first is None and self._bounds.is_before(sequence, last_index)
 
     def _begin(self, record: StreamRecord) -> float | None:
@@ -180,7 +181,7 @@ class Unpacker:
         self._fill(into, 1, [sequence], [arrival], problem, len(data))
 
     def _add_plain(self, page: Sequence[StreamRecord], data: Sequence[bytes], into: Columns) -> None:
-        """Append the rest of a range in which nothing has to be opened or left out: the usual case."""
+        """Append the rest of a range in which nothing has to be opened or left out. This is the usual case."""
         rows = len(page)
         sequences = [record["SequenceNumber"] for record in page]
         arrivals = arrival_seconds(page)

@@ -37,7 +37,7 @@ class Window:
 
 
 class WindowReader:
-    """Reads one piece. Has the interface of `ShardReader`. `is_ended`: the shard has no more records of the
+    """Reads one piece. Has the interface of `ShardReader`. `is_ended`: whether the shard has no more records of the
     window."""
 
     def __init__(
@@ -96,8 +96,7 @@ class WindowReader:
         self.is_ended = True
 
     def opened(self, rows: int, bytes_: int, records: int) -> None:
-        """Does nothing: only the limits of the shard determine the size of a page, not the content of its
-        records."""
+        """Does nothing, because the limits of the shard alone determine the size of a page."""
 
     def leave_rest(self, last_arrival_ms: int | None) -> None:
         """See `ShardReader.leave_rest`. The next piece begins where this one ends."""
@@ -105,12 +104,12 @@ class WindowReader:
         self._is_full, self.is_ended = True, False
 
     def _is_at_tip(self) -> bool:
-        """Whether the tip was reached. The window is over, so no later record belongs to it."""
+        """Whether the tip was reached. The window has ended, so no later record belongs to it."""
         return self._reader.millis_behind == 0
 
     def _cut(self, page: list[StreamRecord]) -> list[StreamRecord]:
         if page and page[0]["SequenceNumber"] == self._anchor and not is_aggregate(page[0]["Data"]):
-            page = page[1:]  # belongs to the former piece; it was read only to see that it is still in the stream
+            page = page[1:]  # of the former piece; read only to check that it is still in the stream
         for index, record in enumerate(page):
             if record["SequenceNumber"] == self._anchor:
                 continue  # an aggregate: the former piece may have ended inside it
