@@ -66,7 +66,6 @@ class ImportReport:
         return {what: len(keys) for what, keys in self._keys().items()}
 
     def lines(self) -> list[str]:
-        """The report as text."""
         said = ", ".join(f"{number} {what}" for what, number in self.counts.items())
         starts = [f"{stream}: its start position is recorded, unless one is known" for stream in self.starts]
         begun = [f"{key}: {BEGUN}" for key in self.begun]

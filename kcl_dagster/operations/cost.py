@@ -182,7 +182,6 @@ class CostLine:
         return units * SECONDS_PER_MONTH / 1e6 + self.s3_dollars(prices)
 
     def s3_dollars(self, prices: Prices) -> float:
-        """The part of `dollars` for S3."""
         return (self.puts * prices.put + self.gets * prices.get) * SECONDS_PER_MONTH / 1e6
 
 
@@ -210,7 +209,6 @@ class Cost:
 
     @property
     def puts_per_hour(self) -> float:
-        """Puts, copies and listings of S3 per hour."""
         return sum(line.puts for line in self.lines) * SECONDS_PER_HOUR
 
     @property
@@ -219,12 +217,10 @@ class Cost:
 
     @property
     def s3_dollars(self) -> float:
-        """The part of `dollars` for S3, a month."""
         return sum(line.s3_dollars(self.prices) for line in self.lines)
 
     @property
     def table_dollars(self) -> float:
-        """The part of `dollars` for DynamoDB, a month."""
         return self.dollars - self.s3_dollars
 
     @property

@@ -28,7 +28,6 @@ class Deregistration:
     """Streams that have no such consumer, or that do not exist."""
 
     def lines(self) -> list[str]:
-        """The report as text."""
         done = "would be removed" if self.dry else "is removed"
         return [
             *(f"{stream}: consumer {self.consumer} {done}" for stream in self.removed),

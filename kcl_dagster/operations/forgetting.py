@@ -56,7 +56,6 @@ class Forgetting:
     export: str | None = None
 
     def lines(self) -> list[str]:
-        """The report as text."""
         done = "would be deleted" if self.dry else "deleted"
         kept = [] if self.export is None else [f"what was deleted is in {self.export}: an import puts it back"]
         return [

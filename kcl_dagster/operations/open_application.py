@@ -24,8 +24,6 @@ from kcl_dagster.tables.workers import WorkerTable
 
 @dataclass(frozen=True, slots=True)
 class OpenApplication:
-    """One application's tables and streams, opened by an operator."""
-
     application: Application
     dynamodb: Client
     kinesis: Client

@@ -151,5 +151,4 @@ def choices(setting: FieldInfo) -> tuple[str, ...]:
 
 
 def dry_run() -> Any:
-    """The setting `dry_run` of operations that change something."""
     return Field(default=True, description="say what would be done, and do not do it")

@@ -96,7 +96,6 @@ def pause(
 def resume(
     opened: OpenApplication, shards: Collection[str] = (), *, workers: Collection[str] = (), dry: bool = False
 ) -> PauseReport:
-    """Resume the application, or only some shards or workers."""
     known = opened.control.load()
     if not shards and not workers:
         return _change(opened, "resume", known, Control(), (), (), dry=dry)

@@ -23,8 +23,6 @@ PAGE_RECORDS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Peeked:
-    """One user record."""
-
     sequence: str
     sub_sequence: int
     partition_key: str

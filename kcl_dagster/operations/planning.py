@@ -68,7 +68,6 @@ def cost_of_plan(report: TickReport, application: Application, storing: Storing 
 
 
 def about_cost(cost: Cost, storing: Storing | None) -> str:
-    """The cost in one line."""
     size = f"{counted(cost.shards, 'shard')} and {counted(cost.workers, 'worker')}, always busy"
     tables = f"{cost.table_dollars:.2f} $ a month for DynamoDB"
     if storing is None:

@@ -115,7 +115,6 @@ class ResetReport:
     first_before: FirstMoment | None = None
 
     def lines(self) -> list[str]:
-        """The report as text."""
         moved = (
             f"{key}: {before or 'nowhere'} -> {'overtaken' if key in self.overtaken else self.target}"
             + (f"; {self.spans[key]}" if key in self.spans else "")

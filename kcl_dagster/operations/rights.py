@@ -371,7 +371,6 @@ def _place(folder: str) -> tuple[str, str]:
 
 
 def rights_of(component: Component, deployment: Deployment) -> list[Grant]:
-    """The grants that a component of a deployment needs."""
     return [grant for grant in RIGHTS if component in grant.to and deployment.needs(grant.when)]
 
 

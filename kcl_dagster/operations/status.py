@@ -138,7 +138,6 @@ class Status:
 
     @property
     def about_unended_runs(self) -> list[str]:
-        """A line for each of `unended_runs`."""
         return [
             f"a bounded run ({(row.run_id or '')[:8]}) has not ended: its worker, which has "
             f"{counted(self._owned_by(row), 'open lease')}, {_last_report(row)}. "
@@ -275,7 +274,6 @@ class Status:
 
     @property
     def held_threads(self) -> list[str]:
-        """A line for each thread in `held_since`."""
         return [
             f"{worker}: its thread of {thread} has not gone on since {datetime.fromtimestamp(at, UTC):%H:%M} UTC"
             for worker, threads in sorted(self.held_since.items())

@@ -119,12 +119,10 @@ def reader(setting: FieldInfo) -> Callable[[str], Any]:
 
 
 def chosen(operation: type[AnOperation], options: Options) -> AnOperation:
-    """The operation with the settings from the options."""
     return operation(**{name: getattr(options, name) for name in operation.settings("terminal")})
 
 
 def run_operation(operation: type[Operation], context: OperationContext, options: Options) -> int:
-    """Run an operation and print its result. Returns the exit code."""
     console = Console()
     if not options.json:
         context = replace(context, show=lambda line: console.print(line, soft_wrap=True))

@@ -135,7 +135,6 @@ def _table(
 
 
 def lease_rows(status: Status, leases: Sequence[Lease]) -> list[Row]:
-    """A row of `LEASE_COLUMNS` for each lease."""
     return [
         {
             "lease": lease.key,
@@ -150,7 +149,6 @@ def lease_rows(status: Status, leases: Sequence[Lease]) -> list[Row]:
 
 
 def worker_rows(status: Status) -> list[Row]:
-    """A row of `WORKER_COLUMNS` for each worker."""
     return [
         {
             "worker": row["worker"],

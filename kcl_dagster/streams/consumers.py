@@ -61,7 +61,6 @@ def remove_consumer(client: Client, stream: str, name: str, runtime: Runtime) ->
 def _described(
     client: Client, stream_arn: str, name: str, runtime: Runtime, deadline: float
 ) -> Mapping[str, Any] | None:
-    """The consumer's description; None if there is none."""
     try:
         answer = retried(
             lambda: call(client, "describe_stream_consumer", StreamARN=stream_arn, ConsumerName=name),

@@ -63,7 +63,6 @@ class RangeCut:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last record of a pinned range has been read."""
         through, last = self.bounds.through, self.last_sequence
         return through is not None and last is not None and int(last) >= int(through.sequence)
 
@@ -130,7 +129,6 @@ class RangeCut:
         return int(bool(records) and records[0]["SequenceNumber"] == self.bounds.after.sequence)
 
     def is_only_anchor(self, records: list[StreamRecord]) -> bool:
-        """Whether these records consist of the anchor alone."""
         return len(records) == self.anchors_in(records) == 1
 
     def is_before_the_first(self, records: list[StreamRecord]) -> bool:

@@ -50,8 +50,6 @@ _KEPT_KEYS: Final = 65_536  # keys of a table that are kept as text
 
 
 class SubRecord(NamedTuple):
-    """A user record inside an aggregate."""
-
     sub_sequence: int
     partition_key: str
     explicit_hash_key: str | None

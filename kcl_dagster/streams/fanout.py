@@ -51,8 +51,6 @@ start of a range."""
 
 
 class FanoutReader:
-    """Reads one range of one shard as a registered consumer."""
-
     def __init__(
         self,
         client: Client,
@@ -346,8 +344,6 @@ WOKEN: Final = Woken()
 
 
 class _Events:
-    """Iterates over the events of one subscription."""
-
     def __init__(
         self, client: Client, request: Mapping[str, Any], stream: Any, runtime: Runtime, *, threaded: bool
     ) -> None:

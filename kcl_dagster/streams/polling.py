@@ -67,8 +67,6 @@ class Bookmark:
 
 
 class ShardReader:
-    """Reads one range of one shard."""
-
     def __init__(
         self,
         client: Client,

@@ -38,7 +38,6 @@ class Bounds:
         return None if self.after.is_initial_position else self.after.sequence
 
     def starting_point(self) -> dict[str, Any]:
-        """The parameters of GetShardIterator for the beginning of the range."""
         record = self.begins_at_record
         if record is not None:
             return {"ShardIteratorType": "AT_SEQUENCE_NUMBER", "StartingSequenceNumber": record}
@@ -49,7 +48,6 @@ class Bounds:
         return {"ShardIteratorType": self.after.sequence}
 
     def is_before(self, sequence: str, sub_sequence: int) -> bool:
-        """Whether this user record was processed before."""
         if self.after.is_initial_position:
             return False
         return (int(sequence), sub_sequence) <= (int(self.after.sequence), self.after.sub_sequence)

@@ -38,7 +38,6 @@ def millis(seconds: float | None) -> int | None:
 
 
 def size_of(records: Iterable[StreamRecord]) -> int:
-    """The bytes of all payloads."""
     return sum(map(len, map(_data, records)))
 
 
@@ -60,7 +59,6 @@ _data = itemgetter("Data")
 
 
 def child_shards(answer: Mapping[str, Any]) -> tuple[ChildShard, ...]:
-    """The children that the last response of a closed shard names."""
     return tuple(_child(child) for child in answer.get("ChildShards") or ())
 
 

@@ -141,7 +141,6 @@ def _why_stuck(
 
 
 def _add_children(stuck: dict[LeaseKey, str], left: Mapping[LeaseKey, Lease]) -> None:
-    """Add children of stuck leases: a child is not read before its parents are finished."""
     while True:
         blocked = {
             key: f"it waits for its parent {parent}"

@@ -37,7 +37,6 @@ class Checkpointer:
         self.largest = through
 
     def end_of_shard(self) -> None:
-        """Record that no more records will be delivered."""
         self.last_sequence = self.largest
         self.largest = SHARD_END
 

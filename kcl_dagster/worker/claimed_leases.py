@@ -164,7 +164,6 @@ class ClaimedLeases:
             return rows
 
     def claimed(self, chain: ChainId) -> set[LeaseKey]:
-        """The held leases that the chain has claimed."""
         with self._leases.map_lock:
             return {held.lease.key for held in self._leases.every() if held.is_claimed_by(chain)}
 

@@ -76,7 +76,6 @@ class Claims:
 
     @property
     def chain(self) -> Chain:
-        """The chain in which the next batch is decided."""
         if self._chain is None or self._chain.is_over:
             self._chain = Chain(self.entries, chain_id(self.application, self.worker, self.new_id()), self.new_id)
             self._chains.add(self._chain.id)
@@ -142,7 +141,6 @@ class Claims:
         return former.begun.inherited(self.code)
 
     def claim_id(self, key: LeaseKey) -> ClaimId | None:
-        """The claim under which the lease's records are read."""
         claimed = self._claimed.get(key)
         return None if claimed is None else claimed[1].id
 

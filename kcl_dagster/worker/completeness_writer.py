@@ -74,7 +74,6 @@ class CompletenessWriter:
         self.dropped = 0
 
     def records_were_stored(self) -> None:
-        """Called by the worker's main thread."""
         self._stored_at = int(self._clock.now())
 
     def step(self) -> None:

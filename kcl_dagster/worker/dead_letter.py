@@ -91,8 +91,6 @@ def dead_letter(
 
 
 class DeadLetters(Protocol):
-    """The store of dead letters."""
-
     def write(self, letter: DeadLetter) -> None:
         """Store the letter durably before returning. Storing the same letter again has no effect. Raises
         SinkError."""

@@ -89,7 +89,6 @@ class DeliveryQueue:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the queue is closed and empty."""
         return self._is_closed and not self._waiting
 
     def step(self) -> float:

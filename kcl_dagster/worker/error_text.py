@@ -258,7 +258,6 @@ def _remote(text: str) -> tuple[str, str, list[Frame]]:
 
 
 def _chosen(frames: Sequence[Frame]) -> list[Frame]:
-    """The innermost frames of the consumer's code."""
     return [frame for frame in frames if frame.is_of_the_consumer][-MOST_FRAMES:]
 
 

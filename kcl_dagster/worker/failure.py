@@ -162,7 +162,6 @@ class Failures:
         return is_news
 
     def _isolate(self, troubles: Sequence[_Trouble], now: float) -> None:
-        """Try each lease alone, to find the one that fails."""
         for trouble in troubles:
             trouble.group, trouble.retry_at = self._new_group(), now
 
@@ -191,7 +190,6 @@ class Failures:
         return Verdict.NARROW if can_narrow else _FINAL[self._policy.action]
 
     def suspect(self, key: LeaseKey) -> None:
-        """Try the lease separately from the others."""
         self._troubles.setdefault(key, _Trouble(group=self._new_group()))
 
     def verdict_of_loss(self, key: LeaseKey, losses: int, can_narrow: bool, can_set_aside: bool = True) -> Verdict:
@@ -213,7 +211,6 @@ class Failures:
         return Verdict.STOP
 
     def is_resting(self, key: LeaseKey) -> bool:
-        """Whether the lease pauses after a failure."""
         trouble = self._troubles.get(key)
         return trouble is not None and trouble.retry_at > self._clock.monotonic()
 
@@ -266,7 +263,6 @@ class Failures:
         return trouble.until if trouble is not None else None
 
     def keep(self, keys: set[LeaseKey]) -> None:
-        """Forget leases that are no longer held."""
         self._troubles = {key: trouble for key, trouble in self._troubles.items() if key in keys}
 
     def stopped(self) -> Mapping[LeaseKey, str]:

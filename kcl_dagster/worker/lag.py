@@ -92,7 +92,6 @@ class Lag:
         self._begun: dict[LeaseKey, tuple[int, float]] = {}
 
     def see(self, leases: Iterable[LeaseReport], held: Collection[LeaseKey]) -> None:
-        """Record the results of a round."""
         now = self._clock.monotonic()
         behind = dict(self._behind)
         for lease in leases:

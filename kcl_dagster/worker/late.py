@@ -44,8 +44,6 @@ class Late(Generic[T]):
 
 
 class LateEngine(Generic[D]):
-    """An `Engine` whose first fetch waits until the engine is open."""
-
     def __init__(self, late: Late[Engine[D]]) -> None:
         self._late = late
 
@@ -57,8 +55,6 @@ class LateEngine(Generic[D]):
 
 
 class LateProcessorHosts(Generic[R]):
-    """`ProcessorHosts` whose first fetch waits until the hosts are open."""
-
     def __init__(self, late: Late[ProcessorHosts[R]]) -> None:
         self._late = late
 

@@ -55,7 +55,6 @@ class LeaseRegistry:
         return held.snapshot() if held is not None and self.is_trusted(held) else None
 
     def keys(self) -> set[LeaseKey]:
-        """The keys of all held leases, trusted or not."""
         with self.map_lock:
             return set(self._held)
 
@@ -115,7 +114,6 @@ class LeaseRegistry:
         return max((moment for moment in known if moment is not None), default=None)
 
     def unwritten_tips(self) -> list[LeaseKey]:
-        """Leases whose row does not have the moment of `tip_of` yet."""
         with self.map_lock:
             return sorted(key for key, held in self._held.items() if held.newer_moment() is not None)
 
@@ -134,7 +132,6 @@ class LeaseRegistry:
         return list(self._held.values())
 
     def now(self) -> float:
-        """The time on this process's monotonic clock."""
         return self._runtime.clock.monotonic()
 
     def is_trusted(self, held: HeldLease) -> bool:

@@ -80,8 +80,6 @@ Background = Callable[[Steps, str], AbstractContextManager[object]]
 
 
 class Rounds(Protocol):
-    """The work that the main thread repeats."""
-
     def run_once(self, abandon: Callable[[], bool]) -> BatchReport: ...
 
     def close(self) -> None: ...
@@ -352,7 +350,6 @@ class Worker(Generic[D]):
         return self.stop.reason or StopReason.ASKED
 
     def _rest(self, until: float) -> None:
-        """Pause until `until`, or until there is something to do."""
         held, was_ready = self.holdings.keys(), self._is_ready
         while (left := until - self._clock.monotonic()) > 0:
             if self.stop.is_requested() or self.holdings.keys() - held or self.is_ready() != was_ready:

@@ -46,8 +46,6 @@ VERIFY_SECONDS = 60.0  # between two checks of the layout of the tables
 
 
 class StreamLookup:
-    """Looks up facts about the worker's streams."""
-
     def __init__(self, kinesis: aws.Client, application: Application, starts: StartTable, runtime: Runtime) -> None:
         self._kinesis = kinesis
         self._application = application.name

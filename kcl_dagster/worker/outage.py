@@ -63,7 +63,6 @@ class Outage:
         return self._limit == 1
 
     def may_try(self) -> bool:
-        """Whether this step should try another lease."""
         return self._in_a_row < self._limit
 
     def succeeded(self, key: LeaseKey | None = None) -> None:
@@ -92,7 +91,6 @@ class Outage:
         self._report(now)
 
     def keep(self, keys: Iterable[LeaseKey]) -> None:
-        """Forget all leases except these."""
         kept = set(keys)
         self._failing = {key: why for key, why in list(self._failing.items()) if key is None or key in kept}
 

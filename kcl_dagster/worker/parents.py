@@ -15,7 +15,6 @@ def parent_keys(lease: Lease) -> list[LeaseKey]:
 
 
 def sibling_key(lease: Lease, shard_id: str) -> LeaseKey:
-    """The key of another shard of the same stream."""
     return LeaseKey(shard_id if lease.stream is None else lease.stream.lease_key(shard_id))
 
 
@@ -79,6 +78,5 @@ class Parents:
         }
 
     def keep(self, keys: set[LeaseKey]) -> None:
-        """Forget leases that are no longer held."""
         self._free &= keys
         self._blocked = {key: entry for key, entry in self._blocked.items() if key in keys}

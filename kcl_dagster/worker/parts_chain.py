@@ -83,7 +83,6 @@ class PartsChain(Generic[D]):
         return self.sink.entries.files.root
 
     def open(self) -> bool:
-        """See `PartsSink.open`."""
         self._opened()
         return True
 
@@ -166,5 +165,4 @@ class PartsChain(Generic[D]):
 
 
 def _number(unique: str) -> int:
-    """A number for a batch of the chain that no process has used."""
     return int.from_bytes(hashlib.sha256(unique.encode()).digest()[:6])

@@ -106,7 +106,6 @@ class OwnPins:
         self._numbers: dict[LeaseKey, tuple[int, int]] = {}
 
     def wrote(self, key: LeaseKey, token: int, number: int) -> None:
-        """`token`: the ownership under which the pin was written."""
         self._numbers[key] = token, number
 
     def has(self, key: LeaseKey, token: int, number: int) -> bool:

@@ -52,7 +52,6 @@ class Record:
 
     @property
     def data(self) -> str:
-        """The data in base64."""
         return b64encode(self.binary_data).decode()
 
     @property

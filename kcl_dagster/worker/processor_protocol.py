@@ -142,7 +142,6 @@ class ProcessorProtocol:
             self.reading.tell(EventKind.BATCH_FAILED, full(error), key)
 
     def _go_on(self, this: Round, found: Sequence[Progress], abandon: Callable[[], bool]) -> None:
-        """Deliver the records that were read to all processors, and handle the results."""
         tasks: dict[LeaseKey, Callable[[], None]] = {}
         for progress in found:
             key = progress.range.lease
@@ -293,6 +292,5 @@ class ProcessorProtocol:
 
 
 def is_processor(candidate: Any) -> bool:
-    """Whether an object has a processor's methods."""
     names = ("initialize", "process_records", "lease_lost", "shard_ended", "shutdown_requested")
     return all(callable(getattr(candidate, name, None)) for name in names)

@@ -287,6 +287,5 @@ class BatchProtocol(Generic[D]):
 
 
 def _is_behind(progress: Progress, lease: Lease) -> bool:
-    """Whether the lease's checkpoint includes all of the batch."""
     through, done = progress.through, lease.checkpoint
     return through is not None and done is not None and through <= done

@@ -44,8 +44,6 @@ class RoundSettings:
 
 @dataclass(slots=True)
 class Round:
-    """The state of one round."""
-
     holdings: dict[LeaseKey, Holding] = field(default_factory=dict)
     ranges: dict[LeaseKey, Range] = field(default_factory=dict)
     leases: dict[LeaseKey, LeaseReport] = field(default_factory=dict)

@@ -30,7 +30,6 @@ class ServiceClock:
         self._apart = float("-inf")  # the machine's wall clock minus its monotonic clock, when last compared
 
     def now(self) -> float | None:
-        """Epoch seconds; None if not known."""
         clock = self._runtime.clock
         apart = clock.now() - clock.monotonic()
         if abs(apart - self._apart) > MOST_APART_SECONDS:  # the machine was suspended, or its clock was set

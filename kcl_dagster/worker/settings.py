@@ -77,7 +77,6 @@ class WorkerSettings:
 
     @property
     def stop_patience(self) -> float:
-        """Seconds for which a batch may continue after a stop request."""
         return self.handoff_timeout
 
     @property
@@ -88,5 +87,4 @@ class WorkerSettings:
 
     @property
     def write_deadline(self) -> float:
-        """Seconds that one write of a lease may take, including retries."""
         return self.renewal_interval / REQUESTS_PER_RENEWAL

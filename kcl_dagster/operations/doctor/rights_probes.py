@@ -177,7 +177,6 @@ def index_right(client: aws.Client, table: str) -> DoctorFinding:
 
 
 def stream_rights(client: aws.Client, stream: str) -> Iterator[DoctorFinding]:
-    """Check the rights to read a stream that exists."""
     shards: list[Any] = []
     iterators: list[str] = []
 
