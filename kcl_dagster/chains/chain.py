@@ -95,7 +95,6 @@ class Chain:
 
     @property
     def last(self) -> int:
-        """The number of the last entry; 0 if there is none."""
         return self._last
 
     def delete_entries(self, visible: int | None = None) -> int:

@@ -109,7 +109,6 @@ class PublishingEntry(msgspec.Struct, frozen=True, tag="publish", tag_field="kin
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The names of the tables that get files."""
         others = (name for name, found in self.others.items() if found.files)
         return (*((FIRST,) if self.files else ()), *others)
 

@@ -56,7 +56,6 @@ def folder_of(chain: ChainId) -> str:
 
 
 def staged_path(chain: ChainId, path: str) -> str:
-    """The path of a file while it is staged; it is published at `path`."""
     return f"{folder_of(chain)}/{path}"
 
 

@@ -74,12 +74,9 @@ class FoundEntry:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """The entries of all chains in a store."""
-
     files: FileStore
 
     def create(self, chain: ChainId, number: int, entry: Entry) -> bool:
-        """See `FileStore.create`."""
         return self.files.create(_path(chain, number), encoded(entry))
 
     def read(self, chain: ChainId, number: int) -> Entry | None:
@@ -100,7 +97,6 @@ class Entries:
             self.files.delete([_path(chain, number)])
 
     def forget(self, chain: ChainId) -> None:
-        """Delete all entries of the chain, and their folder."""
         self.delete(chain, self.numbers(chain))
         self.files.remove_empty(f"{FOLDER}/{chain}")
 
@@ -120,7 +116,6 @@ class Entries:
 
 
 def found_content(files: FileStore, path: str) -> bytes | None:
-    """The content of a file; None if there is no such file."""
     try:
         return files.get(path)
     except FileNotFoundError:

@@ -18,7 +18,6 @@ class Hole:
 
 
 def find_hole(ranges: Iterable[HashRange]) -> Hole | None:
-    """The first hole in 0..2^128-1."""
     covered = -1
     for one in sorted(ranges):
         if one.start > covered + 1:

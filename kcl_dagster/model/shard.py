@@ -39,8 +39,6 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ChildShard:
-    """A child shard that the last response from a closed shard named."""
-
     id: str
     hash_range: HashRange
     parents: tuple[str, ...]

@@ -98,7 +98,6 @@ class Standing:
         return known.stood() if known is not None and known.version == version else 0.0
 
     def keep(self, is_alive: Callable[[str], bool]) -> None:
-        """Drop the keys for which `is_alive` is False."""
         self._sightings = {key: seen for key, seen in self._sightings.items() if is_alive(key)}
 
     def to_document(self, at_least: float, keys: Iterable[str] | None = None) -> Document:

@@ -316,7 +316,6 @@ def unpacked(data: bytes) -> StoredCounts | None:
 
 
 def _unpacked_late(numbers: "_Numbers") -> tuple[LateBatch, ...]:
-    """Decode the windows with late rows. Raises ValueError."""
     newest, count = numbers.next(), numbers.next()
     if not 0 < count <= MOST_LATE:
         msg = f"{count} windows with late rows were not written by a worker"
@@ -334,7 +333,6 @@ def _size(counts: StoredCounts) -> int:
 
 
 def _number(number: int) -> bytes:
-    """An integer as seven bits per byte, lowest first."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)

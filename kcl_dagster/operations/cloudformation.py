@@ -215,8 +215,6 @@ def to_yaml(deployment: Deployment, command: str) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes YAML without aliases, which CloudFormation rejects."""
-
     def ignore_aliases(self, _: Any) -> bool:
         return True
 

@@ -34,7 +34,6 @@ class Consumption:
 
     @property
     def dollars(self) -> float:
-        """The cost of a month at this rate."""
         units = sum(self.writes.values()) * self.prices.write + sum(self.reads.values()) * self.prices.read
         return units / self.seconds * SECONDS_PER_MONTH / 1e6
 

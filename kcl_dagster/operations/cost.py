@@ -77,8 +77,6 @@ StoredIn = Literal["folder", "table", "other"]
 
 @dataclass(frozen=True, slots=True)
 class Storing:
-    """How batches are stored."""
-
     target: StoredIn = "folder"
     commit_seconds: float = 30.0
     """Seconds between two commits of a table. All workers share the commits."""
@@ -102,7 +100,6 @@ class Storing:
     """Bytes of all workers together. None if there are enough bytes for all tasks of each batch."""
 
     def batch_seconds(self, longest: float, most_bytes: int, workers: int) -> float:
-        """How long a worker reads a batch, until it has `most_bytes`."""
         if self.bytes_per_second is None:
             return longest
         return min(longest, most_bytes * max(1, workers) / self.bytes_per_second)
@@ -131,12 +128,10 @@ class Storing:
 
     @property
     def commits(self) -> float:
-        """Put requests per second for the commits that all workers share."""
         return self.puts_of_commits / self.commit_seconds
 
     @property
     def puts_of_commits(self) -> float:
-        """Put requests of one commit of all tables."""
         return 0.0 if self.target == "other" else float(COMMIT_PUTS * self._tables)
 
     def compaction(self, files: float) -> "CostLine | None":

@@ -146,12 +146,10 @@ def admin_job_of(application: str) -> str:
 
 
 def work_of(consumer: Consumer) -> str:
-    """The name of the admin job's op."""
     return f"{identifier(consumer.application.name)}_operation"
 
 
 def config_of(consumer: Consumer, operation: str, /, **settings: Any) -> dict[str, Any]:
-    """The config of a run that carries out this operation."""
     return {"ops": {work_of(consumer): {"config": {operation: settings}}}}
 
 
@@ -193,7 +191,6 @@ def _context(
 
 
 def _form(operation: type[Operation]) -> Any:
-    """The settings of an operation as a config schema of Dagster."""
     fields: dict[str, Any] = {name: (_kind(name, one), one) for name, one in operation.settings("job").items()}
     if not fields:
         return {}  # a Config without fields makes Dagster warn

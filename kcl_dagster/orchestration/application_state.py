@@ -179,7 +179,6 @@ class Observation:
 
     @property
     def seconds_behind(self) -> float | None:
-        """The lag of the shard furthest behind, with or without a worker."""
         known = [lag.seconds for lag in self.lags if lag.seconds is not None]
         told = [] if self.lag_seconds is None else [self.lag_seconds]
         return max((*known, *told), default=None)

@@ -58,8 +58,6 @@ def look(consumer: Consumer, kcl: KclResource, runtime: Runtime) -> Stored:
 
 @dataclass(frozen=True, slots=True)
 class WindowsAnswer:
-    """The result of a run for several windows."""
-
     events: Mapping[str, AssetMaterialization]
     """The materializations of complete windows, by partition."""
 
@@ -106,7 +104,6 @@ class AskedWindows:
         return WindowsAnswer(answer.events, answer.problems, answer.epoch, is_repeated=True)
 
     def with_tables(self, event: AssetMaterialization) -> list[AssetMaterialization]:
-        """See `DeclaredWindows.with_tables`."""
         return self._declared.with_tables(self.instance, [event])
 
     def answer(self, declare_others: Callable[[], object], held_by: str = "") -> WindowsAnswer:

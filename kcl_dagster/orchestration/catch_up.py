@@ -113,7 +113,6 @@ def judged(
 
 
 def summary(application: str, outcome: BoundedOutcome) -> str:
-    """An outcome in one line."""
     moment = datetime.fromtimestamp(outcome.through, UTC).isoformat(timespec="seconds")
     if not outcome.is_caught_up:
         return f"{application} is not read through {moment}: {outcome}"

@@ -121,7 +121,6 @@ def look(
 
 
 def _is_silent(watch: LockWatch, runtime: Runtime, patience: float) -> bool:
-    """Whether the lock was not renewed during `patience` seconds."""
     until = runtime.clock.monotonic() + patience
     watch.silent_for()
     while runtime.clock.monotonic() < until:

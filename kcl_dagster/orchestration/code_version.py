@@ -117,7 +117,6 @@ def _statements(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _found(base: Path) -> Iterator[Path]:
-    """The file of a module, if it is in the project."""
     for candidate in (base.with_name(f"{base.name}.py"), base / "__init__.py"):
         if candidate.is_file():
             yield candidate

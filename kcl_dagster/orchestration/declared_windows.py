@@ -170,11 +170,9 @@ class DeclaredWindows:
         return self._materialization(one, completeness, leases, self._about_table(instance))
 
     def is_declared(self, instance: DagsterInstance, start: int) -> bool:
-        """Whether Dagster's storage has a declaration of this window."""
         return self._look_up(instance, start) is not None
 
     def has(self, instance: DagsterInstance, event: AssetMaterialization) -> bool:
-        """Whether Dagster's storage now has this declaration or a later one."""
         start, wanted = self._start_of(event.partition), _declared_by(event)
         if start is None or wanted is None:
             return False

@@ -29,8 +29,6 @@ class KeyedWindows(Protocol):
 
 
 class Reason(StrEnum):
-    """The reason why a window is declared."""
-
     COMPLETE = "complete"
     LATE = "late rows came"
     AGAIN = "declared again after a reset or an import"

@@ -209,7 +209,6 @@ def built_of(definitions: Definitions) -> Mapping[str, Built]:
 
 
 def built_with(consumer: Consumer) -> Sequence[Built]:
-    """The definitions that were built for a consumer in this process."""
     return [one for one in _BUILT.values() if one.consumer is consumer]
 
 

@@ -94,7 +94,6 @@ class _LeaderState:
         return self.kept
 
     def unknown_retention(self) -> list[str]:
-        """Streams whose retention could not be read."""
         return [stream.name for stream in self.application.streams if stream.name not in self.kept]
 
     def cursor(self, before: str | None) -> str:
@@ -259,7 +258,6 @@ def _leader_state(
 
 
 def _evaluated(consumer: Consumer, translator: KclTranslator, instance: DagsterInstance) -> list[str]:
-    """The checks that have an evaluation in Dagster's storage."""
     keys = [spec.key for spec in asset_checks.specs(consumer, translator)]
     latest = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
     return [key.name for key in latest]
@@ -357,7 +355,6 @@ def _still_going_on(state: _LeaderState) -> str:
 
 
 def _summary(report: TickReport) -> str:
-    """A tick in one line, for the list of ticks."""
     if report.skipped:
         return report.skipped
     if report.missing_table is not None:

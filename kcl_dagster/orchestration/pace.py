@@ -25,8 +25,6 @@ IDLE: Final = 1 / 20  # the pause if there is nothing to read, up to one second
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The times of the workers of an application."""
-
     batch_seconds: float
     idle_seconds: float
     commit_seconds: float | None = None

@@ -110,13 +110,11 @@ def parse(identity: str) -> Process | None:
 
 
 def snapshot() -> dict[int, Process]:
-    """Every visible running process, by id."""
     found = (Process.of(handle) for handle in psutil.process_iter())
     return {process.pid: process for process in found if process is not None}
 
 
 def descendants(root: int, processes: Mapping[int, Process]) -> dict[int, Process]:
-    """The children of `root`, their children and so on, without `root` itself."""
     children: dict[int, list[Process]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process)
@@ -131,7 +129,6 @@ def descendants(root: int, processes: Mapping[int, Process]) -> dict[int, Proces
 
 
 def ancestors(pid: int, processes: Mapping[int, Process]) -> list[Process]:
-    """The parent of a process, its parent and so on, the nearest first."""
     found: list[Process] = []
     seen = {pid}
     current = processes.get(pid)

@@ -28,7 +28,6 @@ returns the result of that `run`. Further parameters are Dagster resources with 
 
 
 def resources_of(launch: Launch) -> frozenset[str]:
-    """The names of the resources that the function asks for."""
     return frozenset(parameters_after_first(launch)[1:])
 
 

@@ -177,7 +177,6 @@ class Reporter:
         return now - told >= (min(LEAST_PACE_SECONDS, pace) if is_news else pace)
 
     def _streams(self, seen: Observation, now: float) -> Iterator[AssetObservation]:
-        """Observations of streams, between two changes of their shards."""
         for stream in seen.streams:
             self._told[Role.STREAM] = now
             yield AssetObservation(self._stream_key(stream), metadata=dict(statement.of_stream(stream, seen)))

@@ -46,7 +46,6 @@ def ending(
 
 
 def report_in_time(report: Callable[[], object]) -> None:
-    """Call `report` on a thread, and wait at most `REPORT_SECONDS`."""
     thread = Thread(target=report, name="kcl-run-end", daemon=True)
     thread.start()
     thread.join(REPORT_SECONDS)

@@ -48,8 +48,6 @@ Alarm = Callable[[EventKind, str], AssetCheckEvaluation | None]
 
 @dataclass
 class Tally:
-    """Totals of the batches since a given time."""
-
     batches: int = 0
     records: int = 0
     broken_aggregates: int = 0
@@ -125,11 +123,9 @@ class RunEventLog:
                 logger.warning("Dagster's storage did not accept %s events of %s", missing, self.slot)
 
     def info(self, message: str, *arguments: object) -> None:
-        """Write a line to the run's log."""
         self._offer("log line", partial(self.log.info, message, *arguments))
 
     def warning(self, message: str, *arguments: object) -> None:
-        """Write a warning to the run's log."""
         self._offer("log line", partial(self.log.warning, message, *arguments))
 
     def _say_dropped(self, dropped: Mapping[str, int]) -> None:
@@ -170,7 +166,6 @@ class RunEventLog:
             self._offer("batch", partial(self.write, one))
 
     def observation(self) -> AssetObservation:
-        """An observation of what was stored since the last observation."""
         with self._lock:
             return self._observation()
 
@@ -209,7 +204,6 @@ class RunEventLog:
         self._offer(kind.value, partial(write, "%s: %s", kind.value, line))
 
     def _alarm_of(self, event: WorkerEvent, what: str) -> AssetCheckEvaluation | None:
-        """The failed check to write for an event, if one is due."""
         evaluation = self.alarm(event.kind, what)
         if evaluation is None:
             return None
@@ -233,13 +227,11 @@ class RunEventLog:
 
     @property
     def errors(self) -> Mapping[LeaseKey, str]:
-        """See `_errors`."""
         with self._lock:
             return dict(self._errors)
 
     @property
     def records(self) -> int:
-        """The number of records that this run has stored."""
         with self._lock:
             return self._total.records
 

@@ -67,12 +67,10 @@ class PartitionWindows:
         return self._window(start)[1]
 
     def next_start(self, moment: int) -> int:
-        """The start of the first window that begins at `moment` or later."""
         start = self.start_of(moment)
         return start if start == moment else self.end_of(start)
 
     def key_of(self, start: int) -> str | None:
-        """The key of the window's partition; None if the definition has no partition for it."""
         partitions, start = self.partitions, self.start_of(start)
         if start < partitions.start_timestamp:
             return None
@@ -89,7 +87,6 @@ class PartitionWindows:
         return self.key_of(start) is not None
 
     def key_at(self, moment: float) -> str | None:
-        """The key of the partition that contains a time, if there is one."""
         return self.key_of(self.start_of(moment))
 
     def start_of_key(self, key: str) -> int | None:

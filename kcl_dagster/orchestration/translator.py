@@ -29,8 +29,6 @@ from kcl_dagster.spark.schema import RECORDS, sql_fields
 
 
 class Role(StrEnum):
-    """The kinds of assets of an application."""
-
     STREAM = "stream"
     RECORDS = "records"
     TABLE = "table"

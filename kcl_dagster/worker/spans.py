@@ -40,8 +40,6 @@ class Spans(Protocol):
 
 
 class NoSpan:
-    """A span that is not kept."""
-
     __slots__ = ()
 
     def __enter__(self) -> Self:
@@ -57,8 +55,6 @@ class NoSpan:
 
 
 class NoSpans:
-    """For a worker that is not traced. Creates no object per span."""
-
     __slots__ = ()
     _span: Final = NoSpan()
 

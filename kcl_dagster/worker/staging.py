@@ -27,7 +27,6 @@ class StagedBatch:
 
     @property
     def paths(self) -> dict[str, list[str]]:
-        """The final paths of the files, by table."""
         found = {FIRST: self.files, **{name: table.files for name, table in self.others.items()}}
         return {name: [file.path for file in files] for name, files in found.items()}
 

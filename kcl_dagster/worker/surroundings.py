@@ -39,8 +39,6 @@ should use a `worker.latest.Latest`."""
 
 
 class LeaderWatch(Protocol):
-    """Observes whether there is a leader."""
-
     def silent_for(self) -> float:
         """For how many seconds this worker has observed no change by a leader. Reads a table; may raise a
         ServiceError."""

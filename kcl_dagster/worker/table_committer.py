@@ -198,7 +198,6 @@ class TableCommitter:
         self._failure = None
 
     def _rests(self, now: float) -> bool:
-        """Whether the last attempt failed just now."""
         return self._failure is not None and now - self._failure[0] < RETRY_SECONDS
 
     def _has(self, wanted: Mapping[ChainId, int]) -> bool:

@@ -84,7 +84,6 @@ def _place_of(ident: int) -> str:
 
 
 def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frame, and its callers."""
     while frame is not None:
         yield frame
         frame = frame.f_back

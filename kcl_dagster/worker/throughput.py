@@ -56,5 +56,4 @@ class Throughput:
         return meter.average
 
     def stop(self, lease: LeaseKey) -> None:
-        """Stop measuring a lease that is no longer held."""
         self._meters.pop(lease, None)

@@ -39,7 +39,6 @@ def parse_v1(usage: str, quota: str, period: str, cpuset: str) -> CpuUse:
 
 
 def parse_v2(cpu_stat: str, cpu_max: str, cpuset: str) -> CpuUse:
-    """Parse `cpu.stat`, `cpu.max` and `cpuset.cpus.effective`."""
     name, usage = cpu_stat.split("\n", 1)[0].split()
     if name != "usage_usec":
         raise ValueError(name)

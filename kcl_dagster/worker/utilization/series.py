@@ -17,8 +17,6 @@ _STORED_DIGITS = Decimal("0.000001")
 
 
 class Series:
-    """The averages of one metric."""
-
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=MOST_SAMPLES)
         self._averages: deque[float] = deque(maxlen=MOST_AVERAGES)
