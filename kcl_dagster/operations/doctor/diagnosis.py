@@ -1,4 +1,4 @@
-"""Runs the checks of the doctor: sends the requests, and has their results judged."""
+"""Runs the checks of the doctor. It sends the requests; other modules judge the results."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -213,7 +213,7 @@ def _rows(
         yield from _leader(subject, layout)
         after = _status(subject, Unread(subject.kinesis, subject.runtime))
     except KclError as error:
-        if is_allowed:  # otherwise the missing right was reported already
+        if is_allowed:  # otherwise, the missing right was reported already
             yield fail("rows", str(error), "see the message")
         return None
     yield judge_leases(before, after)
@@ -257,7 +257,7 @@ def judge_bounded_run(seen: Status) -> Iterator[DoctorFinding]:
 
 
 def judge_leases(before: Status, after: Status) -> DoctorFinding:
-    """Compare two reads of the leases: a lease has no worker for a moment whenever it changes its owner."""
+    """Compare two reads of the leases, because a lease has no worker for a moment whenever its owner changes."""
     earlier = {lease.key for lease in before.unserved}
     unserved = sorted(lease.key for lease in after.unserved if lease.key in earlier)
     if not unserved:
@@ -305,7 +305,7 @@ def judge_code(seen: Status) -> Iterator[DoctorFinding]:
 
 
 def judge_threads(seen: Status) -> Iterator[DoctorFinding]:
-    """Report workers that keep leases although a thread of theirs does not continue. Yields nothing if there are
+    """Report workers that keep leases although one of their threads makes no progress. Yields nothing if there are
     none."""
     lines = seen.held_threads
     if lines:

@@ -23,7 +23,7 @@ def judge_clock(headers: Mapping[str, str], sent: float, answered: float) -> Doc
     if date is None:
         return ok("clock", "the endpoint does not tell the time")
     theirs = parsedate_to_datetime(date).timestamp()
-    # The second of their clock began at `theirs`, which is between sending and the response.
+    # Their second began at `theirs`, between the request and the response.
     skew = sent - theirs - 1 if sent > theirs + 1 else min(0.0, answered - theirs)
     if abs(skew) >= SKEW_REFUSED:
         return fail("clock", f"this machine's clock is {skew:+.0f} s off AWS's", "switch time synchronisation on")

@@ -7,7 +7,7 @@ from kcl_dagster.application import Application
 from kcl_dagster.operations.doctor.finding import DoctorFinding, fail, ok, warn
 
 DEFAULT_CONCURRENT_RUNS: Final = 10  # Dagster's default
-# Compaction and other runs must not wait for the end of a worker, because workers run on.
+# Compaction and other runs must not wait for the end of a worker, because workers do not end by themselves.
 RUNS_FOR_OTHERS: Final = 1
 WORKER_TAG: Final = "kcl/worker"
 COMPACTION_TAG: Final = "kcl/compaction"

@@ -1,7 +1,7 @@
 """Find out which actions the credentials allow, by requests that change nothing.
 
-Writes have a condition that is never true: DynamoDB checks the right before the condition. The rights that are
-needed are listed in `operations.rights`.
+Writes have a condition that is never true, because DynamoDB checks the right before the condition. The rights that
+are needed are listed in `operations.rights`.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,8 +43,7 @@ PROBED: Final = frozenset(
 )
 """The rights that the doctor checks, if the application needs them."""
 
-# Conditions that the application's settings decide. Roles, keys, lakes and catalogs are known to the deployment
-# only.
+# Conditions that the application's settings decide. Only the deployment knows roles, keys, lakes and catalogs.
 KNOWN: Final = frozenset(
     {When.ALWAYS, When.FANOUT, When.TABLES_ARE_MADE, When.TAGGED, When.BACKED_UP, When.METRICS}
 )
@@ -71,7 +70,7 @@ def table_rights(client: aws.Client, place: Place) -> Iterator[DoctorFinding]:
 
 
 def creation_right(client: aws.Client, table: str) -> DoctorFinding:
-    """Check the right by a definition whose key has no attributes: DynamoDB checks the right before the
+    """Check the right by a definition whose key has no attributes, because DynamoDB checks the right before the
     definition."""
 
     def create() -> None:
@@ -89,8 +88,8 @@ def creation_right(client: aws.Client, table: str) -> DoctorFinding:
 
 
 def sink_right(name: str, store: Store, probe_id: str) -> DoctorFinding:
-    """Check the right to write and to delete by a small file, whose name readers ignore. It is removed again,
-    and so are folders that were made for it."""
+    """Check the right to write and to delete by a small file, whose name readers ignore. The file and the folders
+    that were made for it are removed again."""
     path = f"_kcl_dagster_doctor.{probe_id}"
     made = _missing_folders(store)
     try:
@@ -112,8 +111,8 @@ def sink_right(name: str, store: Store, probe_id: str) -> DoctorFinding:
 
 
 def chains_right(name: str, store: Store, probe_id: str) -> DoctorFinding:
-    """Check whether the chains of entries (logs of committed batches) can be stored beside the data, by creating
-    a file twice. It is removed again."""
+    """Check whether the chains of entries (logs of committed batches) can be stored beside the data, by creating a
+    file twice. The file is removed again."""
     made = _missing_folders(store, FOLDER)
     try:
         check_store(store, probe_id)
@@ -204,7 +203,7 @@ def stream_rights(client: aws.Client, stream: str) -> Iterator[DoctorFinding]:
 
 
 def metrics_right(client: aws.Client) -> DoctorFinding:
-    """Check the right by a contradictory datum: CloudWatch checks the right before it rejects the datum."""
+    """Check the right by a contradictory datum, because CloudWatch checks the right before it rejects the datum."""
     impossible = {"MetricName": PROBE_KEY, "Value": 0.0, "StatisticValues": _NO_STATISTICS}
 
     def put() -> None:

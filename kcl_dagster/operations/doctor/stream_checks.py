@@ -34,8 +34,8 @@ def judge_stream(stream: str, summary: Mapping[str, Any]) -> Iterator[DoctorFind
 
 
 def judge_consumers(application: Application, stream: str, consumers: Sequence[Mapping[str, Any]]) -> DoctorFinding:
-    """Judge the consumer of the application. Fan-out consumers have their own throughput. No request returns
-    which other applications poll the stream."""
+    """Judge the consumer of the application. Fan-out consumers have their own throughput. No request shows which
+    other applications poll the stream."""
     names = [str(consumer["ConsumerName"]) for consumer in consumers]
     if application.batch.retrieval is Retrieval.POLLING:
         others = f"; fan-out consumers, which do not count: {', '.join(names)}" if names else ""
@@ -54,7 +54,7 @@ def judge_consumers(application: Application, stream: str, consumers: Sequence[M
 
 
 def judge_lag(stream: str, retention_hours: int, lag_ms: int | None, unknown: int = 0) -> DoctorFinding:
-    """Judge the lag. `lag_ms`: that of the shard furthest behind, or None if it is not known. `unknown`: the number
+    """Judge the lag. `lag_ms`: the lag of the shard furthest behind; None if it is not known. `unknown`: the number
     of shards without a worker whose lag is not known."""
     keeps = f"{stream} keeps records for {retention_hours} h"
     if lag_ms is None and unknown:

@@ -48,8 +48,8 @@ def parse_v2(cpu_stat: str, cpu_max: str, cpuset: str) -> CpuUse:
 
 
 def percent(before: CpuUse, now: CpuUse, elapsed: float) -> float:
-    """The use in percent of what the container may use. `elapsed`: seconds between the two readings. Raises
-    Unmeasurable."""
+    """The use in percent of the cores that the container may use. `elapsed`: seconds between the two readings.
+    Raises Unmeasurable."""
     if elapsed <= 0:
         raise Unmeasurable("no time has passed since the last sample")
     return busy_percent((now.seconds - before.seconds) / elapsed, now.cores)

@@ -13,11 +13,10 @@ from kcl_dagster.worker.latest import Latest, Start, on_a_thread
 from kcl_dagster.worker.utilization.probe import FULL, Unmeasurable, busy_percent
 
 ADDRESS = "ECS_CONTAINER_METADATA_URI_V4"  # name of the environment variable
-FEWEST_UNITS = 2  # what Docker gives a container that requests none
+FEWEST_UNITS = 2  # the units that Docker gives a container that requests none
 TIMEOUT_SECONDS = 2.0  # the agent answers in milliseconds
 MOST_BYTES = 1 << 20  # per document; those of a task with ten containers have 50 KB
-# The endpoint has a link-local address, so no proxy is used: it could not reach the endpoint, and would see the
-# request.
+# No proxy is used, because the endpoint has a link-local address, which a proxy cannot reach.
 _direct = build_opener(ProxyHandler({}))
 
 ReadJson = Callable[[str], Mapping[str, Any]]
@@ -58,7 +57,7 @@ def read_json(address: str) -> Mapping[str, Any]:
 
 
 class EcsProbe:
-    """The endpoint itself compares with a sample that it took a second earlier.
+    """Reads the use from the endpoint, which compares with a sample that it took a second earlier.
 
     The first reading waits for the endpoint and shows whether it can be used. Later readings return the response to
     the previous request, because the thread that samples also writes the heartbeat and must not wait.

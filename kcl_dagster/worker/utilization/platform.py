@@ -31,8 +31,8 @@ def measured(
     exists: Callable[[str], bool] = os.path.exists,
     read: ReadText = read_file,
 ) -> Sampler | None:
-    """A sampler for this platform; None if nothing can be measured. The probe is tried once, because a worker with
-    a failing metric gets no leases, whereas one that publishes none does."""
+    """A sampler for this platform; None if nothing can be measured. The probe is tried once. A worker with a
+    failing metric would get no leases, but a worker without metrics does."""
     probe = cpu_probe(clock, system=system, environment=environment, exists=exists, read=read)
     if probe is None:
         return None

@@ -11,11 +11,11 @@ ReadText = Callable[[str], str]
 
 
 class Unmeasurable(Exception):
-    """Raised if a reading could not be taken or understood. The next one may succeed."""
+    """Raised if a reading could not be taken or understood. The next reading may succeed."""
 
 
 class Probe(Protocol):
-    """Measures the use since the last call. The first call returns 0, because there is nothing to compare with."""
+    """Measures the use since the last call. The first call returns 0, because there is no earlier reading."""
 
     def percent(self) -> float:
         """The use from 0 to 100. Raises Unmeasurable."""

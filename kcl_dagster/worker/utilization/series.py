@@ -43,9 +43,9 @@ class Series:
 
 
 class Sampler:
-    """Takes a sample every second and reports every half minute. `step` does what is due and never raises.
+    """Takes a sample every second and reports every half minute. `step` never raises.
 
-    The worker publishes nothing until the first report, and then all metrics; -1 shows that one has failed.
+    The worker publishes nothing until the first report, and then all metrics. -1 shows that a metric has failed.
     """
 
     def __init__(self, probes: Mapping[str, Probe], clock: Clock, highest: int = 100) -> None:
