@@ -88,7 +88,7 @@ class Storing:
     """The number of tables and folders into which each batch is stored."""
 
     committed: int | None = None
-    """How many of the outputs get commits. None: one if the target is a table, otherwise none."""
+    """How many of the outputs get commits. If None, one for a table and otherwise none."""
 
     is_compacted: bool = False
     """Whether an operation of the application merges small files every hour."""

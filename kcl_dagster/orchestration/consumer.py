@@ -83,8 +83,8 @@ class Consumer:
     """The partitions of the records asset: windows of time, each of which is materialized when it is complete."""
 
     event_time: str | None = None
-    """The column of the output that decides to which window a row belongs. None: the time of arrival at the
-    stream."""
+    """The column of the output that decides to which window a row belongs. If None, the arrival at the
+    stream decides."""
 
     arrow: bool = False
     """Whether the function takes and returns Arrow tables."""

@@ -102,7 +102,7 @@ class SinkChoice:
     """Whether the sink of `open_staging` can run functions of Arrow tables."""
 
     identity: str = field(default="", repr=False, compare=False)
-    """Distinguishes tables of the same name in several catalogs. Empty: `place` does."""
+    """Distinguishes tables of the same name in several catalogs. Empty if `place` does that."""
 
     tables: "Mapping[str, SinkChoice]" = field(default_factory=dict, repr=False, compare=False)
     """The sink of each table by name, for a consumer that stores into several. Empty if it stores into one."""

@@ -109,7 +109,7 @@ class ShardReader:
 
     @property
     def bookmark(self) -> Bookmark | None:
-        """The position for the next reader. None: it has to find the position itself."""
+        """The position for the next reader. None if it has to find the position itself."""
         if self._iterator is None and not self._cut.rest_is_left and self._failing_since is None:
             return None
         now = self._now()
@@ -307,8 +307,8 @@ class ShardReader:
             raise StreamNotFound(f"stream {self._stream} does not exist any more") from error
 
     def _accept(self, answer: Mapping[str, Any]) -> list[StreamRecord] | None:
-        """Handle a page: keep the shard's state, and return the page's records that belong to the range. None: the
-        range ends before this page."""
+        """Handle a page: keep the shard's state, and return the page's records that belong to the range. None
+        if the range ends before this page."""
         millis_behind = answer.get("MillisBehindLatest", self.millis_behind)
         page: list[StreamRecord] = answer["Records"]
         is_far = is_far_behind(millis_behind)

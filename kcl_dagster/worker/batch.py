@@ -266,7 +266,7 @@ class Batch:
     worker: WorkerId
     parts: tuple[Part, ...]
     time_column: str | None = None
-    """The column of the output by whose times rows are counted. None: rows are not counted."""
+    """The column of the output by whose times rows are counted. None if they are not counted."""
 
     @property
     def records(self) -> int:

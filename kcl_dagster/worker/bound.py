@@ -48,7 +48,7 @@ class Bound:
     patience: float = PATIENCE_SECONDS
     streams: Collection[str] | None = None
     """The names of the streams that the application reads. Leases of former streams are kept, and the run does not
-    wait for them. None: no lease belongs to a former stream."""
+    wait for them. None if there are no former streams."""
 
     def is_reached(self, stored_through: float | None) -> bool:
         return stored_through is not None and stored_through >= self.through + self.margin

@@ -71,10 +71,10 @@ class ChainProtocol(Generic[D]):
     letters: DeadLetters
     pinned: PinnedLeases[D]
     rules: WindowRules | None = None
-    """The windows by which stored rows are counted; None: rows are not counted."""
+    """The windows by which stored rows are counted. None if they are not counted."""
 
     scan: Callable[[], Iterable[Lease]] | None = None
-    """Returns all leases of the application, to find chains that none of them names. None: no chain is deleted."""
+    """Returns all leases of the application, to find chains that no lease names. If None, no chain is deleted."""
 
     _deletion_due: float | None = None
     _batches: int = 0

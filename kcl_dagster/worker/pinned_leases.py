@@ -42,7 +42,7 @@ class PinnedLeases(Generic[D]):
     parts: FormerParts
     planner: Planner
     rules: WindowRules | None = None
-    """The windows by which stored rows are counted; None: rows are not counted."""
+    """The windows by which stored rows are counted. None if they are not counted."""
 
     def run_once(self, abandon: Callable[[], bool]) -> BatchReport | None:
         """Settle the pinned leases. Returns None if there are none. Errors of AWS and the sink are not raised."""

@@ -53,7 +53,7 @@ class ProcessorProtocol:
     shard_ends: ShardEnds
     letters: DeadLetters
     rules: WindowRules | None = None
-    """The windows by which records are counted; None: records are not counted."""
+    """The windows by which records are counted. None if they are not counted."""
 
     _attempts: Attempts = field(init=False)
     _processes: dict[LeaseKey, ShardProcess] = field(default_factory=dict)

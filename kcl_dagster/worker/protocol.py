@@ -58,7 +58,7 @@ class BatchProtocol(Generic[D]):
     shard_ends: ShardEnds
     poison: PoisonHandling
     rules: WindowRules | None = None
-    """The windows by which stored rows are counted; None: rows are not counted."""
+    """The windows by which stored rows are counted. None if they are not counted."""
 
     for_each: ForEach = one_by_one
     """Calls a function for the leases of a batch. Their writes are independent of each other."""

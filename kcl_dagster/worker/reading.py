@@ -39,7 +39,7 @@ class RoundSettings:
     on_data_loss: Literal["stop", "continue"] = "stop"
     prefetch: bool = True
     code: str | None = None
-    """The version of the consumer's code; None: not known."""
+    """The version of the consumer's code. None if not known."""
 
 
 @dataclass(slots=True)
@@ -157,7 +157,7 @@ class Reading(Generic[R]):
     on_event: OnEvent = ignore
     confirm: ConfirmStream = believed
     holds: HoldsPart | None = None
-    """Whether the sink has stored a part. None: the sink cannot tell."""
+    """Whether the sink has stored a part. None if the sink cannot tell."""
 
     spans: Spans = NO_SPANS
 

@@ -117,10 +117,10 @@ class Surroundings(Generic[D]):
     """If set, batches are decided in chains of entries, and `sink` is not used."""
 
     windows: Windows | None = None
-    """The windows by which stored rows are counted; None: rows are not counted."""
+    """The windows by which stored rows are counted. None if they are not counted."""
 
     event_time: str | None = None
-    """The output's column with the time to which a row belongs; None: the arrival of its record."""
+    """The output's column with the time to which a row belongs. None if its record's arrival counts."""
 
     allowed_lateness: int = 0
     """Seconds for which a window waits after its end for further rows, if `event_time` is set."""
