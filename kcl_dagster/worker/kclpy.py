@@ -55,7 +55,8 @@ def install_stand_in() -> bool:
 
 
 def checkpoint_error() -> type[Exception]:
-    """The exception class that processors catch: that of amazon_kclpy if it is installed, otherwise ours."""
+    """The exception class that processors catch: amazon_kclpy's class if the package is installed, otherwise
+    ours."""
     if not _is_installed():
         return ours.CheckpointError
     from amazon_kclpy.kcl import CheckpointError  # type: ignore[import-not-found]

@@ -69,7 +69,7 @@ class Planner:
 
 
 def following(*found: Sequence[Progress]) -> list[Range]:
-    """The ranges that will be requested next, without those that are not known yet."""
+    """The ranges that will be requested next. Ranges that are not known yet are missing."""
     ranges = (next_range(progress) for some in found for progress in some)
     return [range_ for range_ in ranges if range_ is not None]
 

@@ -181,7 +181,7 @@ class TableCommitter:
             raise OutcomeUnknown(f"other workers have made a commit before each of {TRIES} tries")
 
     def _are_gone(self, wanted: Mapping[ChainId, int]) -> bool:
-        """Whether no wanted chain has entries any more, among those that the table is not known to contain."""
+        """Whether the wanted chains that the table is not known to contain have no entries any more."""
         existing = {one.chain for one in self._all()}
         return all(chain not in existing for chain, number in wanted.items() if self.visible(chain) < number)
 
