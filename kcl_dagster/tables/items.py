@@ -1,13 +1,14 @@
 """Converts between `Lease` and its item in the table."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.claim import ChainId, Claim, ClaimId, is_chain_id, packed_claim, unpacked_claim
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import HashRange
-from kcl_dagster.model.stored import packed, unpacked
+from kcl_dagster.model.stored import StoredCounts, packed, unpacked
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.tables import attributes as a
 from kcl_dagster.tables.attributes import Item, ItemReader, Value, n, s
@@ -16,6 +17,7 @@ from kcl_dagster.tables.rows import worker_row_from_item, worker_row_to_item, wo
 __all__ = [
     "checkpoint_values",
     "claim_values",
+    "lease_from_changed_item",
     "lease_from_item",
     "lease_to_item",
     "throughput_value",
@@ -37,9 +39,6 @@ def lease_from_item(item: Mapping[str, Any], *, multi_stream: bool | None = None
     if reader.text(a.ENTITY_TYPE) not in {None, a.LEASE}:
         return None
     stream, shard_id = _shard(reader, multi_stream=multi_stream)
-    throughput = reader.number(a.THROUGHPUT)
-    if throughput is not None and throughput < 0:
-        reader.refuse(a.THROUGHPUT, f"should not be negative, is {throughput}")
     return Lease(
         key=LeaseKey(reader.key),
         shard_id=shard_id,
@@ -53,15 +52,31 @@ def lease_from_item(item: Mapping[str, Any], *, multi_stream: bool | None = None
         parents=reader.names(a.PARENTS) or reader.names(_PARENTS_PLURAL),
         children=reader.names(a.CHILDREN),
         hash_range=_hash_range(reader),
-        throughput_kbps=throughput,
+        throughput_kbps=_throughput(reader),
         stream=stream,
         batch=reader.whole(a.BATCH) or 0,
         stored_through=reader.whole(a.STORED_THROUGH),
-        stored=unpacked(reader.blob(a.STORED) or b""),
+        stored=_stored(reader),
         claim=_claim(reader),
         handoff=reader.whole(a.HANDOFF),
         ended_parent=reader.text(a.ENDED_PARENT),
     )
+
+
+def lease_from_changed_item(item: Mapping[str, Any], before: Mapping[str, Any], lease: Lease) -> Lease | None:
+    """The lease in an item: `lease`, which was read from `before`, with what has changed since. Takes half the time
+    of parsing the whole item.
+
+    None if more has changed than what a worker writes while it has the lease. Raises UnreadableItem.
+    """
+    if item.keys() != before.keys():
+        return None
+    changed = [name for name, value in item.items() if value != before[name]]
+    if not all(name in _WRITTEN_BY_OWNER for name in changed):
+        return None
+    reader = ItemReader(item, a.LEASE_KEY)
+    fields = dict(_WRITTEN_BY_OWNER[name] for name in changed)
+    return replace(lease, **{field: read(reader) for field, read in fields.items()})
 
 
 def lease_to_item(lease: Lease) -> Item:
@@ -156,6 +171,17 @@ def _checkpoint(reader: ItemReader, attribute: str, sub_attribute: str) -> Check
         reader.refuse(attribute, str(error))
 
 
+def _throughput(reader: ItemReader) -> float | None:
+    throughput = reader.number(a.THROUGHPUT)
+    if throughput is not None and throughput < 0:
+        reader.refuse(a.THROUGHPUT, f"should not be negative, is {throughput}")
+    return throughput
+
+
+def _stored(reader: ItemReader) -> StoredCounts | None:
+    return unpacked(reader.blob(a.STORED) or b"")
+
+
 def _hash_range(reader: ItemReader) -> HashRange | None:
     start, end = reader.hash_key(a.HASH_START), reader.hash_key(a.HASH_END)
     if start is None and end is None:
@@ -185,3 +211,15 @@ def _shard(reader: ItemReader, *, multi_stream: bool | None) -> tuple[StreamIden
     if stream.lease_key(shard_text) != reader.key:
         reader.refuse(a.SHARD, f"{shard_text!r} and {a.STREAM} {stream_text!r} do not give the key")
     return stream, shard_text
+
+
+# Attribute -> field of the lease, and how it is read. What renewals and checkpoints change.
+_WRITTEN_BY_OWNER: Final[Mapping[str, tuple[str, Callable[[ItemReader], Any]]]] = {
+    a.COUNTER: ("counter", lambda reader: reader.required_whole(a.COUNTER)),
+    a.THROUGHPUT: ("throughput_kbps", _throughput),
+    a.CHECKPOINT: ("checkpoint", lambda reader: _checkpoint(reader, a.CHECKPOINT, a.CHECKPOINT_SUB)),
+    a.CHECKPOINT_SUB: ("checkpoint", lambda reader: _checkpoint(reader, a.CHECKPOINT, a.CHECKPOINT_SUB)),
+    a.BATCH: ("batch", lambda reader: reader.whole(a.BATCH) or 0),
+    a.STORED_THROUGH: ("stored_through", lambda reader: reader.whole(a.STORED_THROUGH)),
+    a.STORED: ("stored", _stored),
+}

@@ -10,8 +10,9 @@ from kcl_dagster.errors import AccessDenied, TableNotFound, UnreadableItem
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.tables import scan_answers
 from kcl_dagster.tables.attributes import LEASE_KEY, OWNER, OWNER_INDEX, Item, key_of, s
-from kcl_dagster.tables.items import lease_from_item
+from kcl_dagster.tables.items import lease_from_changed_item, lease_from_item
 from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.scanning import Map, Segments, pages, scan_items
 from kcl_dagster.tables.sending import DEADLINE_SECONDS, Sender
@@ -50,6 +51,7 @@ class LeaseReader:
         deadline_seconds: float = DEADLINE_SECONDS,
         parallel: Map | None = None,
     ) -> None:
+        scan_answers.install(client)
         self._sender = Sender(client, runtime, deadline_seconds)
         self._multi_stream = application.multi_stream
         self._as_kcl = application.policy.name == "kcl"
@@ -80,15 +82,8 @@ class LeaseReader:
         known = self._scanned
         seen: dict[LeaseKey, tuple[Item, Lease]] = {}
         for item in items:
-            # Most leases are unchanged since the last scan. Comparing an item takes a tenth of the time of parsing
-            # it.
-            before = known.get(LeaseKey(key_of(item, LEASE_KEY)))
-            if before is not None and before[0] == item:
-                seen[before[1].key] = before
-                leases.append(before[1])
-                continue
             try:
-                lease = self._lease(item)
+                lease = self._scanned_lease(item, known.get(LeaseKey(key_of(item, LEASE_KEY))))
             except UnreadableItem as error:
                 unreadable.append(error)
             else:
@@ -155,6 +150,17 @@ class LeaseReader:
             ExpressionAttributeValues={":owner": s(worker)},
         )
         return [LeaseKey(key_of(item, LEASE_KEY)) for page in found for item in page]
+
+    def _scanned_lease(self, item: Item, before: tuple[Item, Lease] | None) -> Lease | None:
+        """The lease in an item, given what the last scan returned for its key. Only what has changed since is
+        parsed."""
+        if before is not None:
+            if before[0] == item:
+                return before[1]
+            changed = lease_from_changed_item(item, *before)
+            if changed is not None:
+                return changed
+        return self._lease(item)
 
     def _lease(self, item: Item | None) -> Lease | None:
         return None if item is None else lease_from_item(item, multi_stream=self._multi_stream)

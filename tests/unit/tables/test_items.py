@@ -9,15 +9,17 @@ from kcl_dagster.errors import UnreadableItem
 from kcl_dagster.model.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
+from kcl_dagster.model.stored import nothing_since, packed
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker_row import WorkerRow, WorkerState
 from kcl_dagster.tables.items import (
+    lease_from_changed_item,
     lease_from_item,
     lease_to_item,
     worker_row_from_item,
     worker_row_to_item,
 )
-from tests.unit.tables.kit import SEQUENCE, at
+from tests.unit.tables.kit import LATER, SEQUENCE, at
 
 S0, S1, S2, S3, S7 = (f"shardId-00000000000{n}" for n in (0, 1, 2, 3, 7))
 MULTI_KEY = f"123456789012:orders:1680616058:{S0}"
@@ -385,3 +387,78 @@ class TestWorkerRows:
         with pytest.raises(UnreadableItem) as caught:
             worker_row_from_item({**JAVA_ROW, attribute: value})
         assert (caught.value.key, caught.value.attribute) == ("host-a:1f0c", attribute)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "a renewal": {"leaseCounter": {"N": "8124"}},
+    "a renewal with its throughput": {"leaseCounter": {"N": "8124"}, "throughputKBps": {"N": "1.5"}},
+    "a checkpoint": {"checkpoint": {"S": LATER}, "checkpointSubSequenceNumber": {"N": "0"}},
+    "a sub-sequence number": {"checkpointSubSequenceNumber": {"N": "4"}},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
+def test_a_lease_is_parsed_from_its_changes(change: dict[str, Any]) -> None:
+    before, lease = WRITTEN["KCL 3.5, owned"]
+    item = {**before, **change}
+    assert lease_from_changed_item(item, before, lease) == lease_from_item(item)
+
+
+OF_OURS = {"kdBatch": {"N": "1"}, "kdTip": {"N": "1798761600"}, "kdStored": {"B": b""}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kdBatch": {"N": "2"}},
+        {"kdTip": {"N": "1798761601"}},
+        {"kdStored": {"B": packed(nothing_since(1798761600, at()))}},
+    ],
+)
+def test_a_lease_of_ours_is_parsed_from_its_changes(change: dict[str, Any]) -> None:
+    before = {**WRITTEN["KCL 3.5, owned"][0], **OF_OURS}
+    lease = lease_from_item(before)
+    assert lease is not None
+    changed = lease_from_changed_item({**before, **change}, before, lease)
+    assert changed == lease_from_item({**before, **change})
+    assert changed != lease
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"leaseOwner": {"S": "host-b:2"}},
+        {"checkpointOwner": {"S": "host-a:1f0c"}},
+        {"entityType": {"S": "LEADER"}},
+        {"ownerSwitchesSinceCheckpoint": {"N": "1"}},
+        {"parentShardId": {"SS": [S3]}},
+        {"endingHashKey": {"S": "1"}},
+        {"kdTip": {"N": "1"}},  # an attribute that was not there
+        {"leaseCounter": {"N": "8124"}, "leaseOwner": {"S": "host-b:2"}},
+    ],
+)
+def test_a_lease_with_other_changes_is_parsed_as_a_whole(change: dict[str, Any]) -> None:
+    before, lease = WRITTEN["KCL 3.5, owned"]
+    assert lease_from_changed_item({**before, **change}, before, lease) is None
+
+
+def test_an_attribute_that_is_gone_is_no_change_but_another_row() -> None:
+    before, lease = WRITTEN["KCL 3.5, owned"]
+    item = {name: value for name, value in before.items() if name != "leaseOwner"}
+    assert lease_from_changed_item(item, before, lease) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"leaseCounter": {"S": "7"}},
+        {"leaseCounter": {"N": "-1"}},
+        {"throughputKBps": {"N": "-1"}},
+        {"checkpoint": {"S": "nowhere"}},
+    ],
+)
+def test_a_change_that_no_kcl_writes_is_refused(change: dict[str, Any]) -> None:
+    before, lease = WRITTEN["KCL 3.5, owned"]
+    with pytest.raises(UnreadableItem):
+        lease_from_changed_item({**before, **change}, before, lease)

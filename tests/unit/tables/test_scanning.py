@@ -8,12 +8,24 @@ import pytest
 
 from kcl_dagster.application import TableSettings
 from kcl_dagster.errors import ServiceError
+from kcl_dagster.tables import lease_reader
+from kcl_dagster.tables.items import lease_from_item
 from kcl_dagster.tables.lease_reader import INDEX_RECHECK_SECONDS
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.scanning import SEGMENTS_STAND_FOR, Segments, segments_for
 from tests.doubles.clock import FakeClock
 from tests.doubles.dynamodb import FakeDynamoDB
-from tests.unit.tables.kit import ANNA, FaultyClient, Tables, application, client_error, new_lease, runtime
+from tests.unit.tables.kit import (
+    ANNA,
+    BERT,
+    FaultyClient,
+    Tables,
+    application,
+    at,
+    client_error,
+    new_lease,
+    runtime,
+)
 
 GIB = 2**30
 
@@ -141,3 +153,43 @@ def test_reads_are_consistent_unless_told_otherwise() -> None:
     tables.leases.scan(consistent=False)
     tables.leases.get(new_lease().key, consistent=False)
     assert not any(p["ConsistentRead"] for _, p in tables.client.calls)
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The leases that were parsed as a whole."""
+    keys: list[str] = []
+
+    def counted(item: Any, **settings: Any) -> Any:
+        lease = lease_from_item(item, **settings)
+        if lease is not None:
+            keys.append(lease.key)
+        return lease
+
+    monkeypatch.setattr(lease_reader, "lease_from_item", counted)
+    return keys
+
+
+def test_a_fleet_that_renews_is_parsed_as_a_whole_only_once(parsed: list[str]) -> None:
+    tables = in_pages_of(4)
+    leases = [tables.holding(new_lease(f"shardId-{n:02d}")) for n in range(10)]
+    leases = [tables.leases.renew(lease, 1.0, stored_through=1_798_761_600) for lease in leases]
+    assert scanned(tables, parsed) == (leases, 10)
+    assert scanned(tables, parsed) == (leases, 0)
+    leases = [tables.leases.renew(lease, 2.0, stored_through=1_798_761_610) for lease in leases]
+    leases = [tables.leases.checkpoint(lease, at()) for lease in leases]
+    assert scanned(tables, parsed) == (leases, 0)
+
+
+def test_a_lease_that_is_handed_over_is_parsed_again(parsed: list[str]) -> None:
+    tables = in_pages_of(4)
+    leases = [tables.holding(new_lease(f"shardId-{n:02d}")) for n in range(3)]
+    assert scanned(tables, parsed) == (leases, 3)
+    moved = tables.leases.initiate_handoff(leases[1], BERT)
+    assert scanned(tables, parsed) == ([leases[0], moved, leases[2]], 1)
+
+
+def scanned(tables: Tables, parsed: list[str]) -> tuple[list[Any], int]:
+    """What a scan returns, and how many leases it parsed as a whole."""
+    parsed.clear()
+    return list(tables.leases.scan().leases), len(parsed)
