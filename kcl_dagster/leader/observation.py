@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from kcl_dagster.application import Timings
 from kcl_dagster.leader import expiry, handoff, liveness
@@ -15,7 +16,7 @@ from kcl_dagster.model.standing import Standing
 from kcl_dagster.tables.lease_reader import ScanResult
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sight:
     """The tables at one time.
 
@@ -35,9 +36,9 @@ class Sight:
     durations: Mapping[LeaseKey, float] = field(default_factory=dict)
     """The seconds without a renewal after which each lease expires."""
 
-    @property
-    def unfinished(self) -> list[Lease]:
-        return [lease for lease in self.leases if not lease.is_finished]
+    @cached_property
+    def unfinished(self) -> tuple[Lease, ...]:
+        return tuple(lease for lease in self.leases if not lease.is_finished)
 
     def reading(self, paused: Collection[LeaseKey] = ()) -> list[WorkerSight]:
         """Workers that read at least one of their leases. If no lease waits for a worker, all ready workers."""
@@ -52,7 +53,8 @@ class Sight:
             return self
         unserved = {**self.unserved, **{lease.key: "it is new" for lease in created}}
         leases = tuple(sorted((*self.leases, *created), key=lambda lease: lease.key))
-        return replace(self, leases=leases, unserved=unserved)
+        ages = {**self.ages, **{lease.key: 0.0 for lease in created}}
+        return replace(self, leases=leases, unserved=unserved, ages=ages)
 
     def without(self, keys: Iterable[LeaseKey]) -> "Sight":
         """Remove leases that should not be served."""

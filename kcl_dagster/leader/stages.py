@@ -591,6 +591,7 @@ class Tick:
         return replace(
             report,
             leases=sight.leases,
+            ages=sight.ages,
             workers=sight.workers,
             unserved={key: why for key, why in left.items() if key not in resting},
             resting=resting,

@@ -71,7 +71,7 @@ class TickReport:
     """The holder of the leader lock, if known."""
 
     skipped: str | None = None
-    """Why the tick did nothing at all; None if it ran."""
+    """Why the tick read and decided nothing; None if it did. If the process leads, it has renewed the lock."""
 
     refused: str | None = None
     """Why this leader may no longer write to the tables that it detected. A new leader has to detect them again."""
@@ -91,6 +91,9 @@ class TickReport:
 
     leases: tuple[Lease, ...] = ()
     """The leases as read at the beginning of the tick."""
+
+    ages: Mapping[LeaseKey, float] = field(default_factory=dict)
+    """For how many seconds the counter of each lease was unchanged."""
 
     workers: tuple[WorkerSight, ...] = ()
     streams: tuple[StreamSight, ...] = ()

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from kcl_dagster.leader.application_completeness import Completeness
@@ -46,9 +47,12 @@ class ShardLag:
     """Whether a living worker has the lease. Otherwise `seconds` is an upper bound."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Observation:
-    """Facts about one application at one moment, collected by the leader's tick or by an operator's command."""
+    """Facts about one application at one moment, collected by the leader's tick or by an operator's command.
+
+    What is derived from all leases is calculated once, because several checks and assets use it in each tick.
+    """
 
     leases: Sequence[Lease] = ()
     workers: Sequence[WorkerRow] = ()
@@ -108,37 +112,47 @@ class Observation:
     now: float = 0.0
     """Epoch seconds."""
 
-    @property
+    @cached_property
     def open_leases(self) -> list[Lease]:
         return [lease for lease in self.leases if not lease.is_finished]
 
-    @property
+    @cached_property
     def shares(self) -> dict[str, int]:
         """The number of open leases of each worker that is alive or owns one."""
         held = Counter(str(lease.actual_owner) for lease in self.open_leases if lease.actual_owner)
         return {**{str(row.id): 0 for row in self.workers}, **held}
 
-    @property
+    @cached_property
+    def speeds(self) -> dict[str, float]:
+        """The throughput of each worker that owns an open lease, in KB/s."""
+        found: dict[str, float] = {}
+        for lease in self.open_leases:
+            owner = lease.actual_owner
+            if owner is not None:
+                found[owner] = found.get(owner, 0.0) + (lease.throughput_kbps or 0.0)
+        return found
+
+    @cached_property
     def stopped(self) -> list[LeaseKey]:
         """Shards that are not read further because a batch of theirs keeps failing."""
         return sorted({key for row in self.workers for key in row.stopped or ()})
 
-    @property
+    @cached_property
     def failing(self) -> set[LeaseKey]:
         """Shards whose last attempt failed, including stopped shards."""
         return {key for row in self.workers for key in row.failing or ()}
 
-    @property
+    @cached_property
     def slow_since(self) -> dict[LeaseKey, int]:
         """Shards on whose batch the consumer's code has been working for long -> since when, in epoch seconds."""
         return {key: at for row in self.workers for key, at in (row.slow_since or {}).items()}
 
-    @property
+    @cached_property
     def why_stopped(self) -> dict[LeaseKey, str]:
         """The errors of stopped shards. Shards whose workers report no error are missing."""
         return {key: why for row in self.workers for key, why in (row.why_stopped or {}).items()}
 
-    @property
+    @cached_property
     def lags(self) -> list[ShardLag]:
         """The lag of open leases, the worst first.
 
@@ -168,7 +182,7 @@ class Observation:
         older."""
         return None if lease.stored_through is None or not self.now else max(0.0, self.now - lease.stored_through)
 
-    @property
+    @cached_property
     def unknown_lags(self) -> list[LeaseKey]:
         """Leases without a worker whose lag is not known, except for new leases in their first minute."""
         return [
@@ -177,13 +191,13 @@ class Observation:
             if lag.seconds is None and not lag.is_read and self.ages.get(lag.lease, NEW_SECONDS) >= NEW_SECONDS
         ]
 
-    @property
+    @cached_property
     def seconds_behind(self) -> float | None:
         known = [lag.seconds for lag in self.lags if lag.seconds is not None]
         told = [] if self.lag_seconds is None else [self.lag_seconds]
         return max((*known, *told), default=None)
 
-    @property
+    @cached_property
     def retention_used(self) -> float | None:
         """The largest lag as a fraction of the retention of its stream."""
         used = [lag.retention_used for lag in self.lags if lag.retention_used is not None]
@@ -203,7 +217,7 @@ class Observation:
         kept = self.retention.get(stream) if stream is not None else None
         return seconds / kept if seconds is not None and kept else None
 
-    @property
+    @cached_property
     def shape(self) -> object:
         """A value that changes only if something changes that an operator would want to see at once."""
         return (
@@ -216,7 +230,6 @@ class Observation:
 
 def of_tick(
     report: TickReport,
-    ages: Mapping[LeaseKey, float],
     runs: Mapping[str, SlotRun],
     now: float,
     retention: Mapping[str, float] | None = None,
@@ -238,7 +251,7 @@ def of_tick(
             if lease.key in report.paused and (lease.actual_owner is None or lease.key in report.unserved)
         ],
         paused_by=report.paused_by,
-        ages=ages,
+        ages=report.ages,
         failed_stages={stage.name: stage.error or "postponed" for stage in report.stages if not stage.ok},
         lag_seconds=None if report.lag_ms is None else report.lag_ms / 1000,
         retention=retention or {},

@@ -24,13 +24,11 @@ from dagster import (
 
 from kcl_dagster.application import Application
 from kcl_dagster.errors import KclError
-from kcl_dagster.leader import expiry
 from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.run_view import LoadedCode
 from kcl_dagster.leader.tick import Leader
 from kcl_dagster.leader.tick_report import Launch, StreamSight, TickReport
 from kcl_dagster.model.counting import counted
-from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration import application_state, asset_checks
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.declared_windows import DeclaredWindows
@@ -193,9 +191,7 @@ def build_kcl_leader_sensor(
                     instance.run_coordinator.cancel_run(run.run_id)
             for run_id in report.abandoned:
                 report_failed(instance, run_id)
-            seen = application_state.of_tick(
-                report, _ages(leader, report), runs.slots, state.runtime.clock.now(), state.retention(kcl)
-            )
+            seen = application_state.of_tick(report, runs.slots, state.runtime.clock.now(), state.retention(kcl))
             now = state.runtime.clock.monotonic()
             seen = replace(
                 seen,
@@ -311,14 +307,6 @@ def _decided(consumer: Consumer, translator: KclTranslator, instance: DagsterIns
         return []
     told = KclDecisionsMetadataSet.extract(event.asset_materialization.metadata).decisions
     return [] if told is None else [record.data for record in told.records]
-
-
-def _ages(leader: Leader, report: TickReport) -> dict[LeaseKey, float]:
-    standing = leader.memory.standing
-    return {
-        lease.key: standing.stood_for(expiry.observed_key(lease), expiry.observed_version(lease))
-        for lease in report.leases
-    }
 
 
 def _deployment(instance: DagsterInstance) -> str:

@@ -85,7 +85,7 @@ def of_leases(seen: Observation) -> KclLeasesMetadataSet:
 def of_workers(seen: Observation) -> KclWorkersMetadataSet:
     """The workers, the furthest behind first. A Java worker has no run, and fewer values."""
     shares, worst = seen.shares, sorted(seen.workers, key=lambda row: (-(row.lag_ms or 0), row.id))[:MAX_ROWS]
-    speeds = {str(row.id): _speed(seen, str(row.id)) for row in seen.workers}
+    speeds = {str(row.id): seen.speeds.get(row.id, 0.0) for row in seen.workers}
     cpus = [cpu for row in seen.workers if (cpu := _cpu(row)) is not None]
     rows: list[Row] = [
         {
@@ -242,10 +242,6 @@ def _cpu(row: WorkerRow) -> float | None:
     """The CPU load in a worker's latest valid sample. The KCL writes -1 for a load that it could not measure."""
     samples = [sample for sample in (row.averages or {}).get(CPU, ()) if sample >= 0]
     return samples[-1] if samples else None
-
-
-def _speed(seen: Observation, worker: str) -> float:
-    return sum(lease.throughput_kbps or 0.0 for lease in seen.open_leases if lease.actual_owner == worker)
 
 
 def _rounded(number: float | None) -> float | None:

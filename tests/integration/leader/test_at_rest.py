@@ -36,7 +36,7 @@ def test_leases_are_there_and_no_worker_is_wanted(resting: Town) -> None:
     assert report.unserved == {}
     assert report.resting == {LeaseKey(shard_id(0)): 0.0, LeaseKey(shard_id(1)): 0.0}
     assert report.lag_ms == 0
-    seen = application_state.of_tick(report, {}, {}, resting.clock.now())
+    seen = application_state.of_tick(report, {}, resting.clock.now())
     assert [lag.seconds for lag in seen.lags] == [0.0, 0.0]
     assert not seen.unserved
 

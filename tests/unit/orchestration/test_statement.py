@@ -10,12 +10,12 @@ from kcl_dagster.leader.liveness import WorkerSight
 from kcl_dagster.leader.run_view import SlotRun
 from kcl_dagster.leader.tick_report import StreamSight, TickReport
 from kcl_dagster.model.checkpoint import SHARD_END
-from kcl_dagster.model.lease import LeaseKey, WorkerId
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.orchestration import picture, statement
-from kcl_dagster.orchestration.application_state import Decision, of_tick
+from kcl_dagster.orchestration import application_state, asset_checks, picture, statement
+from kcl_dagster.orchestration.application_state import Decision, ShardLag, of_tick
 from kcl_dagster.orchestration.statement import MAX_ROWS
-from tests.unit.orchestration.test_reporting import CALM, lease, worker
+from tests.unit.orchestration.test_reporting import CALM, lease, things, worker
 
 DAY = {"stream": 86_400.0}
 WORKER = WorkerId("worker-000:aaaaaaaa")
@@ -158,6 +158,38 @@ def test_what_is_not_known_is_not_said_to_be_zero() -> None:
     assert dict(told) == {"kcl/shards": MetadataValue.md("all at the tip")}
 
 
+def test_the_work_for_all_workers_is_one_pass_over_the_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"worker-{n:03d}:aaaaaaaa" for n in range(20)]
+    leases = [lease(n, names[n % 20], throughput_kbps=1.5) for n in range(40)]
+    seen = replace(CALM, leases=leases, workers=[worker(name) for name in names])
+    looks: list[str] = []
+
+    def owner(one: Lease) -> WorkerId | None:
+        looks.append(one.key)
+        return one.owner
+
+    monkeypatch.setattr(Lease, "actual_owner", property(owner))
+    told = statement.of_workers(seen)
+    assert told.kb_per_second == 60.0
+    assert {row.data["KB/s"] for row in told.table.value.records} == {3.0}  # type: ignore[union-attr]
+    assert len(looks) <= 4 * len(leases)
+
+
+def test_the_checks_of_a_tick_sort_the_lags_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def lag(key: str, *values: Any, **named: Any) -> ShardLag:
+        made.append(key)
+        return ShardLag(key, *values, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(application_state, "ShardLag", lag)
+    seen = replace(CALM, leases=[lease(n, None) for n in range(10)], retention={"stream": 86_400.0})
+    for _ in asset_checks.evaluate(seen, things):
+        pass
+    assert seen.unknown_lags
+    assert len(made) == 10
+
+
 def test_a_decision_is_told_with_its_time_and_reason() -> None:
     move = Decision("balance", "shardId-000000000003", "worker-001:bbbbbbbb has twice its share", WORKER)
     assert statement.decision_row(move, 1_784_600_000.0) == {
@@ -178,7 +210,7 @@ def test_a_decision_is_told_with_its_time_and_reason() -> None:
 
 def test_a_note_of_the_leaders_is_told_with_its_reason() -> None:
     text = "worker-002:cccccccc is asked to drain: the fleet is larger than needed"
-    seen = of_tick(TickReport(notes=(text,)), {}, {}, 0.0)
+    seen = of_tick(TickReport(notes=(text,)), {}, 0.0)
     assert [str(decision) for decision in seen.decisions] == [text]
     row = statement.decision_row(seen.decisions[0], 0.0)
     assert (row["what"], row["why"]) == ("worker-002 is asked to drain", "the fleet is larger than needed")
@@ -188,8 +220,8 @@ def test_a_tick_tells_how_long_its_workers_are_up() -> None:
     row = worker(slot="worker-000", run_id="r1")
     report = TickReport(workers=(WorkerSight(row, alive=True, run_is_over=False, accepts=True),))
     run = SlotRun("r1", row.id, "running", started_at=100.0)
-    assert of_tick(report, {}, {"worker-000": run}, 160.0).uptimes == {row.id: 60.0}
-    assert of_tick(report, {}, {"worker-000": replace(run, run_id="r2")}, 160.0).uptimes == {}
+    assert of_tick(report, {"worker-000": run}, 160.0).uptimes == {row.id: 60.0}
+    assert of_tick(report, {"worker-000": replace(run, run_id="r2")}, 160.0).uptimes == {}
 
 
 def test_a_stream_shows_its_shards_its_retention_and_holes() -> None:
@@ -237,5 +269,5 @@ def test_leases_are_named_by_their_shards_number(key: str, short: str) -> None:
 
 
 def test_the_end_of_a_worker_has_the_reason_for_which_it_drains() -> None:
-    seen = of_tick(TickReport(retire={"worker-000": "it runs older code than the leader"}), {}, {}, 0.0)
+    seen = of_tick(TickReport(retire={"worker-000": "it runs older code than the leader"}), {}, 0.0)
     assert seen.decisions == [Decision("end", "worker-000", "it runs older code than the leader")]
