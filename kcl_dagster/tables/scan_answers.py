@@ -36,6 +36,7 @@ class _Page(_Scanned, total=False):
     Count: int
     ScannedCount: int
     LastEvaluatedKey: dict[str, _Value]
+    ConsumedCapacity: dict[str, Any]
 
 
 _DECODER: Final = msgspec.json.Decoder(_Page)

@@ -71,6 +71,11 @@ def both(answer: object) -> tuple[Any, Any]:
         {"Items": [ROW, ROW], "Count": 2, "ScannedCount": 2, "LastEvaluatedKey": {"leaseKey": {"S": "shardId-0"}}},
         {"Items": [KINDS], "Count": 1, "ScannedCount": 1},
         {"Items": [{}], "Count": 1},
+        {
+            "Items": [ROW],
+            "Count": 1,
+            "ConsumedCapacity": {"TableName": "orders", "CapacityUnits": 0.5, "Table": {"CapacityUnits": 0.5}},
+        },
     ],
 )
 def test_the_answers_are_equal(answer: object) -> None:
