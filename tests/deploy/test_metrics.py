@@ -24,7 +24,7 @@ from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.telemetry.batch_traces import BatchTraces
 from kcl_dagster.telemetry.tick_traces import TickTraces
 from kcl_dagster.telemetry.units import UNITS
-from kcl_dagster.telemetry.worker_metrics import SPANS_LOST, open_telemetry
+from kcl_dagster.telemetry.worker_metrics import EXPORTS_FAILED, FAMILIES, SPANS_LOST, open_telemetry
 from kcl_dagster.worker.delivery import at_once
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.renewal import RenewalReport
@@ -84,6 +84,7 @@ def page() -> Page:
         telemetry.complete(WrittenThrough(1))
         telemetry.registry.add(UNITS, 1, operation="UpdateItem", kind="write")
         telemetry.registry.add(SPANS_LOST, 1)
+        telemetry.registry.add(EXPORTS_FAILED, 1)
         return parse(telemetry.registry.render())
 
 
@@ -155,6 +156,10 @@ def test_an_expression_finds_what_a_worker_serves(expression: str, page: Page) -
 def test_an_expression_that_finds_nothing_is_noticed(wrong: str, page: Page) -> None:
     with pytest.raises(AssertionError, match="a worker serves no"):
         test_an_expression_finds_what_a_worker_serves(wrong, page)
+
+
+def test_expressions_are_tested_on_a_page_with_every_metric(page: Page) -> None:
+    assert {family.sample for family in FAMILIES} == {name for name, _ in page.samples}
 
 
 def test_every_metric_of_a_worker_is_in_the_dashboard(page: Page) -> None:
