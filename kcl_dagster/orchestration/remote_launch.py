@@ -23,7 +23,8 @@ from kcl_dagster.runtime import system
 Launch = Callable[..., PipesClientCompletedInvocation]
 """Starts a driver that runs `kcl-dagster catch-up MODULE:ATTRIBUTE --pipes`, and waits for its end. The first
 two parameters are the context and the extras, which the function passes to the `run` of a Pipes client; it
-returns the result of that `run`. Further parameters are Dagster resources with these names.
+returns the result of that `run`. Further parameters are Dagster resources with these names. The function makes the
+message reader of the client, because readers such as `PipesS3MessageReader` serve only one run.
 """
 
 
@@ -61,7 +62,8 @@ def read_elsewhere(
     if report.outcome is None:
         problem = report.problem or (
             "the driver ended without a report: look at its own log, at whether it runs kcl-dagster catch-up with "
-            "--pipes, and at whether it may write to where the message reader of the Pipes client reads"
+            "--pipes, at whether it may write to where the message reader of the Pipes client reads, and whether "
+            "that reader is new, because one that has served a run receives nothing from the next one"
         )
         raise Failure(f"{application.name}: {problem}", metadata=about, allow_retries=False)
     if not report.led:

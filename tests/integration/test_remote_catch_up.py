@@ -140,7 +140,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
         text = PROJECT.format(name=name, lake=tmp_path / "lake", endpoint=aws.endpoint_url, batch=batch)
         (tmp_path / f"{module}.py").write_text(textwrap.dedent(text))
         monkeypatch.syspath_prepend(str(tmp_path))
-        for variable in ("DAGSTER_HOME", "AWS_PROFILE"):
+        # A session of another test, in this process, leaves variables that a driver must not find.
+        of_sessions = [name for name in os.environ if name.startswith(("SPARK_", "PYSPARK_"))]
+        for variable in ("DAGSTER_HOME", "AWS_PROFILE", *of_sessions):
             monkeypatch.delenv(variable, raising=False)
         for variable, value in aws.environment().items():
             monkeypatch.setenv(variable, value)
@@ -177,13 +179,13 @@ def test_a_driver_elsewhere_stores_everything_and_reports_what_a_local_run_recor
     s3.create_bucket(Bucket=MESSAGES)
 
     def launch(
-        context: dg.OpExecutionContext, extras: Mapping[str, Any], pipes: dg.PipesSubprocessClient
+        context: dg.OpExecutionContext, extras: Mapping[str, Any], s3: Any
     ) -> dg.PipesClientCompletedInvocation:
+        reader = PipesS3MessageReader(bucket=MESSAGES, client=s3, interval=1)
+        pipes = dg.PipesSubprocessClient(cwd=str(project.folder), message_reader=reader)
         return pipes.run(context=context, extras=extras, command=project.command())
 
-    reader = PipesS3MessageReader(bucket=MESSAGES, client=s3, interval=1)
-    pipes = dg.PipesSubprocessClient(cwd=str(project.folder), message_reader=reader)
-    result = project.catch_up(launch, pipes=pipes)
+    result = project.catch_up(launch, s3=s3)
     assert result.success, why_failed(result)
     assert bodies(project.lake) == list(range(RECORDS))
     told = output_of(result)
@@ -234,7 +236,8 @@ def test_a_driver_of_spark_submit_uses_the_session_that_it_provides(project: Pro
     java, scripts = find_java(os.environ), Path(sysconfig.get_path("scripts"))
     [driver] = [block.text for block in blocks(PAGE) if "from kcl_dagster.cli import main" in block.text]
     (project.folder / "driver.py").write_text(driver)
-    environment = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(project.folder)}
+    path = os.pathsep.join([str(project.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path}
     if java.home is not None:
         environment["JAVA_HOME"] = str(java.home)
     submit = (str(scripts / "spark-submit"), "--master", "local[2]", "driver.py")
