@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ForwardRef, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
@@ -224,6 +224,14 @@ def _annotation(annotation: Any) -> str:
     return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text)
 
 
+def _without_metadata(annotation: Any) -> Any:
+    """The type in an `Annotated`, as it is written there."""
+    if get_origin(annotation) is not Annotated:
+        return annotation
+    inner = get_args(annotation)[0]
+    return inner.__forward_arg__ if isinstance(inner, ForwardRef) else inner
+
+
 def _default(value: Any) -> str:
     return str(value) if hasattr(value, "name") and hasattr(value, "value") else repr(value)
 
@@ -376,7 +384,17 @@ def _settings() -> str:
     parts.append(_component_table(kcl.KclApplicationComponent))
     for attribute, kind in COMPONENT_PARTS.items():
         parts += [f"`{attribute}`: {_first_paragraph(kind)}", _component_table(kind)]
+    shared = ", ".join(f"`{name}` ([{kind}](#{kind.lower()}))" for name, kind in _shared_settings().items())
+    parts.append(f"{shared}: the attributes are the fields of these classes.")
     return _joined(parts)
+
+
+def _shared_settings() -> Mapping[str, str]:
+    """The attributes of a component whose type is a class of settings, with its name."""
+    written = {field.name: _without_metadata(field.type) for field in fields(kcl.KclApplicationComponent)}
+    names = {kind.__name__ for kind in SETTINGS}
+    kinds = {name: kind.removesuffix(" | None") for name, kind in written.items() if isinstance(kind, str)}
+    return {name: kind for name, kind in kinds.items() if kind in names}
 
 
 def _row(row: tuple[str, str, str, str]) -> tuple[str, ...]:
@@ -391,7 +409,7 @@ def _component_table(kind: Any) -> str:
 def _component_rows(kind: Any) -> Iterator[tuple[str, ...]]:
     meanings = attribute_docs(kind)
     for field in fields(kind):
-        written = f"`{_annotation(field.type)}`".replace("|", "\\|")
+        written = f"`{_annotation(_without_metadata(field.type))}`".replace("|", "\\|")
         yield f"`{field.name}`", written, _component_default(field), meanings.get(field.name, "")
 
 

@@ -1,18 +1,18 @@
 """`KclApplicationComponent`: an application described in YAML."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cache
 from importlib import import_module
 from inspect import signature
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from zoneinfo import ZoneInfoNotFoundError
 
 import dagster as dg
 from dagster.components import Component, ComponentLoadContext, Resolvable, scaffold_with
-from pydantic import BaseModel, create_model, model_validator
+from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
 
 from kcl_dagster.application import (
     BatchSettings,
@@ -20,10 +20,14 @@ from kcl_dagster.application import (
     FailurePolicy,
     FleetSettings,
     MetricsLevel,
+    PolicySettings,
     Position,
     Retrieval,
     StartAt,
+    TableSettings,
     TelemetrySettings,
+    Timings,
+    refusal,
 )
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.model.evolution import Evolve
@@ -39,9 +43,11 @@ from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.worker.kclpy import install_stand_in
 
 M = TypeVar("M", bound=Enum)
+S = TypeVar("S", bound=BaseModel)
 
 _KEYS = frozenset({"aws_access_key_id", *SECRETS})
-_BATCH, _FAILURE = BatchSettings(), FailurePolicy()  # the defaults in YAML are those of Python
+# The defaults in YAML are those of Python.
+_BATCH, _FAILURE, _FLEET = BatchSettings(), FailurePolicy(), FleetSettings()
 
 
 class Described(Resolvable):
@@ -356,6 +362,36 @@ class TelemetryModel(Described):
         )
 
 
+def made(kind: type[S], where: str, given: Mapping[str, Any]) -> S:
+    """Settings of Python. Raises ConfigurationError, with `where`, for those that Python refuses."""
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise ConfigurationError(f"{where}: {refusal(error)}") from None
+
+
+def settings_of(kind: type[BaseModel]) -> dg.Resolver:
+    """How settings of Python are written in YAML: with the same names and meanings. Each value may be a template.
+
+    The type that the result annotates must be quoted: Dagster refuses models of pydantic whose fields have limits.
+    """
+    meanings = field_docstrings(kind)
+    written: dict[str, Any] = {
+        # Without the limits of a number, which a template cannot be compared with.
+        name: (known.annotation | str, Field(default=known.default, description=meanings.get(name)))  # type: ignore[operator]
+        for name, known in kind.model_fields.items()
+    }
+    model = create_model(f"{kind.__name__}Model", __base__=dg.Model, **written)
+
+    def resolve(context: dg.ResolutionContext, given: BaseModel | None) -> BaseModel | None:
+        if given is None:
+            return None
+        said = {name: context.resolve_value(getattr(given, name)) for name in given.model_fields_set}
+        return made(kind, kind.__name__, said)
+
+    return dg.Resolver(resolve, model_field_type=model | None)
+
+
 @scaffold_with(KclApplicationScaffolder)
 @dataclass
 class KclApplicationComponent(Component, Described):
@@ -394,6 +430,9 @@ class KclApplicationComponent(Component, Described):
     """`package.module.function`, from a DataFrame of records to a DataFrame of rows; or `package.module.Class`,
     a record processor. Default: records are stored as they are."""
 
+    arrow: bool = False
+    """`transform` takes a `pyarrow.Table` and returns one. It runs in the executors. Only for parquet."""
+
     processes: int | None = None
     """For record processors: the number of Python processes in the executors among which the processors are
     distributed."""
@@ -404,11 +443,32 @@ class KclApplicationComponent(Component, Described):
     key_prefix: list[str] = field(default_factory=list)
     """The prefix of the keys of all assets of the application, except for the streams."""
 
-    min_workers: int = 1
+    description: str | None = None
+    """The description of the records asset. Default: the docstring of `transform`."""
+
+    tags: dict[str, str] = field(default_factory=dict)
+    """The tags of the records asset."""
+
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """The metadata of the records asset."""
+
+    min_workers: int = _FLEET.min_workers
     """The smallest number of workers. The leader launches more if the stream grows or lags."""
 
-    max_workers: int = 4
+    max_workers: int = _FLEET.max_workers
     """The largest number of workers."""
+
+    fleet: Annotated["FleetSettings | None", settings_of(FleetSettings)] = None
+    """All settings of the fleet, instead of `min_workers` and `max_workers`."""
+
+    timings: Annotated["Timings | None", settings_of(Timings)] = None
+    """Intervals and time limits."""
+
+    policy: Annotated["PolicySettings | None", settings_of(PolicySettings)] = None
+    """The rules by which leases are assigned to workers."""
+
+    tables: Annotated["TableSettings | None", settings_of(TableSettings)] = None
+    """Names and options of the DynamoDB tables."""
 
     owners: list[str] = field(default_factory=list)
     """The owners of all assets of the application: `team:web`, or e-mail addresses."""
@@ -429,8 +489,12 @@ class KclApplicationComponent(Component, Described):
     allowed_lateness_minutes: float = 0.0
     """With `event_time`: the time after its end when a partition is complete."""
 
-    start: Literal["TRIM_HORIZON", "LATEST"] = "TRIM_HORIZON"
-    """Where to begin if there is no checkpoint: with the oldest record, or with records that arrive from now on."""
+    start: Literal["TRIM_HORIZON", "LATEST", "AT_TIMESTAMP"] = "TRIM_HORIZON"
+    """Where to begin if there is no checkpoint: with the oldest record, with records that arrive from now on, or
+    with records that arrived from `start_timestamp` on."""
+
+    start_timestamp: str | None = None
+    """The time for `AT_TIMESTAMP`, with its time zone, such as 2026-11-22T00:00:00Z."""
 
     retrieval: Literal["polling", "fanout"] = "polling"
     """How records are read. `fanout` costs extra and has its own throughput for each shard."""
@@ -462,6 +526,14 @@ class KclApplicationComponent(Component, Described):
     catch_up: str | None = None
     """Read the stream at the times of this cron expression (UTC), such as `0 * * * *`, instead of continuously."""
 
+    launch: str | None = None
+    """`package.module.function`, which starts a Spark driver elsewhere with a Pipes client. Bounded runs then read
+    in that driver."""
+
+    spark_key: str = "spark"
+    """The name of the resource with the Spark session. Default: a local session, unless another component or
+    definition provides the resource `spark`."""
+
     connection: ConnectionModel | None = None
     """The connection to AWS. By default, another component or definition must provide the resource `kcl`."""
 
@@ -469,14 +541,8 @@ class KclApplicationComponent(Component, Described):
         """The function or class that `transform` names."""
         if self.transform is None:
             return _unchanged
-        module, dot, function = self.transform.rpartition(".")
-        if not dot:
-            raise ConfigurationError(f"transform {self.transform} is not of the form package.module.function")
         install_stand_in()  # here, because it must be installed before the module is imported
-        try:
-            found: Transform = getattr(import_module(module), function)
-        except (ImportError, AttributeError) as error:
-            raise ConfigurationError(f"transform {self.transform} cannot be loaded: {error}") from None
+        found: Transform = _named("transform", self.transform)
         if not callable(found):
             raise ConfigurationError(f"transform {self.transform} is neither a function nor a class")
         return found
@@ -489,11 +555,17 @@ class KclApplicationComponent(Component, Described):
             sink=self._sink(),
             name=self.name or self.stream,
             key_prefix=self.key_prefix,
-            fleet=FleetSettings(min_workers=self.min_workers, max_workers=self.max_workers),
+            description=self.description,
+            tags=self.tags,
+            metadata=self.metadata,
+            fleet=self._fleet(),
+            timings=self.timings,
+            policy=self.policy,
+            tables=self.tables,
             owners=self.owners,
             lag_target=self.lag_target,
             freshness=None if self.freshness_minutes is None else timedelta(minutes=self.freshness_minutes),
-            start=StartAt(position=_member(Position, "start", self.start, ("TRIM_HORIZON", "LATEST"))),
+            start=self._start(),
             visible_within=self.visible_within,
             batch=BatchSettings(
                 **{name: value for name, value in asdict(self.batch).items() if value is not None},
@@ -505,7 +577,22 @@ class KclApplicationComponent(Component, Described):
             partitions=None if self.partitions is None else self.partitions.definition(),
             event_time=self.event_time,
             allowed_lateness=timedelta(minutes=self.allowed_lateness_minutes),
+            arrow=self.arrow,
         )(self.transform_records())
+
+    def _fleet(self) -> FleetSettings:
+        ours = {"min_workers": self.min_workers, "max_workers": self.max_workers}
+        if self.fleet is None:
+            return made(FleetSettings, f"application {self.application}", ours)
+        given = [name for name, value in ours.items() if value != getattr(_FLEET, name)]
+        if given:
+            raise ConfigurationError(f"application {self.application}: give {' and '.join(given)} in fleet")
+        return self.fleet
+
+    def _start(self) -> StartAt:
+        position = _member(Position, "start", self.start)
+        at = {"position": position, "timestamp": self.start_timestamp}
+        return made(StartAt, f"application {self.application}", at)
 
     def _sink(self) -> SinkChoice | Mapping[str, SinkChoice] | None:
         if self.sink is not None and self.sinks:
@@ -526,6 +613,8 @@ class KclApplicationComponent(Component, Described):
             "prune_after_days": self.prune_after_days,
             "compaction": self.compaction,
             "catch_up": self.catch_up,
+            "launch": None if self.launch is None else _named("launch", self.launch),
+            "spark_key": self.spark_key,
         }
         if self.connection is None:
             return build_kcl_definitions(self.consumer(), **common)
@@ -550,9 +639,20 @@ def _without_keys(values: Any) -> Any:
     return values
 
 
-def _member(kind: type[M], attribute: str, value: str, allowed: Sequence[str] = ()) -> M:
+def _named(attribute: str, name: str) -> Any:
+    """The object that `package.module.name` denotes. Raises ConfigurationError if there is none."""
+    module, dot, function = name.rpartition(".")
+    if not dot:
+        raise ConfigurationError(f"{attribute} {name} is not of the form package.module.function")
+    try:
+        return getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"{attribute} {name} cannot be loaded: {error}") from None
+
+
+def _member(kind: type[M], attribute: str, value: str) -> M:
     """A member of an enumeration by its value. Dagster does not validate a Literal."""
-    names = allowed or [str(one.value) for one in kind]
+    names = [str(one.value) for one in kind]
     if value not in names:
         raise ConfigurationError(f"{attribute}: {value!r} is none of {', '.join(names)}")
     return kind(value)

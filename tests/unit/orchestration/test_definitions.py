@@ -2,18 +2,20 @@
 
 import warnings
 from dataclasses import dataclass, fields
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 
 import dagster as dg
 import pytest
+from dagster.components.resolved.errors import ResolutionException
 from dagster.components.testing import create_defs_folder_sandbox
 from dagster_shared.libraries import DagsterLibraryRegistry
 from pydantic import ValidationError
 
 import kcl_dagster as kcl
-from kcl_dagster.application import Application, BatchSettings, FailurePolicy, MetricsLevel
+from kcl_dagster.application import Application, BatchSettings, Billing, FailurePolicy, MetricsLevel, Position
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.component import (
     BatchModel,
@@ -312,7 +314,7 @@ def test_yaml_may_ask_for_bounded_runs_instead_of_workers() -> None:
 def test_every_attribute_is_described_in_the_json_schema() -> None:
     schema = KclApplicationComponent.model().model_json_schema()
     for part in (schema, *schema["$defs"].values()):
-        assert not [name for name, field in part["properties"].items() if "description" not in field]
+        assert not [name for name, field in part.get("properties", {}).items() if "description" not in field]
     assert schema["properties"]["lag_target"]["description"].startswith("Seconds behind the tip of the stream")
 
 
@@ -380,7 +382,7 @@ def test_keys_in_yaml_are_refused_with_where_they_belong(key: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`parse_obj_as`")  # Dagster's own
-@pytest.mark.parametrize("part", ["batch", "failure"])
+@pytest.mark.parametrize("part", ["batch", "failure", "fleet", "timings", "policy", "tables"])
 def test_a_name_that_nobody_knows_is_refused(part: str) -> None:
     with pytest.raises(ValidationError, match=rf"{part}\..*\.max_secs at .*\n +Extra inputs are not permitted"):
         in_yaml(**{part: {"max_secs": 3}})
@@ -404,10 +406,18 @@ def test_a_name_that_nobody_knows_is_refused(part: str) -> None:
         ({"transform": "os.path.sep"}, r"transform os\.path\.sep is neither a function nor a class"),
         ({"batch": {"max_seconds": 0}}, "max_seconds"),
         ({"batch": {"on_data_loss": "shrug"}}, "on_data_loss"),
+        ({"timings": {"tick_interval": 5}}, "Timings: tick_interval: .* not one less than a multiple of 5"),
+        ({"tables": {"kms_key": "alias/x"}}, "TableSettings: kms_key: "),
+        ({"policy": {"name": "random"}}, "policy"),
+        ({"fleet": {"min_workers": 9}}, "FleetSettings: min_workers 9 is above max_workers 4"),
+        ({"min_workers": 9}, "application app: min_workers 9 is above max_workers 4"),
+        ({"fleet": {"zone": "a"}, "min_workers": 2}, "application app: give min_workers in fleet"),
+        ({"start": "AT_TIMESTAMP"}, "position AT_TIMESTAMP and timestamp None do not fit together"),
+        ({"start": "AT_TIMESTAMP", "start_timestamp": "2026-11-22"}, "timestamp .* has no time zone"),
     ],
 )
 def test_what_cannot_work_is_refused_in_yaml_too(attributes: dict[str, Any], says: str) -> None:
-    with pytest.raises((ValidationError, ConfigurationError), match=says):
+    with pytest.raises((ValidationError, ConfigurationError, ResolutionException), match=says):
         in_yaml(**attributes).consumer()
 
 
@@ -417,7 +427,7 @@ def test_what_cannot_work_is_refused_in_yaml_too(attributes: dict[str, Any], say
         ("kind", "csv", "sink.kind: 'csv' is none of parquet, delta, iceberg"),
         ("action", "deadletter", "failure.action: 'deadletter' is none of stop, bisect"),
         ("cloudwatch", "ALL", "telemetry.cloudwatch: 'ALL' is none of NONE, SUMMARY"),
-        ("start", "latest", "start: 'latest' is none of TRIM_HORIZON, LATEST"),
+        ("start", "latest", "start: 'latest' is none of TRIM_HORIZON, LATEST, AT_TIMESTAMP"),
         ("retrieval", "push", "retrieval: 'push' is none of polling, fanout"),
     ],
 )
@@ -448,6 +458,92 @@ def test_a_folder_of_exports_whose_address_is_misspelt_is_refused() -> None:
 )
 def test_nothing_that_python_can_say_is_missing_in_yaml(model: Any, settings: Any, elsewhere: set[str]) -> None:
     assert {field.name for field in fields(model)} | elsewhere == set(settings.model_fields)
+
+
+IN_OTHER_WORDS = {
+    "workers": "max_workers",
+    "freshness": "freshness_minutes",
+    "allowed_lateness": "allowed_lateness_minutes",
+    "resources": "connection",
+    "kcl_key": "connection",
+}
+"""Parameters of Python that have another name in YAML."""
+
+IN_A_SUBCLASS = {"consumers", "translator", "streams"}
+"""Parameters of `build_kcl_definitions` that the component gives by itself, or that a subclass of it can give."""
+
+
+def test_no_parameter_of_python_is_missing_in_yaml() -> None:
+    parameters = {*signature(kcl.kcl_consumer).parameters, *signature(kcl.build_kcl_definitions).parameters}
+    said = {IN_OTHER_WORDS.get(name, name) for name in parameters - IN_A_SUBCLASS}
+    assert said - {field.name for field in fields(KclApplicationComponent)} == set()
+
+
+PARTS = {
+    "fleet": kcl.FleetSettings(lifetime=3600, zone="eu-west-1a"),
+    "timings": kcl.Timings(lease_duration=10, heartbeat=2),
+    "policy": kcl.PolicySettings(name="throughput", max_leases_per_worker=50),
+    "tables": kcl.TableSettings(billing=Billing.PROVISIONED, tags={"team": "web"}, create=False),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`parse_obj_as`")  # Dagster's own
+@pytest.mark.parametrize("part", PARTS)
+def test_settings_of_an_application_have_the_same_names_in_yaml(part: str) -> None:
+    wanted = PARTS[part]
+    for said in (wanted.model_dump(mode="json"), wanted.model_dump(mode="json", exclude_defaults=True)):
+        made = getattr(in_yaml(**{part: said}).consumer().application, part)
+        assert (type(made), made) == (type(wanted), wanted)
+    written = KclApplicationComponent.model().model_json_schema()["$defs"][f"{type(wanted).__name__}Model"]
+    assert written["properties"].keys() == type(wanted).model_fields.keys()
+
+
+@pytest.mark.filterwarnings("ignore:`parse_obj_as`")  # Dagster's own
+def test_a_setting_can_be_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEASE_TABLE", "leases")
+    made = in_yaml(timings={"lease_duration": "{{ 2 * 5 }}"}, tables={"lease_table": "{{ env.LEASE_TABLE }}"})
+    application = made.consumer().application
+    assert (application.timings.lease_duration, application.lease_table) == (10, "leases")
+
+
+@pytest.mark.filterwarnings("ignore:`parse_obj_as`")  # Dagster's own
+def test_the_records_asset_can_be_described_in_yaml() -> None:
+    about: dict[str, Any] = {"description": "Clicks.", "tags": {"team": "web"}, "metadata": {"rows": 3}}
+    made = in_yaml(**about, arrow=True).consumer()
+    assert {name: getattr(made, name) for name in about} == about
+    assert made.arrow
+
+
+@pytest.mark.filterwarnings("ignore:`parse_obj_as`")  # Dagster's own
+def test_an_application_in_yaml_can_start_at_a_time() -> None:
+    made = in_yaml(start="AT_TIMESTAMP", start_timestamp="2026-11-22T00:00:00Z").consumer()
+    at = datetime(2026, 11, 22, tzinfo=UTC)
+    assert made.application.streams[0].start == kcl.StartAt(position=Position.AT_TIMESTAMP, timestamp=at)
+
+
+def start_elsewhere(context: Any, extras: Any, emr: Any) -> Any:
+    raise NotImplementedError
+
+
+@pytest.mark.filterwarnings(
+    "ignore:`parse_obj_as` is deprecated", "ignore::dagster_shared.utils.warnings.BetaWarning"
+)
+@pytest.mark.parametrize(
+    ("more", "resources"),
+    [
+        ({"launch": f"{__name__}.start_elsewhere"}, {"emr", "orders_to_lake_kcl"}),
+        ({"spark_key": "cluster"}, {"cluster", "orders_to_lake_kcl"}),
+    ],
+)
+def test_yaml_says_where_bounded_runs_read(more: dict[str, Any], resources: set[str]) -> None:
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(
+            component_cls=KclApplicationComponent,
+            defs_yaml_contents={"type": "kcl_dagster.KclApplicationComponent", "attributes": {**YAML, **more}},
+        )
+        with sandbox.load_component_and_build_defs(defs_path=path) as (_, definitions):
+            job = definitions.resolve_job_def("orders_to_lake_catch_up")
+            assert job.nodes[0].definition.required_resource_keys == resources
 
 
 def test_telemetry_can_be_asked_for_in_yaml() -> None:
