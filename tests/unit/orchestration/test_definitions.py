@@ -542,7 +542,9 @@ def test_yaml_says_where_bounded_runs_read(more: dict[str, Any], resources: set[
             defs_yaml_contents={"type": "kcl_dagster.KclApplicationComponent", "attributes": {**YAML, **more}},
         )
         with sandbox.load_component_and_build_defs(defs_path=path) as (_, definitions):
-            job = definitions.resolve_job_def("orders_to_lake_catch_up")
+            # Of the project, which has the client that starts the driver.
+            project = dg.Definitions(resources={"emr": object()} if "launch" in more else {})
+            job = dg.Definitions.merge(definitions, project).resolve_job_def("orders_to_lake_catch_up")
             assert job.nodes[0].definition.required_resource_keys == resources
 
 
