@@ -27,6 +27,9 @@ from kcl_dagster.orchestration import processes
 PAGES = ("/", "/search", "/product", "/product/reviews", "/cart", "/checkout", "/thanks")
 PUT_RECORDS_LIMIT = 500  # of the service, per call
 RETRY_SECONDS = 0.2  # after a call that was throttled or not answered
+# On a busy machine, the embedded AWS answers late. If the producer gave up an answer, it would put the clicks
+# again, and the ledger would have the second ones only.
+PATIENCE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def put(kinesis: Any, stream: str, clicks: Sequence[Click], ledger: Ledger, stop
             answer = aws.call(kinesis, "put_records", StreamName=stream, Records=records)
         except KclError as error:
             # Put again: a click that was stored although its answer was lost is then in the stream twice, as with
-            # any producer. The embedded AWS loses no answers.
+            # any producer. The embedded AWS loses no answers, see PATIENCE_SECONDS.
             sys.stderr.write(f"{error}\n")
             stop.wait(RETRY_SECONDS)
             continue
@@ -86,6 +89,16 @@ def produce(kinesis: Any, stream: str, ledger: Ledger, *, rate: float, users: in
             call = clicks[first : first + per_call]
             put(kinesis, stream, call, ledger, stop)
             due = max(due + len(call) / rate, time.monotonic() - users / rate)
+
+
+def patient_client(region: str, endpoint_url: str | None) -> aws.Client:
+    return aws.client(
+        "kinesis",
+        region=region,
+        endpoint_url=endpoint_url,
+        read_seconds=PATIENCE_SECONDS,
+        total_seconds=PATIENCE_SECONDS,
+    )
 
 
 def main() -> int:
@@ -114,7 +127,7 @@ def main() -> int:
         except BlockingIOError:
             return 0
         try:
-            kinesis = aws.client("kinesis", region=options.region, endpoint_url=options.endpoint_url)
+            kinesis = patient_client(options.region, options.endpoint_url)
             produce(kinesis, options.stream, Ledger(file), rate=options.rate, users=options.users, stop=stop)
         except KclError as error:
             sys.stderr.write(f"{error}\n")

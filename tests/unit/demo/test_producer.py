@@ -4,10 +4,23 @@ import io
 import threading
 from collections import Counter
 from random import Random
+from typing import Any
+
+import pytest
 
 from demo import producer
 from demo.ledger import Ledger
+from kcl_dagster.aws import TOTAL_SECONDS
 from kcl_dagster.emulator import Emulator, FaultRule
+
+
+def stored(kinesis: Any) -> list[Any]:
+    """The records of the first shard."""
+    iterator = kinesis.get_shard_iterator(
+        StreamName="clicks", ShardId="shardId-000000000000", ShardIteratorType="TRIM_HORIZON"
+    )["ShardIterator"]
+    records: list[Any] = kinesis.get_records(ShardIterator=iterator)["Records"]
+    return records
 
 
 def test_refused_clicks_are_put_again_and_none_twice() -> None:
@@ -18,13 +31,23 @@ def test_refused_clicks_are_put_again_and_none_twice() -> None:
         written = io.StringIO()
         clicks = next(producer.rounds(20, Random(1)))
         producer.put(kinesis, "clicks", clicks, Ledger(written), threading.Event())
-        iterator = kinesis.get_shard_iterator(
-            StreamName="clicks", ShardId="shardId-000000000000", ShardIteratorType="TRIM_HORIZON"
-        )["ShardIterator"]
-        stored = kinesis.get_records(ShardIterator=iterator)["Records"]
-    assert [r["PartitionKey"] for r in stored] == [c.user for c in clicks]
+        found = stored(kinesis)
+    assert [r["PartitionKey"] for r in found] == [c.user for c in clicks]
     acknowledged = [line.split()[1] for line in written.getvalue().splitlines()]
-    assert acknowledged == [r["SequenceNumber"] for r in stored]
+    assert acknowledged == [r["SequenceNumber"] for r in found]
+
+
+def test_a_late_answer_is_waited_for_and_no_click_is_put_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Emulator() as aws:
+        for name, value in aws.environment().items():
+            monkeypatch.setenv(name, value)
+        kinesis = aws.client("kinesis")
+        kinesis.create_stream(StreamName="clicks", ShardCount=1)
+        aws.faults.add(FaultRule(operation="PutRecords", latency_seconds=TOTAL_SECONDS + 1, times=1))
+        clicks = next(producer.rounds(5, Random(1)))
+        patient = producer.patient_client("us-east-1", aws.endpoint_url)
+        producer.put(patient, "clicks", clicks, Ledger(io.StringIO()), threading.Event())
+        assert len(stored(kinesis)) == len(clicks)
 
 
 def test_it_stops_when_told_though_the_stream_refuses_everything() -> None:
