@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test nightly deploy-check unit lint types format lock sbom wheel dist lowest highest conformance interop ui simulate simulate-mutants audit hostile spec \
-	chaos soak production cluster lakehouse screenshots reference docs shape bench-emulator bench-leader bench-failover bench-worker bench-decoding bench-cost bench-transforms bench-start bench-merges bench-latency bench-tracing bench-scale clean
+	chaos soak production cluster lakehouse lakehouse-beside screenshots reference docs shape bench-emulator bench-leader bench-failover bench-worker bench-decoding bench-cost bench-transforms bench-start bench-merges bench-latency bench-tracing bench-scale clean
 
 help:  ## this list
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E -e 's/^bench-[a-z -]+:/bench-NAME:/' -e 's/^([A-Za-z-]+):.*## /\1\t/' | expand -t 20
@@ -151,6 +151,10 @@ production: $(READY) $(PREPARED)  ## each part of a deployment killed and upgrad
 
 lakehouse: $(READY)  ## sinks, catalogs and operations against real servers and Spark: a table (needs Java, Maven): ARGS="--only create"
 	@$(BIN)/python -m tests.lakehouse $(ARGS)
+
+lakehouse-beside: $(READY)  ## into Iceberg and Delta while another engine compacts and expires: MINUTES=30 (needs Java, Maven)
+	@$(BIN)/python -m tests.lakehouse.beside --minutes $(or $(MINUTES),30) $(ARGS)
+
 cluster: $(READY)  ## Spark's machines, the driver and AWS in network namespaces, machines lost: ARGS="--only connect"
 	@$(BIN)/python -m tests.cluster $(ARGS)
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -83,5 +83,6 @@ def engine(folder: Path) -> Iterator[Engine]:
             raise Unavailable(f"Spark with Iceberg and Delta did not start, see {folder}/engine.log") from error
         yield started
         assert process.stdin is not None
-        process.stdin.close()
+        with suppress(BrokenPipeError):  # it was ended already
+            process.stdin.close()
         process.wait(_STOP_SECONDS)

@@ -26,6 +26,7 @@ def session(folder: Path, jars: list[str]) -> SparkSession:
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.shuffle.partitions": "2",
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",  # tasks of a VACUUM: 10,000 by default
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.adaptive.enabled": "false",  # its plans do not say which files were read
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",
