@@ -38,7 +38,7 @@ from kcl_dagster.orchestration.definitions import build_kcl_definitions
 from kcl_dagster.orchestration.docstrings import field_docstrings
 from kcl_dagster.orchestration.resources import SECRETS, KclResource
 from kcl_dagster.orchestration.scaffolding import KclApplicationScaffolder
-from kcl_dagster.orchestration.sink_choices import SinkChoice, Transform
+from kcl_dagster.orchestration.sink_choices import DeltaWriter, SinkChoice, Transform
 from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.worker.kclpy import install_stand_in
 
@@ -71,7 +71,8 @@ class SinkModel(Described):
     """Where records are stored."""
 
     path: str
-    """A directory, `s3://bucket/prefix`, or for iceberg `database.table`."""
+    """A directory, `s3://bucket/prefix`, or for iceberg `database.table`, or for delta with the writer `spark`
+    `catalog.schema.table`."""
 
     kind: Literal["parquet", "delta", "iceberg"] = "parquet"
     """The format of the sink."""
@@ -108,7 +109,10 @@ class SinkModel(Described):
 
     chains_path: str | None = None
     """Where the chains (logs of committed batches) are stored, if not below the location of the table; for
-    iceberg only."""
+    iceberg, and for delta with the writer `spark`, which needs it."""
+
+    writer: DeltaWriter | None = None
+    """What commits to the table, `delta-rs` or `spark`; for delta only. Default: `delta-rs`."""
 
     def choice(self) -> SinkChoice:
         """The sink that Python code would make.

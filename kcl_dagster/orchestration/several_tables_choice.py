@@ -72,8 +72,8 @@ def several_tables(tables: Mapping[str, SinkChoice]) -> SinkChoice:
 
 
 def _refuse_shared(tables: Mapping[str, SinkChoice]) -> None:
-    catalogs = {name: choice.identity for name, choice in tables.items() if choice.kind == "iceberg"}
-    folders = {name: _root(choice.place) for name, choice in tables.items() if choice.kind != "iceberg"}
+    catalogs = {name: choice.identity for name, choice in tables.items() if choice.is_in_catalog}
+    folders = {name: _root(choice.place) for name, choice in tables.items() if not choice.is_in_catalog}
     for places in (catalogs, folders):
         owners: dict[str, str] = {}
         for name, place in places.items():

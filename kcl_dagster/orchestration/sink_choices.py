@@ -1,10 +1,11 @@
 """Sinks as a user configures them: `kcl.parquet("s3://lake/clicks")`. The worker run opens them."""
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from kcl_dagster.chains.store import check_store
 from kcl_dagster.errors import ConfigurationError, KclError
@@ -30,6 +31,10 @@ _DELTA, _ICEBERG = "kcl.delta(storage_options=...)", "kcl.iceberg(catalog=...)"
 _TABLES: Final = frozenset({"parquet", "deltalake", "iceberg"})
 _COMPACTED: Final = frozenset({"parquet", "deltalake"})
 _UNITY: Final = "uc://"  # how delta-rs spells the name of a table in Unity
+_TABLE_NAME: Final = re.compile(r"(?:\w+|`[^`]+`)(?:\.(?:\w+|`[^`]+`))*")  # in SQL of Spark
+DeltaWriter = Literal["delta-rs", "spark"]
+"""What commits to a Delta table."""
+
 S3_BATCH_SECONDS: Final = 6.5  # on S3 each request is paid for, and a batch makes three or more
 
 Transform = Callable[..., Any]
@@ -102,7 +107,7 @@ class SinkChoice:
     """Whether the sink of `open_staging` can run functions of Arrow tables."""
 
     identity: str = field(default="", repr=False, compare=False)
-    """Distinguishes tables of the same name in several catalogs. Empty if `place` does that."""
+    """For a table in a catalog: distinguishes tables of the same name in several catalogs. Empty for a path."""
 
     tables: "Mapping[str, SinkChoice]" = field(default_factory=dict, repr=False, compare=False)
     """The sink of each table by name, for a consumer that stores into several. Empty if it stores into one."""
@@ -118,11 +123,18 @@ class SinkChoice:
         return all(one.kind in _TABLES for one in self.each.values())
 
     @property
+    def is_in_catalog(self) -> bool:
+        """Whether `place` is the name of a table in a catalog, and no path."""
+        return bool(self.identity)
+
+    @property
     def compacted(self) -> "Mapping[str, SinkChoice]":
-        """The sinks of `each` whose files the operation `compact` merges. Files of an Iceberg table have to be
+        """The sinks of `each` whose files the operation `compact` merges. Files of a table in a catalog have to be
         merged by an engine."""
         return {
-            name: one for name, one in self.each.items() if one.kind in _COMPACTED and one.open_staging is not None
+            name: one
+            for name, one in self.each.items()
+            if one.kind in _COMPACTED and not one.is_in_catalog and one.open_staging is not None
         }
 
     def delta_options(self) -> dict[str, str] | None:
@@ -133,7 +145,7 @@ class SinkChoice:
 def place_of(sink: SinkChoice) -> dict[str, str]:
     """The location of a sink's rows, under Dagster's metadata names. Empty for a sink without a location, such
     as a function."""
-    if sink.kind == "iceberg":
+    if sink.is_in_catalog:
         return {TABLE_NAME: sink.place}
     if sink.kind not in ("parquet", "deltalake"):
         return {}
@@ -187,12 +199,14 @@ def delta(
     merge_on: Sequence[str] = (),
     delete_when: str | None = None,
     order_by: str | None = None,
+    writer: DeltaWriter = "delta-rs",
+    chains_path: str | None = None,
 ) -> SinkChoice:
-    """A Delta table that contains each record once. Needs the `delta` extra.
+    """A Delta table that contains each record once. Needs the `delta` extra, or a Spark session with Delta Lake.
 
     Args:
-        path: A directory that driver and executors share, or `s3://bucket/prefix`. The name of a table in Unity
-            (`uc://catalog.schema.table`) raises ConfigurationError: give the location of the table.
+        path: A directory that driver and executors share, or `s3://bucket/prefix`. With `writer="spark"`: the name
+            of the table in Spark, such as `catalog.schema.table`.
         partition_by: Columns of the output by which a new table is partitioned; or the month, day or hour of a
             column in UTC, such as `day(arrival_timestamp)`, which the sink adds as a column.
         storage_options: Options of delta-rs; by default, the connection of the `KclResource`. A value may be a
@@ -210,17 +224,32 @@ def delta(
             `merge_on`.
         order_by: A column of the output and the table that decides which change is later, such as a version: a
             change with a lower value than the table's row has no effect. Needs `merge_on`.
+        writer: What commits to the table. `delta-rs`: the library, which needs a path. `spark`: Delta Lake in the
+            Spark session of the worker, which needs its jars. It knows catalogs such as Unity, and features of
+            tables that delta-rs does not write. Rows can only be appended.
+        chains_path: With `writer="spark"`, where the chains (logs of committed batches) are, and rows that wait for
+            the next commit: a directory that all workers share, or `s3://bucket/prefix`.
 
     Example:
         .. code-block:: python
 
             kcl.delta("s3://lake/clicks", storage_options={"AWS_REGION": "eu-west-1"})
     """
+    if writer not in get_args(DeltaWriter):
+        raise ConfigurationError(f"writer of kcl.delta: {writer!r} is none of {', '.join(get_args(DeltaWriter))}")
+    if writer == "spark":
+        _refuse_of_spark(path, storage_options, merge_on, delete_when, order_by)
+        return _delta_by_spark(
+            path, chains_path, partition_by=partition_by, commit_seconds=commit_seconds, evolve=evolve
+        )
+    if chains_path is not None:
+        raise ConfigurationError('chains_path of kcl.delta needs writer="spark": delta-rs has chains in the table')
     _refuse_path(path, "kcl.delta")
     if path.startswith(_UNITY):
         raise ConfigurationError(
-            f"kcl.delta: {path} is a name in Unity, and the sink writes by paths: give the location of the table, "
-            "which DESCRIBE DETAIL shows, and the run's role access to its bucket"
+            f"kcl.delta: {path} is a name in Unity, and delta-rs writes by paths: give the location of the table, "
+            "which DESCRIBE DETAIL shows, and the run's role access to its bucket; or catalog.schema.table with "
+            'writer="spark"'
         )
     refuse_literals(
         storage_options or {},
@@ -271,6 +300,72 @@ def delta(
         with_commit_seconds=again if commit_seconds is None else None,
     )
     return choice
+
+
+def _refuse_of_spark(
+    name: str,
+    storage_options: Mapping[str, str] | None,
+    merge_on: Sequence[str],
+    delete_when: str | None,
+    order_by: str | None,
+) -> None:
+    """Raise ConfigurationError for what `kcl.delta(writer="spark")` does not take."""
+    changes = {"merge_on": merge_on, "delete_when": delete_when, "order_by": order_by}
+    given = [setting for setting, value in changes.items() if value]
+    if given:
+        raise ConfigurationError(f'{given[0]} of kcl.delta needs writer="delta-rs": Spark only appends rows here')
+    if storage_options is not None:
+        raise ConfigurationError("storage_options of kcl.delta are for delta-rs: configure the Spark session")
+    if not _TABLE_NAME.fullmatch(name):
+        raise ConfigurationError(
+            f'kcl.delta: {name} is no name of a table in Spark, which writer="spark" needs: catalog.schema.table, '
+            "or delta.`s3a://bucket/path` for a table that is in no catalog"
+        )
+
+
+def _delta_by_spark(
+    name: str,
+    chains_path: str | None,
+    *,
+    partition_by: Sequence[str],
+    commit_seconds: float | None,
+    evolve: Evolve,
+) -> SinkChoice:
+    if chains_path is None:
+        raise ConfigurationError(
+            'kcl.delta(writer="spark") needs chains_path: a directory that all workers share, or s3://bucket/prefix'
+        )
+    _refuse_path(chains_path, "kcl.delta(chains_path=...)")
+    _refuse_seconds("kcl.delta", commit_seconds)
+    _refuse_evolve("kcl.delta", evolve)
+    between_commits = COMMIT_SECONDS if commit_seconds is None else commit_seconds
+
+    def again(seconds: float) -> SinkChoice:
+        return _delta_by_spark(name, chains_path, partition_by=partition_by, commit_seconds=seconds, evolve=evolve)
+
+    def open_staging(transform: Transform, s3: Connection) -> "SparkSink":
+        from kcl_dagster.spark.sinks.named_delta_sink import NamedDeltaSink
+        from kcl_dagster.spark.storage import S3Options
+
+        return NamedDeltaSink(
+            name,
+            chains_path,
+            transform=transform,
+            partition_by=partition_by,
+            s3=S3Options(**s3),
+            commit_seconds=between_commits,
+            evolve=evolve,
+        )
+
+    return SinkChoice(
+        "deltalake",
+        name,
+        identity=f"{name.lower()} by Spark",
+        open_staging=open_staging,
+        open_chains=_store_at(chains_path),
+        commit_seconds=between_commits,
+        with_commit_seconds=again if commit_seconds is None else None,
+    )
 
 
 def iceberg(

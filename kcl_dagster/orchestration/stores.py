@@ -30,7 +30,7 @@ def written_stores(
     if sink is not None:
         why = f"a sink of the kind {sink.kind} cannot be asked without writing to it: {sink.place}"
         for name, table in sink.each.items():
-            if table.kind in ("parquet", "deltalake"):
+            if table.kind in ("parquet", "deltalake") and not table.is_in_catalog:
                 stores[f"{SINK} {name}".strip()] = opener(table.place)
         if sink.open_chains is not None:
             stores[CHAINS] = partial(_opened, sink.open_chains, connection)
@@ -41,8 +41,8 @@ def written_stores(
 
 
 def storing_of(sink: SinkChoice) -> Storing:
-    """The properties of a sink that an estimate needs. Only the name of an Iceberg table in the catalog is known,
-    so such a table is assumed to be on S3."""
+    """The properties of a sink that an estimate needs. Only the name of a table in a catalog is known, so such a
+    table is assumed to be on S3."""
     found = [_stored_in(one) for one in sink.each.values()]
     storing = Storing(
         "folder" if "folder" in found else "table" if "table" in found else "other",  # a folder costs most
@@ -57,7 +57,7 @@ def storing_of(sink: SinkChoice) -> Storing:
 def _stored_in(sink: SinkChoice) -> StoredIn:
     if sink.place.startswith(("s3://", "s3a://")):
         return "folder" if sink.kind == "parquet" else "table"
-    return "table" if sink.kind == "iceberg" else "other"
+    return "table" if sink.is_in_catalog else "other"
 
 
 def _opened(open_store_of: OpenStore, connection: Callable[[], Mapping[str, str]]) -> Store:

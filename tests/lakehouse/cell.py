@@ -25,7 +25,7 @@ def refusal(call: Callable[[], Any], *words: str) -> str:
     except KclError as error:
         said = str(error)
     except Exception as error:
-        found = [one for one in _causes(error) if isinstance(one, KclError)]
+        found = [one for one in causes(error) if isinstance(one, KclError)]
         said = str(found[-1]) if found else str(error).splitlines()[0]
     else:
         raise AssertionError(f"nothing was refused, and {words} was expected")
@@ -35,7 +35,7 @@ def refusal(call: Callable[[], Any], *words: str) -> str:
     return said
 
 
-def _causes(error: BaseException | None) -> list[BaseException]:
+def causes(error: BaseException | None) -> list[BaseException]:
     found = []
     while error is not None:
         found.append(error)

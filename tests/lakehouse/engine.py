@@ -28,7 +28,7 @@ class Engine:
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
 
     def sql(self, text: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._ask(kind="sql", text=text)
+        found: list[dict[str, Any]] = self.ask(kind="sql", text=text)
         return found
 
     def value(self, text: str) -> Any:
@@ -38,12 +38,12 @@ class Engine:
         return value
 
     def files_read(self, text: str) -> int:
-        return int(self._ask(kind="files", text=text))
+        return int(self.ask(kind="files", text=text))
 
     def configure(self, values: Mapping[str, str]) -> None:
-        self._ask(kind="conf", values=dict(values))
+        self.ask(kind="conf", values=dict(values))
 
-    def _ask(self, **request: Any) -> Any:
+    def ask(self, **request: Any) -> Any:
         with self._one_at_a_time:
             assert self.process.stdin is not None
             self.process.stdin.write(json.dumps(request) + "\n")

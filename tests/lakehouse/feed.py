@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -135,22 +135,29 @@ def embedded_aws(folder: Path) -> Iterator[EmbeddedAws]:
 
 @contextmanager
 def feed(folder: Path) -> Iterator[Feed]:
+    with embedded_aws(folder) as aws, feed_from(aws, folder, {}) as found:
+        yield found
+
+
+@contextmanager
+def feed_from(aws: EmbeddedAws, folder: Path, more: Mapping[str, str]) -> Iterator[Feed]:
+    """`more`: of the configuration of Spark."""
     conf = {
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
         "spark.log.level": "OFF",  # cells provoke errors
+        **more,
     }
-    with embedded_aws(folder) as aws:
-        spark = start_session(SparkSettings(slots=2, memory="512m", conf=conf), "lakehouse")
-        connection = Connection(endpoint_url=aws.endpoint_url, region=REGION, access_key="test", secret_key="test")
-        try:
-            with new_stream(aws, SHARDS) as stream, new_engine(spark, connection) as engine:
-                stream.produce(RECORDS)
-                read = engine.fetch(stream.ranges(), GENEROUS)
-                while sum(progress.records for progress in read.progress.values()) < RECORDS:  # a busy machine
-                    read.release()
-                    read = engine.fetch(stream.ranges(), GENEROUS)
-                yield Feed(spark, batch_of(list(read.progress.values()), APPLICATION), read, aws.endpoint_url)
+    spark = start_session(SparkSettings(slots=2, memory="512m", conf=conf), "lakehouse")
+    connection = Connection(endpoint_url=aws.endpoint_url, region=REGION, access_key="test", secret_key="test")
+    try:
+        with new_stream(aws, SHARDS) as stream, new_engine(spark, connection) as engine:
+            stream.produce(RECORDS)
+            read = engine.fetch(stream.ranges(), GENEROUS)
+            while sum(progress.records for progress in read.progress.values()) < RECORDS:  # a busy machine
                 read.release()
-        finally:
-            spark.stop()
+                read = engine.fetch(stream.ranges(), GENEROUS)
+            yield Feed(spark, batch_of(list(read.progress.values()), APPLICATION), read, aws.endpoint_url)
+            read.release()
+    finally:
+        spark.stop()

@@ -17,6 +17,7 @@ from tests.lakehouse.guarded_rest import GuardedRest, guarded_rest
 from tests.lakehouse.guarded_s3 import GuardedS3, guarded_s3
 from tests.lakehouse.hive_server import hive_server
 from tests.lakehouse.rest_server import rest_server
+from tests.lakehouse.spark_writer import SparkWriter, spark_writer
 
 REGION: Final = "us-east-1"
 ACCOUNT: Final = "111122223333"
@@ -253,3 +254,43 @@ def delta_s3(_: Path, s3: str) -> Iterator[DeltaPlace]:
     """The embedded S3, and S3A in Spark."""
     make_bucket(s3, "delta-lake")
     yield DeltaPlace("s3", "s3://delta-lake/tables", own_s3(s3))
+
+
+@dataclass
+class SparkPlace:
+    """Delta tables by name in the session catalog of the worker's Spark. `folder`: of tables and chains."""
+
+    name: str
+    folder: Path
+    writer: SparkWriter
+    _made: dict[str, str] = field(default_factory=dict)
+
+    def new_table(self) -> str:
+        return f"spark_catalog.default.t{next(_numbers)}"
+
+    def location(self, table: str) -> str:
+        """Where tables are that are made by `statement`, or were `made` elsewhere."""
+        return self._made.get(table, str(self.folder / "tables" / table))
+
+    def made(self, table: str, location: str) -> None:
+        self._made[table] = location.removeprefix("file:")
+
+    def statement(self, table: str, columns: str, rest: str) -> str:
+        """Makes a table, or gives an existing one its name again."""
+        location = self.location(table)
+        if Path(location).exists():
+            return f"CREATE TABLE {table} USING delta LOCATION '{location}'"
+        return f"CREATE TABLE {table} ({columns}) USING delta LOCATION '{location}' {rest}"
+
+    def chains_of(self, table: str) -> str:
+        return str(self.folder / "chains" / table)
+
+    def configure(self, engine: Engine) -> None:
+        """Nothing: the engine reads the tables by their paths."""
+
+
+@contextmanager
+def delta_by_spark(folder: Path, aws: str) -> Iterator[SparkPlace]:
+    """The session catalog, in memory, and a directory."""
+    with spark_writer(folder, aws) as writer:
+        yield SparkPlace("spark", folder, writer)

@@ -6,11 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tests.lakehouse import delta_operations, iceberg_operations
+from tests.lakehouse import delta_operations, iceberg_operations, spark_writer_operations
 from tests.lakehouse.cell import Operation
 from tests.lakehouse.delta_operations import DeltaBench
 from tests.lakehouse.iceberg_operations import Bench
-from tests.lakehouse.places import delta_folder, delta_s3, glue, glue_rest, hive, rest, s3_tables, sql, vended
+from tests.lakehouse.places import (
+    delta_by_spark,
+    delta_folder,
+    delta_s3,
+    glue,
+    glue_rest,
+    hive,
+    rest,
+    s3_tables,
+    sql,
+    vended,
+)
+from tests.lakehouse.spark_writer_operations import SparkWriterBench
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +47,20 @@ PLACES: Final = (
     PlaceOfSink("iceberg", "hive", "Hive 2.3, directory", hive),
     PlaceOfSink("delta", "folder", "directory", delta_folder),
     PlaceOfSink("delta", "s3", "S3", delta_s3),
+    PlaceOfSink("by-spark", "spark", "session catalog (Spark 4.1), directory", delta_by_spark),
 )
 
-OPERATIONS: Final = {"iceberg": iceberg_operations.OPERATIONS, "delta": delta_operations.OPERATIONS}
-BENCHES: Final[dict[str, Callable[..., Any]]] = {"iceberg": Bench, "delta": DeltaBench}
+OPERATIONS: Final = {
+    "iceberg": iceberg_operations.OPERATIONS,
+    "delta": delta_operations.OPERATIONS,
+    "by-spark": spark_writer_operations.OPERATIONS,
+}
+BENCHES: Final[dict[str, Callable[..., Any]]] = {
+    "iceberg": Bench,
+    "delta": DeltaBench,
+    "by-spark": SparkWriterBench,
+}
+CALLS: Final = {"iceberg": "kcl.iceberg", "delta": "kcl.delta", "by-spark": 'kcl.delta(writer="spark")'}
 
 # What is configured in the same way as a cell above, and cannot be had here.
 NOT_HERE: Final = (
@@ -57,6 +79,13 @@ NOT_HERE: Final = (
     ("iceberg", "SQL in PostgreSQL or MySQL", "as `SQL`"),
     ("iceberg", "Google Cloud Storage, Azure", "written through pyiceberg's FileIO, as vended credentials are"),
     ("delta", "Databricks", "as a table of Spark with the same features"),
+    (
+        "by-spark",
+        "Unity, Databricks, Hive",
+        "as the session catalog: all requests are SQL and DataFrames of the session",
+    ),
+    ("by-spark", "Spark Connect", "the same requests; the server needs the jars"),
+    ("by-spark", "S3", "Spark writes it, with the log store of the session"),
 )
 
 
@@ -75,12 +104,12 @@ def documented() -> str:
     parts = []
     for sink, operations in OPERATIONS.items():
         places = [place for place in PLACES if place.sink == sink]
-        head = f"| `kcl.{sink}` | " + " | ".join(place.title for place in places) + " |"
+        head = f"| `{CALLS[sink]}` | " + " | ".join(place.title for place in places) + " |"
         lines = [head, "|---|" + "---|" * len(places)]
         for one in operations:
             marks = ("run" if (place.name, one.name) in run else "" for place in places)
             lines.append(f"| {one.what} | " + " | ".join(marks) + " |")
         parts.append("\n".join(lines))
     rest_of_it = ["| not run here | how far it is covered |", "|---|---|"]
-    rest_of_it += [f"| `kcl.{sink}`: {where} | {why} |" for sink, where, why in NOT_HERE]
+    rest_of_it += [f"| `{CALLS[sink]}`: {where} | {why} |" for sink, where, why in NOT_HERE]
     return "\n\n".join([*parts, "\n".join(rest_of_it)])

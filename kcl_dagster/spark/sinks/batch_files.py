@@ -14,7 +14,8 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 from pyspark import TaskContext
 
-from kcl_dagster.chains.publication import file_name, staged_path
+from kcl_dagster.chains.entry import StagedFile
+from kcl_dagster.chains.publication import file_name, staged_for, staged_path
 from kcl_dagster.errors import ConfigurationError, KclError, RecordRefused, SinkError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
@@ -71,16 +72,20 @@ class BatchFile:
     """Of the file."""
 
 
+def no_statistics(_: Footer) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class ForTable:
     """How files are written for a table, under their final names: readers see what the table contains. `target`:
     its columns; None: there is no table yet. `statistics`: makes of a file's footer what the driver needs for the
-    statistics of the table. `holds_changes`: the table does not get the files themselves, and they are staged as
+    statistics of the table. `is_staged`: the table does not get the files themselves, and they are staged as
     those of a folder are."""
 
     target: Target | None
-    statistics: Callable[[Footer], str]
-    holds_changes: bool = False
+    statistics: Callable[[Footer], str] = no_statistics
+    is_staged: bool = False
 
 
 Rows = Iterator[pa.RecordBatch]
@@ -165,7 +170,7 @@ class StageFiles:
 
     def written_path(self, path: str) -> str:
         """Where a file is written whose final path this is."""
-        is_final = self.table is not None and not self.table.holds_changes
+        is_final = self.table is not None and not self.table.is_staged
         return path if is_final else staged_path(self.chain, path)
 
 
@@ -321,6 +326,13 @@ def _leases(parts: str | None) -> dict[LeaseKey, RowsOfLease] | None:
         LeaseKey(lease): RowsOfLease(rows, minute_rows(minutes))
         for lease, (rows, minutes) in json.loads(parts).items()
     }
+
+
+def staged_files(files: Sequence[BatchFile]) -> tuple[StagedFile, ...]:
+    """The files of a batch as an entry has them, for a table that does not get the files themselves."""
+    paths = [staged_for(file.path) for file in files]
+    assert None not in paths
+    return tuple(StagedFile(str(path), file.rows, file.bytes) for path, file in zip(paths, files, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.chains.entry import StagedFile, TableRules
-from kcl_dagster.chains.publication import staged_for
 from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.model.change_rules import DELETES, ChangeRules
-from kcl_dagster.spark.parquet_file import Footer
-from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StagingStore
+from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StagingStore, staged_files
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.transform import Transform
@@ -87,7 +85,7 @@ class ChangeFiles:
 
     @property
     def for_table(self) -> ForTable:
-        return ForTable(self._accepted, _no_statistics, holds_changes=True)
+        return ForTable(self._accepted, is_staged=True)
 
     @property
     def target(self) -> Target | None:
@@ -109,8 +107,7 @@ class ChangeFiles:
         rows = without_mark(output)
         self._check_kinds(self._accepted.stored(rows))
         fulfilled = self.table.fulfilled(rows)
-        staged = tuple(StagedFile(_staged_path(file.path), file.rows, file.bytes) for file in files)
-        return staged, msgspec.structs.replace(fulfilled, changes=self.changes)
+        return staged_files(files), msgspec.structs.replace(fulfilled, changes=self.changes)
 
     def _check_kinds(self, rows: pa.Schema) -> None:
         for name in self.changes.needed:
@@ -119,13 +116,3 @@ class ChangeFiles:
             if pa.types.is_nested(kind) or (is_key and pa.types.is_floating(kind)):
                 what = "merge_on" if is_key else "order_by"
                 raise SinkError(f"{self.name}: {what} names {name} of type {kind}, which has no such order")
-
-
-def _no_statistics(_: Footer) -> str:
-    return ""
-
-
-def _staged_path(path: str) -> str:
-    found = staged_for(path)
-    assert found is not None
-    return found

@@ -166,8 +166,8 @@ def _refuse(
         wanted.add("identityColumns")
     if wanted:
         raise SinkError(
-            f"{name} demands of writers what this sink does not do: {', '.join(sorted(wanted))}. Write to another "
-            "table, or use the foreach_batch sink with an engine that does"
+            f"{name} demands of writers what delta-rs does not do: {', '.join(sorted(wanted))}. Write to another "
+            'table, or let Spark write to this one: writer="spark"'
         )
 
 

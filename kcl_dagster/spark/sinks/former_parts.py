@@ -205,6 +205,17 @@ def _checkpoint(text: str) -> Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class NoParts:
+    """The parts in a table to which no earlier version could write, see `worker.staging.FormerParts`."""
+
+    def stored_to(self, part: Part) -> None:
+        """None: no part is stored."""
+
+    def withdraw(self, part: Part) -> None:
+        """Does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaParts:
     """The parts in a Delta table, see `worker.staging.FormerParts`. Each shard is an application in the table's
     transaction log."""

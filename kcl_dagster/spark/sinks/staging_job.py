@@ -216,7 +216,7 @@ class StagingJob:
     def discard(self, files: Sequence[BatchFile]) -> None:
         """Remove the files of a table's batch that is not committed. Files that cannot be removed now remain
         until the table is vacuumed. Files in staging folders are removed with their chain."""
-        if self.table is not None and not self.table.holds_changes:
+        if self.table is not None and not self.table.is_staged:
             with suppress(KclError, OSError), uninterrupted():
                 self.store.delete([file.path for file in files])
 

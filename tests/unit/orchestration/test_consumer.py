@@ -300,5 +300,48 @@ def test_settings_of_a_table_that_cannot_work_are_refused_where_they_are_made(
 
 
 def test_a_table_that_is_named_as_in_unity_is_refused_with_what_to_say_instead() -> None:
-    with pytest.raises(ConfigurationError, match=r"^kcl.delta: uc://lake.web.clicks is a name in Unity.* location"):
+    said = r'^kcl.delta: uc://lake.web.clicks is a name in Unity.* location.* writer="spark"$'
+    with pytest.raises(ConfigurationError, match=said):
         kcl.delta("uc://lake.web.clicks", storage_options={"unity_workspace_url": "https://dbc.example.com"})
+
+
+def by_spark(name: str = "main.web.clicks", **settings: Any) -> kcl.SinkChoice:
+    return kcl.delta(name, writer="spark", **{"chains_path": "/lake/chains", **settings})
+
+
+def test_a_table_to_which_spark_writes_has_a_name_and_no_files_of_ours() -> None:
+    choice = by_spark()
+    assert place_of(choice) == {"dagster/table_name": "main.web.clicks"}
+    assert choice.is_table
+    assert choice.compacted == {}
+    assert choice.open_chains is not None
+    assert choice.open_chains({}).root == "/lake/chains"
+    assert choice.with_commit_seconds is not None
+    assert choice.with_commit_seconds(5).commit_seconds == 5
+    assert by_spark("delta.`s3a://lake/clicks`", commit_seconds=7).with_commit_seconds is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"chains_path": None}, r'kcl.delta\(writer="spark"\) needs chains_path'),
+        ({"merge_on": ["id"]}, 'merge_on of kcl.delta needs writer="delta-rs"'),
+        ({"delete_when": "true"}, 'delete_when of kcl.delta needs writer="delta-rs"'),
+        ({"storage_options": {"AWS_REGION": "eu-west-1"}}, "storage_options of kcl.delta are for delta-rs"),
+        ({"name": "s3://lake/clicks"}, "s3://lake/clicks is no name of a table in Spark"),
+        ({"name": "uc://main.web.clicks"}, "is no name of a table in Spark"),
+        ({"name": "main.web.clicks; DROP TABLE x"}, "is no name of a table in Spark"),
+        ({"evolve": "drop"}, "evolve of kcl.delta: 'drop' is none of"),
+        ({"commit_seconds": 0}, "commit_seconds of kcl.delta must be more than 0"),
+        ({"writer": "flink"}, "writer of kcl.delta: 'flink' is none of delta-rs, spark"),
+    ],
+)
+def test_what_a_table_to_which_spark_writes_cannot_have_is_refused(settings: dict[str, Any], said: str) -> None:
+    given = {"name": "main.web.clicks", "writer": "spark", "chains_path": "/lake/chains", **settings}
+    with pytest.raises(ConfigurationError, match=said):
+        kcl.delta(given.pop("name"), **given)
+
+
+def test_delta_rs_has_its_chains_in_the_table() -> None:
+    with pytest.raises(ConfigurationError, match=r'chains_path of kcl\.delta needs writer="spark"'):
+        kcl.delta("/lake/clicks", chains_path="/lake/chains")

@@ -88,6 +88,7 @@ OTHER: dict[str, Any] = {
     "delete_when": "op = 'D'",
     "order_by": "version",
     "chains_path": "s3://lake/chains",
+    "writer": "spark",
 }
 """For each setting a value that is not its default."""
 

@@ -180,7 +180,7 @@ def test_a_feature_for_which_delta_rs_makes_no_commit_is_refused_before_anything
 ) -> None:
     there = lake(tmp_path)
     with_features(tmp_path / "table", "appendOnly", feature)
-    with pytest.raises(SinkError, match=f"demands of writers what this sink does not do: {feature}"):
+    with pytest.raises(SinkError, match=f"demands of writers what delta-rs does not do: {feature}"):
         there.decide(output({"kind": ["a"]}).drop_columns("kind"))
     assert there.left() == []
 

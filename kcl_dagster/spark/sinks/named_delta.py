@@ -1,0 +1,267 @@
+"""A Delta table by its name in the catalog of a Spark session, which Spark's own Delta writes.
+
+The sink needs no access to the files of the table, and no key of the catalog: all requests are SQL and DataFrames
+of the session. A session does not show everything that a table demands, such as which columns are identity columns.
+So before the first batch with other columns is decided, Delta is given these columns without rows, and refuses what
+it would refuse of a commit.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from kcl_dagster.errors import ConfigurationError, SinkError
+from kcl_dagster.spark.failures import line_of_java, write_failures
+from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sinks.completeness import (
+    RECENT_COMMITS,
+    application_key,
+    completeness_key,
+    completeness_record,
+    is_in_table,
+)
+from kcl_dagster.spark.sinks.row_conditions import conditions_of_required, fulfilling
+from kcl_dagster.spark.sinks.staging_job import schema_of
+from kcl_dagster.spark.sinks.target import Target, encoded_schema, nullable
+from kcl_dagster.spark.transform import Transform
+from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.worker.processing_watch import uninterrupted
+
+_CONSTRAINT: Final = "delta.constraints."
+_WIDENS: Final = "delta.enableTypeWidening"
+_IS_DELTA: Final = "delta.minReaderVersion"  # a property that Delta shows of each of its tables
+_MISSING: Final = frozenset(
+    {"DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND"}
+)
+_EXISTS: Final = frozenset({"DELTA_TABLE_ALREADY_EXISTS", "TABLE_OR_VIEW_ALREADY_EXISTS"})
+# What Spark says without Delta's jars, and Delta without its extension or catalog.
+_WITHOUT_DELTA: Final = ("DATA_SOURCE_NOT_FOUND", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG")
+_NO_CATALOG: Final = ("CATALOG_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE")
+_EPOCHS: Final = 1 << 40  # more than the seconds of a time
+
+NEEDED: Final = (
+    "the Spark session has no Delta Lake. Give it, or the Spark Connect server, the jars of io.delta:delta-spark "
+    "for its version of Spark, spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
+    "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDeltaRules:
+    """The rules of a table as a session shows them, when it was looked at."""
+
+    table: str
+    schema: pa.Schema
+    """With all columns, also those that the table computes itself."""
+
+    properties: Mapping[str, str]
+
+    @property
+    def target(self) -> Target:
+        """All columns allow nulls here: a session does not show which of the required ones the table fills
+        itself."""
+        fields = [one.with_nullable(True) for one in self.schema]
+        return Target(self.table, pa.schema(fields), " (ALTER TABLE ... ADD COLUMNS)")
+
+    def applied(self, transform: Transform) -> Transform:
+        """The transform, failing for rows that violate constraints of the table. Constraints on columns that the
+        output does not have are left to Delta."""
+        constraints = {
+            name.removeprefix(_CONSTRAINT): sql
+            for name, sql in self.properties.items()
+            if name.startswith(_CONSTRAINT)
+        }
+        required = [one.name for one in self.schema if not one.nullable]
+        if not constraints and not required:
+            return transform
+
+        def with_rules(records: DataFrame) -> DataFrame:
+            output = transform(records)
+            if not hasattr(output, "columns"):
+                return output  # no DataFrame, which is refused where all of them are
+            known = {name: sql for name, sql in constraints.items() if _is_about(output, sql)}
+            return fulfilling(output, self.table, {**known, **conditions_of_required(required, output.columns)})
+
+        return with_rules
+
+    def widens(self) -> bool:
+        return self.properties.get(_WIDENS, "false").lower() == "true"
+
+
+@dataclass(slots=True)
+class NamedDelta:
+    """The table. `identifier`: as it is written in SQL of the session. `columns`: by which a table is partitioned
+    that is made here. `keep_complete` may be called on another thread."""
+
+    identifier: str
+    columns: Sequence[str] = ()
+    session: Callable[[], SparkSession] = SparkSession.active
+    _accepted: set[str] = field(default_factory=set)
+    """Digests of columns that Delta has accepted."""
+
+    _kept: tuple[int, int] = (-1, 0)  # epoch and moment that the table has by `keep_complete`
+
+    def __post_init__(self) -> None:
+        if isinstance(self.columns, str):
+            raise ConfigurationError(f"partition_by is a list of columns: [{self.columns!r}]")
+        if LEASE_KEY in self.columns:
+            raise ConfigurationError(f"leave {LEASE_KEY} out of partition_by: a table is not partitioned by shard")
+
+    @property
+    def name(self) -> str:
+        return f"delta table {self.identifier}"
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Map errors of Spark and of Delta, of which no code of the consumer is the cause, to one line. No time
+        limit of the consumer's code applies."""
+        try:
+            with uninterrupted(), write_failures(self.name):
+                yield
+        except (PySparkException, Py4JError, OSError) as error:
+            text = line_of_java(error)
+            if any(word in text for word in _WITHOUT_DELTA) or _condition(error) in _WITHOUT_DELTA:
+                raise ConfigurationError(f"{self.name}: {NEEDED}") from error
+            if any(word in text for word in _NO_CATALOG):
+                raise ConfigurationError(
+                    f"{self.name}: the Spark session has no such catalog: set spark.sql.catalog.<its name>"
+                ) from error
+            raise SinkError(f"{self.name}: {text}") from error
+
+    def rules(self) -> NamedDeltaRules | None:
+        """As the table is now; None if there is none. Raises ConfigurationError for a table of another format,
+        which would not skip a commit that it has."""
+        spark = self.session()
+        try:
+            columns = spark.table(self.identifier)
+            schema = schema_of(columns)
+            found = spark.sql(f"SHOW TBLPROPERTIES {self.identifier}").collect()
+        except AnalysisException as error:
+            if _condition(error) in _MISSING:
+                return None
+            raise
+        properties = {row["key"]: row["value"] for row in found}
+        if _IS_DELTA not in properties:
+            raise ConfigurationError(f"{self.name} is no Delta table, or {NEEDED}")
+        return NamedDeltaRules(self.name, _with_nulls_of(columns.schema, schema), properties)
+
+    def make(self, output: pa.Schema) -> None:
+        """Make the table for an output of this schema, unless another worker has."""
+        empty = self._empty(nullable(output))
+        writer = empty.writeTo(self.identifier).using("delta")
+        if self.columns:
+            first, *others = [F.col(f"`{name}`") for name in self.columns]
+            writer = writer.partitionedBy(first, *others)
+        try:
+            writer.create()
+        except AnalysisException as error:
+            if _condition(error) not in _EXISTS:
+                raise
+
+    def add(self, columns: pa.Schema) -> None:
+        """Add those of these columns that the table does not have, and widen the others if the table widens types.
+        Otherwise they remain as they are."""
+        rules = self.rules()
+        if rules is None:
+            return
+        kinds = {one.name: one.dataType.simpleString() for one in _spark_schema(columns)}
+        new = [f"{_quoted(name)} {kind}" for name, kind in kinds.items() if name not in rules.schema.names]
+        spark = self.session()
+        if new:
+            spark.sql(f"ALTER TABLE {self.identifier} ADD COLUMNS ({', '.join(new)})")
+        if rules.widens():
+            for name in kinds.keys() & set(rules.schema.names):
+                spark.sql(f"ALTER TABLE {self.identifier} ALTER COLUMN {_quoted(name)} TYPE {kinds[name]}")
+
+    def check_columns(self, columns: pa.Schema) -> None:
+        """Let Delta check that it accepts these columns, by a commit without rows. Each table gets one such commit
+        for each output."""
+        digest = hashlib.sha256(encoded_schema(columns).encode()).hexdigest()[:16]
+        if digest not in self._accepted:
+            self.append(self._empty(columns), application_key(f"columns/{digest}"), 1, {})
+            self._accepted.add(digest)
+
+    def append(self, rows: DataFrame, application: str, version: int, metadata: Mapping[str, str]) -> None:
+        """Append the rows in one commit. Delta makes none if the table has one of this application with this
+        version or a higher one, and refuses one of two that are made at once."""
+        writer = rows.writeTo(self.identifier)
+        writer = writer.option("txnAppId", application).option("txnVersion", str(version))
+        if metadata:
+            writer = writer.option("userMetadata", json.dumps(dict(metadata)))
+        writer.append()
+
+    def history(self, limit: int | None) -> Iterator[Mapping[str, Any]]:
+        """What the last commits have recorded with `append`, the newest first. Delta forgets commits after
+        `delta.logRetentionDuration`."""
+        most = "" if limit is None else f" LIMIT {limit}"
+        found = self.session().sql(f"DESCRIBE HISTORY {self.identifier}{most}").select("userMetadata")
+        for row in found.where("userMetadata IS NOT NULL").collect():
+            try:
+                recorded = json.loads(row["userMetadata"])
+            except ValueError:
+                continue  # of another writer
+            if isinstance(recorded, dict):
+                yield recorded
+
+    def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
+        """See `worker.staging.StagingSink`. If the table has got no commit with the entry, adds one without
+        rows."""
+        if known.through is None or (known.epoch, wanted) <= self._kept:
+            return
+        with self.errors():
+            rules = self.rules()
+            if rules is None:
+                return
+            key, kept = completeness_key(application), wanted
+            if not is_in_table((one.get(key) for one in self.history(RECENT_COMMITS)), known.epoch, wanted):
+                version = known.epoch * _EPOCHS + known.through
+                empty = self.session().table(self.identifier).select(*_some_columns(rules)).limit(0)
+                self.append(empty, key, version, completeness_record(application, known))
+                kept = known.through
+            self._kept = known.epoch, kept
+
+    def _empty(self, columns: pa.Schema) -> DataFrame:
+        return self.session().createDataFrame([], _spark_schema(columns))
+
+
+def _some_columns(rules: NamedDeltaRules) -> list[str]:
+    """Columns that Delta accepts alone: those that are required, and one that is no identity column."""
+    required = [one.name for one in rules.schema if not one.nullable]
+    others = sorted(rules.schema, key=lambda one: pa.types.is_int64(one.type))
+    return [_quoted(name) for name in required or [others[0].name]]
+
+
+def _is_about(output: DataFrame, sql: str) -> bool:
+    """Whether the output has all columns of the expression."""
+    try:
+        _ = output.limit(0).select(F.expr(sql)).schema
+    except AnalysisException:
+        return False
+    return True
+
+
+def _spark_schema(columns: pa.Schema) -> StructType:
+    return from_arrow_schema(columns.remove_metadata(), prefer_timestamp_ntz=True)
+
+
+def _with_nulls_of(table: StructType, schema: pa.Schema) -> pa.Schema:
+    return pa.schema([one.with_nullable(known.nullable) for one, known in zip(schema, table, strict=True)])
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _condition(error: BaseException) -> str | None:
+    return error.getCondition() if isinstance(error, PySparkException) else None
