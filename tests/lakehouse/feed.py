@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -36,6 +37,8 @@ SHARDS: Final = 2
 KEYS: Final = 8  # `user-0` to `user-7`
 FIRST_TIME: Final = "2026-02-01 00:00:00"
 MINUTES_APART: Final = 45  # so a batch has the times of two days and more
+
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 _chains = itertools.count(1)
 
@@ -134,14 +137,14 @@ def embedded_aws(folder: Path) -> Iterator[EmbeddedAws]:
 
 
 @contextmanager
-def feed(folder: Path) -> Iterator[Feed]:
-    with embedded_aws(folder) as aws, feed_from(aws, folder, {}) as found:
+def feed(folder: Path, more: Mapping[str, str] = NOTHING) -> Iterator[Feed]:
+    """`more`: of the configuration of Spark."""
+    with embedded_aws(folder) as aws, _feed_from(aws, folder, more) as found:
         yield found
 
 
 @contextmanager
-def feed_from(aws: EmbeddedAws, folder: Path, more: Mapping[str, str]) -> Iterator[Feed]:
-    """`more`: of the configuration of Spark."""
+def _feed_from(aws: EmbeddedAws, folder: Path, more: Mapping[str, str]) -> Iterator[Feed]:
     conf = {
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),

@@ -290,7 +290,7 @@ class SparkPlace:
 
 
 @contextmanager
-def delta_by_spark(folder: Path, aws: str) -> Iterator[SparkPlace]:
+def delta_by_spark(folder: Path, _: str) -> Iterator[SparkPlace]:
     """The session catalog, in memory, and a directory."""
-    with spark_writer(folder, aws) as writer:
+    with spark_writer(folder) as writer:
         yield SparkPlace("spark", folder, writer)

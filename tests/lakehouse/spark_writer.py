@@ -20,7 +20,6 @@ class SparkWriter:
     """`folder`: of logs and of Spark."""
 
     folder: Path
-    aws: str
     _running: Engine | None = field(default=None)
 
     def sql(self, text: str) -> list[dict[str, Any]]:
@@ -58,7 +57,7 @@ class SparkWriter:
         if self._running is None:
             java()
             python_path = f"{engine_spark().parents[1]}:{ROOT}"
-            program = ["-m", "tests.lakehouse.spark_writer_process", str(self.folder), self.aws]
+            program = ["-m", "tests.lakehouse.spark_writer_process", str(self.folder)]
             command = [sys.executable, *program, *map(str, engine_jars())]
             log = (self.folder / "spark-writer.log").open("a")
             process = subprocess.Popen(
@@ -81,8 +80,8 @@ class SparkWriter:
 
 
 @contextmanager
-def spark_writer(folder: Path, aws: str) -> Iterator[SparkWriter]:
-    writer = SparkWriter(folder, aws)
+def spark_writer(folder: Path) -> Iterator[SparkWriter]:
+    writer = SparkWriter(folder)
     try:
         yield writer
     finally:

@@ -3,7 +3,7 @@
 A process of its own, because Delta has no runtime for the newest Spark, with which all other cells stage batches.
 Requests and answers are as those of `engine_process`.
 
-python -m tests.lakehouse.spark_writer_process FOLDER AWS JAR...
+python -m tests.lakehouse.spark_writer_process FOLDER JAR...
 """
 
 import json
@@ -19,7 +19,7 @@ from kcl_dagster.spark.sinks import named_delta
 from kcl_dagster.spark.sinks.named_delta_sink import NamedDeltaSink
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from tests.lakehouse.cell import causes
-from tests.lakehouse.feed import APPLICATION, EmbeddedAws, Feed, OpenChain, feed_from, with_columns
+from tests.lakehouse.feed import APPLICATION, Feed, OpenChain, feed, with_columns
 
 DELTA: Final = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -65,14 +65,16 @@ def dying_after_commits() -> None:
         append(*given)
         os._exit(KILLED)
 
-    named_delta.NamedDelta.append = append_and_die  # type: ignore[method-assign]
+    named_delta.NamedDelta.append = append_and_die  # type: ignore[assignment, method-assign]
 
 
-def main(folder: str, aws: str, *jars: str) -> None:
+def main(folder: str, *jars: str) -> None:
+    own = Path(folder, f"spark-writer-{os.getpid()}")
+    own.mkdir()
     conf = {**DELTA, "spark.driver.extraClassPath": ":".join(jars)}
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Java prints is no answer
-        with feed_from(EmbeddedAws(aws), Path(folder), conf) as ours:
+        with feed(own, conf) as ours:
             writer = Writer(ours)
             print(json.dumps({"value": ours.spark.version}), file=answers, flush=True)
             for line in sys.stdin:
