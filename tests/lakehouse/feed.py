@@ -104,8 +104,9 @@ class OpenChain:
     chain: Chain = field(init=False)
 
     def __post_init__(self) -> None:
-        ids = map(str, itertools.count(1)).__next__
-        self.chain = Chain(self.sink.entries, chain_id(self.name, f"worker-{next(_chains)}", "1"), ids)
+        mine = str(os.getpid())  # a process after a killed one uses no chain and no id of it
+        ids = (f"{mine}-{number}" for number in itertools.count(1)).__next__
+        self.chain = Chain(self.sink.entries, chain_id(self.name, f"worker-{next(_chains)}", mine), ids)
         self._ids = ids
 
     @property
