@@ -46,7 +46,10 @@ def test_a_late_answer_is_waited_for_and_no_click_is_put_twice(monkeypatch: pyte
         aws.faults.add(FaultRule(operation="PutRecords", latency_seconds=TOTAL_SECONDS + 1, times=1))
         clicks = next(producer.rounds(5, Random(1)))
         patient = producer.patient_client("us-east-1", aws.endpoint_url)
+        sent: list[str] = []
+        patient.meta.events.register("before-send.kinesis", lambda event_name, **_: sent.append(event_name))
         producer.put(patient, "clicks", clicks, Ledger(io.StringIO()), threading.Event())
+        assert sent == ["before-send.kinesis.PutRecords"]
         assert len(stored(kinesis)) == len(clicks)
 
 
