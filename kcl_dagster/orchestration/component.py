@@ -382,7 +382,7 @@ def settings_of(kind: type[BaseModel]) -> dg.Resolver:
     meanings = field_docstrings(kind)
     written: dict[str, Any] = {
         # Without the limits of a number, which a template cannot be compared with.
-        name: (known.annotation | str, Field(default=known.default, description=meanings.get(name)))  # type: ignore[operator]
+        name: (known.annotation | str, Field(default=known.default, description=meanings.get(name)))
         for name, known in kind.model_fields.items()
     }
     model = create_model(f"{kind.__name__}Model", __base__=dg.Model, **written)

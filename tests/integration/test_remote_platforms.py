@@ -22,6 +22,7 @@ import pytest
 from botocore.config import Config
 from dagster import DagsterInstance
 from dagster_aws.pipes import PipesEMRContainersClient, PipesEMRServerlessClient, PipesS3MessageReader
+from dagster_aws.pipes.clients.utils import WaiterConfig
 from dagster_databricks import PipesDatabricksClient
 from databricks.sdk.service.jobs import Run, RunLifeCycleState, RunResultState, RunState, SubmitTask
 from moto import mock_aws
@@ -228,7 +229,7 @@ def test_emr_on_eks(lake: Lake) -> None:
                 return True
             return False
 
-        at_once = {"Delay": 0, "MaxAttempts": 10**9}
+        at_once = WaiterConfig(Delay=0, MaxAttempts=10**9)
         lake.page["PipesEMRContainersClient"] = partial(PipesEMRContainersClient, waiter_config=at_once)
         with platform(serve):
             result = lake.catch_up(lake.page["on_emr_on_eks"], emr=emr)

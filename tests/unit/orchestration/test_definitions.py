@@ -545,7 +545,9 @@ def test_yaml_says_where_bounded_runs_read(more: dict[str, Any], resources: set[
             # Of the project, which has the client that starts the driver.
             project = dg.Definitions(resources={"emr": object()} if "launch" in more else {})
             job = dg.Definitions.merge(definitions, project).resolve_job_def("orders_to_lake_catch_up")
-            assert job.nodes[0].definition.required_resource_keys == resources
+            definition = job.nodes[0].definition
+            assert isinstance(definition, dg.OpDefinition)
+            assert definition.required_resource_keys == resources
 
 
 def test_telemetry_can_be_asked_for_in_yaml() -> None:
