@@ -1,15 +1,13 @@
-"""Fast parsing of GetRecords responses.
+"""The responses to GetRecords, as `kcl_dagster.response_parsing` parses them.
 
-botocore's parser would take most of a consumer's CPU time: it handles the response record by record in Python.
-msgspec parses the same JSON in C, including base64. The handler below takes the body before botocore parses it, and
-returns the parsed response to botocore. If msgspec cannot parse a body, botocore parses it as usual. One difference
-is intended: arrival times are epoch seconds, not datetimes.
+One difference from botocore is intended: arrival times are epoch seconds, not datetimes.
 """
 
 from typing import Any, Final, NotRequired, TypedDict
 
 import msgspec
 
+from kcl_dagster import response_parsing
 from kcl_dagster.aws import Client
 
 
@@ -29,7 +27,6 @@ class _Answer(TypedDict):
 
 
 _DECODER: Final = msgspec.json.Decoder(_Answer)
-_NOTHING_LEFT: Final = b"{}"
 
 
 def parse_get_records(body: bytes) -> _Answer:
@@ -43,21 +40,5 @@ def parse_get_records(body: bytes) -> _Answer:
 
 
 def install(client: Client) -> None:
-    """Make this client parse GetRecords with msgspec. Does nothing for a fake client that has no events."""
-    events = getattr(getattr(client, "meta", None), "events", None)
-    if events is not None:
-        events.register("before-parse.kinesis.GetRecords", _before_parse, unique_id="kcl-dagster-get-records")
-
-
-def _before_parse(
-    response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_context: object
-) -> None:
-    """Called by botocore between the HTTP response and its parser."""
-    if response_dict["status_code"] != 200:
-        return
-    try:
-        answer = parse_get_records(response_dict["body"])
-    except (msgspec.MsgspecError, TypeError):
-        return
-    customized_response_dict.update(answer)
-    response_dict["body"] = _NOTHING_LEFT
+    """Make this client parse GetRecords with msgspec."""
+    response_parsing.install(client, "kinesis.GetRecords", parse_get_records)

@@ -14,7 +14,7 @@ PACKAGE = Path(kcl_dagster.__file__).parent
 FLOORS: list[set[str]] = [
     {"errors", "folder", "integrity", "machine", "runtime", "server_socket", "time_limit"},
     {"application", "aws"},
-    {"model"},
+    {"model", "response_parsing"},
     {"chains", "tables", "streams"},
     {"leader", "worker"},
     {"spark"},

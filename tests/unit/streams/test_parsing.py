@@ -4,13 +4,11 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-import boto3
 import pytest
-from botocore.awsrequest import AWSResponse
-from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from kcl_dagster.streams.parsing import install
+from tests.doubles.answered_requests import answered, stock_client
 
 RECORD = {
     "SequenceNumber": "49590338271490256608559692538361571095921575989136588898",
@@ -25,27 +23,9 @@ CHILD = {
 }
 
 
-class Body:
-    """What botocore reads an answer from."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def stream(self, **_kwargs: object) -> Any:
-        yield self._content
-
-
 def client(answer: bytes, status: int = 200, *, fast: bool) -> Any:
-    """A boto3 client whose every request is answered with these bytes."""
-    made: Any = boto3.Session(aws_access_key_id="x", aws_secret_access_key="x", region_name="us-east-1").client(
-        "kinesis", config=Config(retries={"total_max_attempts": 1})
-    )
-
-    def respond(**_kwargs: object) -> AWSResponse:
-        headers: Any = {"x-amzn-RequestId": "r-1", "Content-Type": "application/x-amz-json-1.1"}
-        return AWSResponse("http://x", status, headers, Body(answer))
-
-    made.meta.events.register("before-send.kinesis.GetRecords", respond)
+    """A client whose every request is answered with these bytes."""
+    made = answered(stock_client("kinesis"), "kinesis.GetRecords", answer, status)
     if fast:
         install(made)
     return made

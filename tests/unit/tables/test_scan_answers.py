@@ -4,15 +4,13 @@ import base64
 import json
 from typing import Any
 
-import boto3
 import pytest
-from botocore.awsrequest import AWSResponse
-from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 
 from kcl_dagster import aws
 from kcl_dagster.tables.scan_answers import install
+from tests.doubles.answered_requests import answered, stock_client
 
 ROW = {"leaseKey": {"S": "shardId-0"}, "leaseCounter": {"N": "7"}, "checkpoint": {"S": "schlüssel"}}
 KINDS = {
@@ -29,30 +27,12 @@ KINDS = {
 }
 
 
-class Body:
-    """What botocore reads an answer from."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def stream(self, **_kwargs: object) -> Any:
-        yield self._content
+SCAN = "dynamodb.Scan"
 
 
 def client(answer: bytes, status: int = 200, *, fast: bool) -> Any:
-    """A boto3 client whose every request is answered with these bytes."""
-    made: Any = boto3.Session(aws_access_key_id="x", aws_secret_access_key="x", region_name="us-east-1").client(
-        "dynamodb", config=Config(retries={"total_max_attempts": 1})
-    )
-    return answered(made, answer, status, fast=fast)
-
-
-def answered(made: Any, answer: bytes, status: int = 200, *, fast: bool) -> Any:
-    def respond(**_kwargs: object) -> AWSResponse:
-        headers: Any = {"x-amzn-RequestId": "r-1", "Content-Type": "application/x-amz-json-1.0"}
-        return AWSResponse("http://x", status, headers, Body(answer))
-
-    made.meta.events.register("before-send.dynamodb.Scan", respond)
+    """A client whose every request is answered with these bytes."""
+    made = answered(stock_client("dynamodb"), SCAN, answer, status)
     if fast:
         install(made)
     return made
@@ -107,8 +87,9 @@ def test_errors_are_botocores() -> None:
 def test_an_answer_that_was_cut_off_is_refused() -> None:
     body = json.dumps({"Items": [ROW] * 3, "Count": 3}).encode()[:-20]
     ours = aws.client("dynamodb", region="us-east-1", access_key="a", secret_key="b")
+    install(ours)
     with pytest.raises(ResponseParserError, match="not whole"):
-        answered(ours, body, fast=True).scan(TableName="orders")
+        answered(ours, SCAN, body).scan(TableName="orders")
 
 
 def test_botocore_parses_nothing_of_a_large_answer() -> None:

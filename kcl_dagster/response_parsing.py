@@ -1,0 +1,38 @@
+"""Fast parsing of the responses to requests that return many records or rows.
+
+botocore's parser handles each value of a response in Python, which would take most of the CPU time of a worker or a
+leader. msgspec parses the same JSON in C, including base64. The parser is called before botocore's own, and its
+result is returned to botocore. If msgspec cannot parse a body, botocore parses it as usual.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from kcl_dagster.aws import Client
+
+_NOTHING_LEFT: Final = b"{}"
+
+
+def install(client: Client, operation: str, parse: Callable[[bytes], Mapping[str, Any]]) -> None:
+    """Make this client parse the responses to an operation, such as `kinesis.GetRecords`, with `parse`. It raises
+    msgspec.MsgspecError for what it cannot parse. Does nothing for a fake client that has no events. Calls after
+    the first one have no effect."""
+
+    def before_parse(
+        response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_context: object
+    ) -> None:
+        """Called by botocore between the HTTP response and its parser."""
+        if response_dict["status_code"] != 200:
+            return
+        try:
+            parsed = parse(response_dict["body"])
+        except (msgspec.MsgspecError, TypeError):
+            return
+        customized_response_dict.update(parsed)
+        response_dict["body"] = _NOTHING_LEFT
+
+    events = getattr(getattr(client, "meta", None), "events", None)
+    if events is not None:
+        events.register(f"before-parse.{operation}", before_parse, unique_id=f"kcl-dagster-{operation}")
