@@ -175,7 +175,8 @@ def _refuse(opened: OpenApplication, streams: Collection[StreamIdentifier], affe
 
 
 def _is_read(opened: OpenApplication, stream: StreamIdentifier) -> bool:
-    """Whether this stream is the one that has its name now, and the application reads it."""
+    """Whether the application reads this stream. It does not read a deleted stream, even if another stream now has
+    its name."""
     if stream.name not in {settings.name for settings in opened.application.streams}:
         return False
     try:

@@ -62,8 +62,8 @@ def read_elsewhere(
     if report.outcome is None:
         problem = report.problem or (
             "the driver ended without a report: look at its own log, at whether it runs kcl-dagster catch-up with "
-            "--pipes, at whether it may write to where the message reader of the Pipes client reads, and whether "
-            "that reader is new, because one that has served a run receives nothing from the next one"
+            "--pipes, and at whether it may write to the place from which the message reader of the Pipes client "
+            "reads. The reader must be new: a reader that has served one run receives nothing from a second run"
         )
         raise Failure(f"{application.name}: {problem}", metadata=about, allow_retries=False)
     if not report.led:

@@ -40,8 +40,8 @@ SHARDS_NAMED: Final = 5
 @dataclass(frozen=True, slots=True)
 class Bound:
     """The time through which a run reads, in epoch seconds by the service's clock. `margin`: each lease has to be
-    stored for this many seconds more. Arrival times are approximate and not strictly ordered, so that a record may
-    follow another one that arrived later."""
+    stored for this many seconds more. Arrival times are approximate: the records of a shard are not strictly
+    ordered by them."""
 
     through: float
     margin: float

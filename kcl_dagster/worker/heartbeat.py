@@ -139,8 +139,8 @@ class Heartbeat:
         return True
 
     def stop(self) -> None:
-        """Delete the row, so that no lease is assigned to this worker any more. No heartbeat creates the row again,
-        not even one that is under way on a thread that did not end in time."""
+        """Delete the row, so that no lease is assigned to this worker any more. No heartbeat creates the row
+        again. This includes a heartbeat that another thread is just sending."""
         self._over.set()
         if not self._is_written:
             return

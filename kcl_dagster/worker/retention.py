@@ -61,8 +61,8 @@ def loss_in(
     """The records that left the stream before the range could be read, or None. Times in epoch seconds.
 
     - The record at the checkpoint should still be in the stream. If it is not, later records may have left, too.
-      The exception is a shard that had no later records a short while ago (`stored_through`), such as one that is
-      quiet for days.
+      No record has left if the shard had no later records a short while ago (`stored_through`). A shard that gets
+      no records for days is such a shard.
     - At an initial position there is no such record. Records may be lost if the retention has passed since the last
       time at which there was no record beyond the position. Only then is the retention requested.
     - A closed shard that left the stream counts as lost, because nothing shows that it was read to its end.

@@ -5,18 +5,16 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.storage import open_store
 from tests.lakehouse.cell import Operation, refusal
 from tests.lakehouse.engine import Engine
-from tests.lakehouse.feed import FIRST_TIME, KEYS, MINUTES_APART, RECORDS, Feed, OpenChain, rows, with_columns
+from tests.lakehouse.feed import COLUMNS, FIRST, KEYS, MINUTES_APART, RECORDS, Feed, OpenChain, rows, with_columns
 from tests.lakehouse.places import DeltaPlace
 
-COLUMNS: Final = "n bigint, user string, at timestamp, grade int, amount decimal(12,2)"
-FIRST: Final = datetime.fromisoformat(FIRST_TIME)
 BESIDE: Final = 6
 
 

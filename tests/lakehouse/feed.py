@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -36,6 +37,8 @@ RECORDS: Final = 64  # of one batch
 SHARDS: Final = 2
 KEYS: Final = 8  # `user-0` to `user-7`
 FIRST_TIME: Final = "2026-02-01 00:00:00"
+FIRST: Final = datetime.fromisoformat(FIRST_TIME)
+COLUMNS: Final = "n bigint, user string, at timestamp, grade int, amount decimal(12,2)"
 MINUTES_APART: Final = 45  # so a batch has the times of two days and more
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})

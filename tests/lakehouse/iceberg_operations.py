@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -13,11 +13,8 @@ from kcl_dagster.spark.sinks import snapshot_expiry
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
 from tests.lakehouse.cell import Operation, refusal
 from tests.lakehouse.engine import Engine
-from tests.lakehouse.feed import FIRST_TIME, KEYS, MINUTES_APART, RECORDS, Feed, OpenChain, rows, with_columns
+from tests.lakehouse.feed import COLUMNS, FIRST, KEYS, MINUTES_APART, RECORDS, Feed, OpenChain, rows, with_columns
 from tests.lakehouse.places import Place
-
-COLUMNS: Final = "n bigint, user string, at timestamp, grade int, amount decimal(12,2)"
-FIRST: Final = datetime.fromisoformat(FIRST_TIME)
 
 
 @dataclass

@@ -5,20 +5,17 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from kcl_dagster.spark.sinks.named_delta_sink import NamedDeltaSink
 from tests.lakehouse.cell import Operation, refusal
 from tests.lakehouse.engine import Engine
-from tests.lakehouse.feed import FIRST_TIME, KEYS, MINUTES_APART, RECORDS, Feed, OpenChain, rows
+from tests.lakehouse.feed import COLUMNS, FIRST, KEYS, MINUTES_APART, RECORDS, Feed, OpenChain, rows
 from tests.lakehouse.places import SparkPlace
 from tests.lakehouse.spark_writer import SparkWriter
 from tests.lakehouse.spark_writer_process import KILLED
-
-COLUMNS: Final = "n bigint, user string, at timestamp, grade int, amount decimal(12,2)"
-FIRST: Final = datetime.fromisoformat(FIRST_TIME)
 
 
 @dataclass

@@ -236,7 +236,8 @@ class NamedDelta:
 
 
 def _some_columns(rules: NamedDeltaRules) -> list[str]:
-    """Columns that Delta accepts alone: those that are required, and one that is no identity column."""
+    """The columns of a commit without rows. Delta demands the required columns. If there are none, it demands any
+    column that is no identity column. Identity columns are of type int64, and a session does not show them."""
     required = [one.name for one in rules.schema if not one.nullable]
     others = sorted(rules.schema, key=lambda one: pa.types.is_int64(one.type))
     return [_quoted(name) for name in required or [others[0].name]]

@@ -39,7 +39,7 @@ from kcl_dagster.tables.completeness_row import WrittenThrough
 FOLDER: Final = "_table_commits"
 TASK_BYTES: Final = 32 << 20  # of staged files; a commit has to be made before the next one is due
 _STEPS: Final = 1000  # more than a commit has entries
-_NEWEST: Final = 10  # commits of the table, among which the one that was just made is looked for first
+_NEWEST: Final = 10  # commits of the table; a new commit is usually one of them
 
 assert MOST_ENTRIES < _STEPS
 

@@ -35,7 +35,7 @@ COMMITS: dict[Kind, Any] = {"iceberg": IcebergCommits, "delta": DeltaCommits}
 
 
 def timed(commit: Callable[..., None], notes: Path) -> Callable[..., None]:
-    """The method `commit` of a `ChainedTable`, which notes how long each call took, also one that failed."""
+    """The method `commit` of a `ChainedTable`. It notes how long each call took, whether or not the call failed."""
 
     def measured(table: Any, series: str, number: int, entries: Any, complete: Any) -> None:
         began, had = time.monotonic(), time.process_time()
