@@ -22,7 +22,7 @@ from kcl_dagster.operations.operation import Operation
 from kcl_dagster.operations.rights import RIGHTS, Component, Deployment, policy
 from kcl_dagster.orchestration import asset_checks, translator
 from kcl_dagster.orchestration.admin_job import filled_in
-from kcl_dagster.orchestration.component import (
+from kcl_dagster.orchestration.component_models import (
     BatchModel,
     ConnectionModel,
     FailureModel,

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from kcl_dagster.application import Application, TelemetrySettings
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.orchestration.component import TelemetryModel
+from kcl_dagster.orchestration.component_models import TelemetryModel
 
 FULL: dict[str, Any] = json.loads(
     Application.model_validate(

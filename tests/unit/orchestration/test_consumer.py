@@ -14,7 +14,8 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.orchestration.component import KclApplicationComponent, SinkModel
+from kcl_dagster.orchestration.component import KclApplicationComponent
+from kcl_dagster.orchestration.component_models import SinkModel
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.sink_choices import SinkChoice, place_of

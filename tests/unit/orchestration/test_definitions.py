@@ -17,13 +17,8 @@ from pydantic import ValidationError
 import kcl_dagster as kcl
 from kcl_dagster.application import Application, BatchSettings, Billing, FailurePolicy, MetricsLevel, Position
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.orchestration.component import (
-    BatchModel,
-    FailureModel,
-    KclApplicationComponent,
-    SinkModel,
-    TelemetryModel,
-)
+from kcl_dagster.orchestration.component import KclApplicationComponent
+from kcl_dagster.orchestration.component_models import BatchModel, FailureModel, SinkModel, TelemetryModel
 from kcl_dagster.orchestration.consumer import Consumer
 
 RESOURCES = {"kcl": kcl.KclResource(region_name="eu-west-1")}

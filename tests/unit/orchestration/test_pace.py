@@ -6,7 +6,8 @@ import pytest
 
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.orchestration.component import BatchModel, KclApplicationComponent, SinkModel
+from kcl_dagster.orchestration.component import KclApplicationComponent
+from kcl_dagster.orchestration.component_models import BatchModel, SinkModel
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS
 

@@ -182,7 +182,7 @@ def test_the_region_of_an_arn_comes_first() -> None:
 
 
 def test_the_component_has_the_fields_of_the_resource_but_no_keys() -> None:
-    from kcl_dagster.orchestration.component import ConnectionModel
+    from kcl_dagster.orchestration.component_models import ConnectionModel
 
     fields = {field.name for field in dataclasses.fields(ConnectionModel)}
     assert fields == set(kcl.KclResource.model_fields) - {"aws_access_key_id", *SECRETS}

@@ -14,7 +14,7 @@ from dagster._serdes import serialize_value
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration import spark_resource
-from kcl_dagster.orchestration.component import SinkModel
+from kcl_dagster.orchestration.component_models import SinkModel
 from kcl_dagster.orchestration.resources import SECRETS
 from kcl_dagster.orchestration.secret_options import is_secret
 from kcl_dagster.spark.sinks.catalog_table import iceberg_options

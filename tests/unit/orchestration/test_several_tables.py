@@ -15,7 +15,8 @@ from deltalake import DeltaTable, write_deltalake
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.admin_job import config_of
-from kcl_dagster.orchestration.component import KclApplicationComponent, SinkModel
+from kcl_dagster.orchestration.component import KclApplicationComponent
+from kcl_dagster.orchestration.component_models import SinkModel
 from kcl_dagster.orchestration.declared_windows import DeclaredWindows
 from kcl_dagster.orchestration.stores import storing_of, written_stores
 from tests.unit.orchestration.test_declared_windows import HOURS, complete, lease, rows

@@ -12,7 +12,7 @@ import pytest
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.doctor.rights_probes import CHAINS
-from kcl_dagster.orchestration.component import SINKS, SinkModel
+from kcl_dagster.orchestration.component_models import SINKS, SinkModel
 from kcl_dagster.orchestration.sink_choices import open_staging
 from kcl_dagster.orchestration.stores import written_stores
 from kcl_dagster.runtime import system
