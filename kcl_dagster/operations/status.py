@@ -1,8 +1,10 @@
 """The status of an application: one read of its tables, as data."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, TypeVar
 
 from kcl_dagster.application import Application
@@ -41,7 +43,7 @@ FOREIGN = "a Java worker reads it, and does not store through when"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Status:
     """The leases, workers and rows of an application at the time `at` (epoch seconds)."""
 
@@ -74,7 +76,7 @@ class Status:
     last_run: EndedRun | None = None
     """How the last bounded run ended. None if there was none, or if its row cannot be read."""
 
-    @property
+    @cached_property
     def failed_run(self) -> EndedRun | None:
         """The last bounded run, if it failed and not all of its records have been stored since. None otherwise."""
         run, through = self.last_run, self.complete.through
@@ -82,7 +84,7 @@ class Status:
             return None
         return run
 
-    @property
+    @cached_property
     def set_back_since_run(self) -> SetBack | None:
         """The last reset or import since the last bounded run, with the earliest time to which any of them went
         back. None if there was none, if everything is stored again, or if the run failed."""
@@ -140,12 +142,12 @@ class Status:
     def about_unended_runs(self) -> list[str]:
         return [
             f"a bounded run ({(row.run_id or '')[:8]}) has not ended: its worker, which has "
-            f"{counted(self._owned_by(row), 'open lease')}, {_last_report(row)}. "
+            f"{counted(self._open_by_owner[row.id], 'open lease')}, {_last_report(row)}. "
             "If its process was killed, the next run reads what is left"
             for row in self.unended_runs
         ]
 
-    @property
+    @cached_property
     def is_overdue(self) -> bool:
         """Whether `complete_within` is set, and the application is not complete through a time that is recent
         enough."""
@@ -160,7 +162,7 @@ class Status:
         through = self.complete.through
         return None if through is None else _moment(through)
 
-    @property
+    @cached_property
     def _former(self) -> frozenset[StreamIdentifier]:
         return former_streams([stream.name for stream in self.application.streams], self.leases)
 
@@ -189,29 +191,47 @@ class Status:
         paused = [lease.key for lease in self.open_leases if self.is_paused(lease)]
         return dict.fromkeys(self.why_stopped, Hindrance.STOPPED) | dict.fromkeys(paused, Hindrance.PAUSED)
 
-    @property
+    @cached_property
     def _foreign(self) -> set[LeaseKey | None]:
         """Open leases that Java workers read."""
         java = {row.id for row in self.living.values() if row.slot is None}
         return {lease.key for lease in self.open_leases if lease.actual_owner in java}
 
-    @property
+    @cached_property
     def open_leases(self) -> list[Lease]:
         """Leases that have to be read: neither finished nor of a former stream."""
         former = self._former
         return [lease for lease in self.leases if not lease.is_finished and lease.stream not in former]
 
-    @property
+    @cached_property
     def living(self) -> Mapping[WorkerId, WorkerRow]:
         """The workers whose last heartbeat is recent."""
         heartbeat = self.application.timings.heartbeat
         return {row.id: row for row in self.workers if is_recent(row, heartbeat, self.at)}
 
-    @property
+    @cached_property
     def unserved(self) -> list[Lease]:
         """Open leases that no living worker owns, and that are neither paused nor at rest. It is not checked
         whether the counter of an owned lease changes, because that takes a leader, or two reads."""
         return [lease for lease in self.without_worker if not self.is_paused(lease) and not self.is_at_rest(lease)]
+
+    @cached_property
+    def _unserved_keys(self) -> frozenset[LeaseKey]:
+        return frozenset(lease.key for lease in self.unserved)
+
+    @cached_property
+    def _keys_without_worker(self) -> frozenset[LeaseKey]:
+        return frozenset(lease.key for lease in self.without_worker)
+
+    @cached_property
+    def _open_by_owner(self) -> Counter[WorkerId | None]:
+        """The number of open leases of each worker."""
+        return Counter(lease.actual_owner for lease in self.open_leases)
+
+    @cached_property
+    def _rows(self) -> Mapping[WorkerId, WorkerRow]:
+        """All workers, living or not."""
+        return {row.id: row for row in self.workers}
 
     def is_at_rest(self, lease: Lease) -> bool:
         """Whether a lease has no worker on purpose, because its records may wait, or because the next bounded run
@@ -240,7 +260,7 @@ class Status:
     def state_of(self, lease: Lease) -> str:
         if lease.is_finished:
             return "finished"
-        if lease in self.unserved:
+        if lease.key in self._unserved_keys:
             return "unserved"
         if lease.stream in self._former:
             return "former"
@@ -254,7 +274,7 @@ class Status:
             return "failing"
         return f"handoff to {lease.owner}" if lease.in_handoff else "served"
 
-    @property
+    @cached_property
     def why_stopped(self) -> dict[LeaseKey, str]:
         """Shards that keep failing, with the error if the worker reports it."""
         found: dict[LeaseKey, str] = {}
@@ -262,7 +282,7 @@ class Status:
             found |= {key: (row.why_stopped or {}).get(key, "") for key in row.stopped or ()}
         return found
 
-    @property
+    @cached_property
     def slow_since(self) -> dict[LeaseKey, int]:
         """Shards on whose batch the consumer's code has been working for long -> since when, in epoch seconds."""
         return {key: at for row in self.living.values() for key, at in (row.slow_since or {}).items()}
@@ -285,7 +305,7 @@ class Status:
         """A line about workers that did not start in time. Empty if there are no such workers."""
         return [described(self.starts_given_up)] if self.starts_given_up else []
 
-    @property
+    @cached_property
     def failing(self) -> dict[LeaseKey, str]:
         """Shards whose last attempt failed -> the attempt ("3 of 5"; empty if not known)."""
         return {key: (row.attempts or {}).get(key, "") for row in self.living.values() for key in row.failing or ()}
@@ -319,12 +339,9 @@ class Status:
         """The latest time, in epoch milliseconds, at which the shard was known to be read to its end, according to
         the lease or the last heartbeat of its owner. None if it is not known."""
         known: list[float] = [] if lease.stored_through is None else [lease.stored_through * 1000]
-        known += [
-            row.last_update * 1000 - row.behind[lease.key]
-            for row in self.workers
-            if row.id == lease.actual_owner and row.last_update is not None and row.behind is not None
-            if lease.key in row.behind
-        ]
+        row = None if lease.actual_owner is None else self._rows.get(lease.actual_owner)
+        if row is not None and row.last_update is not None and row.behind is not None and lease.key in row.behind:
+            known.append(row.last_update * 1000 - row.behind[lease.key])
         return max(known, default=None)
 
     def behind_by(self, lease: Lease) -> str | None:
@@ -332,7 +349,7 @@ class Status:
         last known to be read to its end). None if the lag is not known."""
         if self.behind_ms(lease) is None:
             return None
-        if lease in self.without_worker:
+        if lease.key in self._keys_without_worker:
             return "stream" if lease.key in self.unread else "clock"
         return "worker"
 
@@ -345,7 +362,7 @@ class Status:
         known = [millis for millis in unread if millis is not None]
         return None if len(known) < len(unread) else max((*known, *told), default=None)
 
-    @property
+    @cached_property
     def without_worker(self) -> list[Lease]:
         """Open leases that no living worker owns, including paused leases."""
         living = self.living
@@ -359,13 +376,12 @@ class Status:
     def worst_first(self) -> list[Lease]:
         """All leases: first unserved leases, then stopped or hanging ones, then the others by their lag, and
         finished leases last."""
-        unserved = {lease.key for lease in self.unserved}
         stuck = {*self.why_stopped, *self.slow_since}
         return sorted(
             self.leases,
             key=lambda lease: (
                 lease.is_finished,
-                lease.key not in unserved,
+                lease.key not in self._unserved_keys,
                 lease.key not in stuck,
                 -(self.behind_ms(lease) or 0),
                 lease.key,
@@ -432,10 +448,6 @@ class Status:
             "late_rows_uncounted": lease.stored.late_uncounted if lease.stored is not None else None,
         }
 
-    def _owned_by(self, row: WorkerRow) -> int:
-        """The number of open leases of a worker."""
-        return sum(lease.actual_owner == row.id for lease in self.open_leases)
-
     def _worker(self, row: WorkerRow) -> Mapping[str, Any]:
         return {
             "worker": row.id,
@@ -444,7 +456,7 @@ class Status:
             "state": row.state.value if row.id in self.living else GONE,
             "alive": row.id in self.living,
             "held_since": dict(row.held_since or {}) if row.id in self.living else {},
-            "leases": self._owned_by(row),
+            "leases": self._open_by_owner[row.id],
             "behind_ms": row.lag_ms,
             "seconds_since_heartbeat": None if row.last_update is None else round(self.at - row.last_update, 1),
         }

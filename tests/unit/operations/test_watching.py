@@ -14,12 +14,13 @@ from rich.console import Console
 from kcl_dagster import aws, cli
 from kcl_dagster.application import Application
 from kcl_dagster.errors import TableNotFound, Throttled
-from kcl_dagster.leader.liveness import CLOCK_TOLERANCE, KCL_ROW_SECONDS, MISSED_BEATS
+from kcl_dagster.leader.liveness import CLOCK_TOLERANCE, KCL_ROW_SECONDS, MISSED_BEATS, is_recent
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker_row import BOUNDED_SLOT, WorkerRow, worker_id
+from kcl_dagster.operations import status as status_module
 from kcl_dagster.operations.doctor.diagnosis import judge_bounded_run
 from kcl_dagster.operations.pausing import pause
 from kcl_dagster.operations.reset import reset
@@ -442,6 +443,31 @@ def test_leases_of_former_streams_are_not_unserved(shop: Shop, owned: str | None
     status = Status(application, LayoutKind.SINGLE, None, leases, (), (), shop.clock.now())
     assert [lease.stream for lease in status.unserved] == [streams[owned or "young"]]
     assert [status.state_of(lease) for lease in leases].count("former") == 2
+
+
+def test_the_work_of_a_status_grows_with_leases_and_workers_not_with_their_product(
+    monkeypatch: pytest.MonkeyPatch, shop: Shop
+) -> None:
+    """It took minutes for thousands of leases, because each of them asked anew which workers are alive."""
+    looked = list[str]()
+
+    def counted(row: WorkerRow, heartbeat: float, now: float) -> bool:
+        looked.append(row.id)
+        return is_recent(row, heartbeat, now)
+
+    monkeypatch.setattr(status_module, "is_recent", counted)
+    now = shop.clock.now()
+    workers = [WorkerRow(WorkerId(f"w{number}"), last_update=int(now)) for number in range(20)]
+    leases = [
+        Lease(LeaseKey(f"shard-{number}"), f"shard-{number}", owner=workers[number % 20].id)
+        for number in range(200)
+    ]
+    status = Status(Application(name="large", streams=(STREAM,)), LayoutKind.SINGLE, None, leases, workers, (), now)
+    document = status.to_document()
+    assert [row["leases"] for row in document["workers"]] == [10] * 20
+    assert {row["state"] for row in document["leases"]} == {"served"}
+    assert len(status.worst_first) == 200
+    assert sorted(looked) == sorted(row.id for row in workers)
 
 
 @pytest.mark.audit("F2")
