@@ -7,11 +7,13 @@ written anew, as in a running fleet: no row is as the leader has parsed it befor
     steady tick    every lease is renewed, and there is nothing to do
 
 The time of a tick includes the time for which the embedded AWS answers, which serves one request after the other.
-CPU is that of this process, so it is what a tick costs the process of Dagster that runs the sensor: AWS's client
-library, reading the rows, and the decision. Read units are counted by DynamoDB's rules, from the rows that were
-returned.
+It is measured apart, as what the leader waits for answers to scans. CPU is that of this process, so it is what a
+tick costs the process of Dagster that runs the sensor: AWS's client library, reading the rows, the decision, and
+what the sensor makes of the tick's report (assets and checks). Read units are counted by DynamoDB's rules, from the
+rows that were returned. Per hour, the leader reads as often as `ScanPace` allows with the default lease duration.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,14 +24,20 @@ from typing import Any, Final
 
 from benchmarks.leader_tick import BATCH, client, embedded, run_id
 from benchmarks.worker import Figure
+from kcl_dagster import kcl_consumer, parquet
 from kcl_dagster.application import Application, FleetSettings, Timings
 from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, WorkerLoad
 from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.run_view import RunView, SlotRun
+from kcl_dagster.leader.scan_pace import ScanPace
+from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 from kcl_dagster.model.worker_row import WorkerRow, slot_name, worker_id
+from kcl_dagster.orchestration import application_state
+from kcl_dagster.orchestration.reporting import Reporter
+from kcl_dagster.orchestration.translator import KclTranslator
 from kcl_dagster.tables.attributes import Item
 from kcl_dagster.tables.items import lease_to_item
 from tests.doubles.dynamodb.values import item_size
@@ -37,7 +45,7 @@ from tests.doubles.dynamodb.values import item_size
 UNSERVED: Final = 0.05  # of the leases, at the first tick
 STEADY_TICKS: Final = 2
 MOST_SECONDS: Final = 10.0
-TICK_SECONDS: Final = 5.0  # between the beginnings of two ticks, with the default `tick_interval`
+TICK_SECONDS: Final = 5.0  # between two ticks, with the default `tick_interval`
 TICK_BUDGET_SECONDS: Final = 45.0
 LONG: Final = 3600.0  # seconds
 
@@ -52,6 +60,9 @@ class ReadUnits:
 
     is_on: bool = False
     units: float = 0.0
+    waited: float = 0.0
+    """Seconds for which scans were not answered, including the client's own work."""
+
     requests: Counter[str] = field(default_factory=Counter)
 
     def note(self, method: str, request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
@@ -75,7 +86,9 @@ class Metered:
             return found
 
         def call(**request: Any) -> Any:
+            began = time.perf_counter()
             answer = found(**request)
+            self._counted.waited += time.perf_counter() - began if name == "scan" else 0.0
             self._counted.note(name, request, answer)
             return answer
 
@@ -112,11 +125,14 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Ticked:
-    """`decision`: seconds of the policy alone."""
+    """`decision`: seconds of the policy alone. `reporting`: CPU of the sensor after the tick. `read`: seconds until
+    all leases were read and judged."""
 
     seconds: float
     cpu: float
     decision: float
+    reporting: float
+    read: float
     moves: int
     stages: Mapping[str, float]
 
@@ -155,6 +171,7 @@ class Trial:
         metered = Metered(self._dynamodb, self.units)
         self._leader = open_leader(application, dynamodb=metered, kinesis=kinesis, identity="bench")
         self._table = application.lease_table
+        self._reporter = Reporter(consumer(name), KclTranslator())
         self._beats = 0
         put_leases(self._dynamodb, self._table, [fleet.lease(number) for number in range(fleet.leases)])
 
@@ -183,6 +200,7 @@ class Trial:
                 decided[0] += time.perf_counter() - began
 
         leader.policy = timed
+        leader.pace.reset()  # read now, however long the last read took
         began, cpu = time.perf_counter(), time.process_time()
         try:
             report = leader.tick(view)
@@ -193,7 +211,17 @@ class Trial:
         if failed:
             raise RuntimeError(f"the tick failed: {failed}")
         stages = {stage.name: round(stage.seconds, 2) for stage in report.stages}
-        return Ticked(took, used, decided[0], len(report.moves), stages)
+        reporting = self._report(report, view)
+        return Ticked(took, used, decided[0], reporting, stages["observe"], len(report.moves), stages)
+
+    def _report(self, report: TickReport, view: RunView) -> float:
+        """Make the events of the tick, as the sensor does. The seconds of CPU."""
+        cpu = time.process_time()
+        seen = application_state.of_tick(report, view.slots, time.time())
+        now = time.monotonic()
+        seen = replace(seen, decisions=self._reporter.news(seen.decisions, now))
+        self._reporter.events(seen, now, self._reporter.new_shards(seen, now))
+        return time.process_time() - cpu
 
     def _beat(self) -> dict[str, SlotRun]:
         """All workers write their rows; their runs."""
@@ -219,6 +247,21 @@ class Trial:
         }
 
 
+def consumer(name: str) -> Any:
+    @kcl_consumer(application=name, stream=name, sink=parquet("unused"), name=name.replace("-", "_"))
+    def records(found: Any) -> Any:
+        return found
+
+    return records
+
+
+def seconds_between_reads(read: float) -> float:
+    """How often the leader reads if nothing is to be done and a read takes so long: at one of its ticks."""
+    pace = ScanPace(Timings().lease_duration)
+    pace.note(0.0, read, None, math.inf)
+    return math.ceil(pace.due / TICK_SECONDS) * TICK_SECONDS
+
+
 def measure(fleet: Fleet, say: Callable[[str], None] = print) -> list[Figure]:
     with embedded() as endpoint:
         trial = Trial(fleet, endpoint)
@@ -230,7 +273,8 @@ def measure(fleet: Fleet, say: Callable[[str], None] = print) -> list[Figure]:
             trial.renew()
             ticked = trial.tick()
             say(
-                f"{fleet.name}: tick {ticked.seconds:.1f} s, CPU {ticked.cpu:.1f} s, {ticked.moves} moves,"
+                f"{fleet.name}: tick {ticked.seconds:.1f} s, CPU {ticked.cpu:.1f} s and {ticked.reporting:.1f} s,"
+                f" {ticked.moves} moves,"
                 f" {ticked.stages}"
             )
             # The leader may need several ticks until all leases have owners.
@@ -238,9 +282,9 @@ def measure(fleet: Fleet, say: Callable[[str], None] = print) -> list[Figure]:
         trial.renew()
         trial.units.is_on = True
         trial.tick()
-        units = trial.units.units
-    ticks_per_hour = 3600 / TICK_SECONDS
-    cpu = median(one.cpu for one in steady)
+        units, waited = trial.units.units, trial.units.waited
+    cpu, reporting = median(one.cpu for one in steady), median(one.reporting for one in steady)
+    apart = seconds_between_reads(median(one.read for one in steady))
     return [
         Figure(f"{fleet.name}: first tick, decision", first.decision, "s", MOST_SECONDS, at_most=True),
         Figure(f"{fleet.name}: first tick, CPU", first.cpu, "CPU-s"),
@@ -255,9 +299,12 @@ def measure(fleet: Fleet, say: Callable[[str], None] = print) -> list[Figure]:
             at_most=True,
         ),
         Figure(f"{fleet.name}: steady tick, CPU", cpu, "CPU-s"),
-        Figure(f"{fleet.name}: CPU in the Dagster process", cpu / TICK_SECONDS, "cores"),
+        Figure(f"{fleet.name}: steady tick, CPU of the sensor's report", reporting, "CPU-s"),
+        Figure(f"{fleet.name}: steady tick, waits for scans", waited, "s"),
+        Figure(f"{fleet.name}: seconds between two reads", apart, "s"),
+        Figure(f"{fleet.name}: CPU in the Dagster process", (cpu + reporting) / apart, "cores"),
         Figure(f"{fleet.name}: read units of a tick", units, "units"),
-        Figure(f"{fleet.name}: read units", units * ticks_per_hour, "units/h"),
+        Figure(f"{fleet.name}: read units", units * 3600 / apart, "units/h"),
     ]
 
 

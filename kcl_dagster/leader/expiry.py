@@ -7,6 +7,7 @@ safe, because taking a lease changes its counter and owner, so that every write 
 Modelled in spec/Takeover.tla.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -60,3 +61,10 @@ def rest(
     lacking = [(durations[key] - ages[key], durations[key]) for key in owned]
     worth = [lack for lack, duration in lacking if 0 <= lack <= min(_WORTH_WAITING, duration * _NEARLY)]
     return max(worth) + _MARGIN if worth else None
+
+
+def soonest(leases: Iterable[Lease], ages: Mapping[LeaseKey, float], durations: Mapping[LeaseKey, float]) -> float:
+    """The number of seconds after the last read until the first lease can be expired; infinite if no lease has an
+    owner."""
+    owned = (lease.key for lease in leases if lease.actual_owner and not lease.is_finished)
+    return min((durations[key] - ages[key] for key in owned), default=math.inf)

@@ -76,6 +76,9 @@ class Tick:
     deadline: float = 0.0
     started: float = 0.0
     completeness: Completeness | None = None
+    scanned: tuple[float, float] | None = None
+    """When the last read of the tables began and ended (monotonic)."""
+
     memory: Memory = field(init=False)
     observer: Observer = field(init=False)
 
@@ -92,6 +95,8 @@ class Tick:
         if not self.dry and not self.leading:
             self._follow()
             return self._report()
+        if not self.dry and not self._is_due():
+            return replace(self._report(), skipped="nothing is to be done, and the tables were read not long ago")
         self._stage("observe", self._observe)
         self._stage("sync", self._sync)
         self._stage("fleet", self._decide_fleet)
@@ -102,6 +107,7 @@ class Tick:
             self._stage("report", self._save)
             self._count_failures()
             self._watch_starts()
+            self._set_pace()
         return self._report()
 
     def _stage(self, name: str, work: Callable[[], str | None]) -> bool:
@@ -150,12 +156,45 @@ class Tick:
         # Before any lease is created: workers refuse leases without a declared protocol
         if view.held and not is_declared:
             self.leader.tables.declare()
-        if not view.held:
+        if view.held:
+            self._obey()
+        else:
             self.leader.forget_leadership()
+
+    def _is_due(self) -> bool:
+        """Whether to read the tables in this tick; see `scan_pace`."""
+        return self.leader.pace.is_due(self.started, self._known())
+
+    def _known(self) -> object:
+        """What is known without reading the leases and the workers' rows."""
+        return dict(self.runs.slots), self.runs.unknown, self.leader.control
+
+    def _set_pace(self) -> None:
+        """Decide whether the next ticks may leave out the read of the tables."""
+        sight = self.sight
+        if sight is None or self.scanned is None or not self._is_settled(sight):
+            self.leader.pace.reset()
+            return
+        soonest = expiry.soonest(sight.leases, sight.ages, sight.durations)
+        self.leader.pace.note(*self.scanned, self._known(), soonest)
+
+    def _is_settled(self, sight: Sight) -> bool:
+        """Whether this tick has left nothing for the next one: every stage succeeded, every lease is read by its
+        owner, and no worker starts or ends."""
+        waiting = (sight.unserved.keys() | sight.unbegun) - self.leader.control.leases
+        changes = self.moved.planned or self.launches or self.abandoned or self.synced.created
+        return (
+            self.leading
+            and all(stage.ok for stage in self.stages)
+            and not (waiting or changes)
+            and not any(lease.in_handoff for lease in sight.unfinished)
+            and all(seen.ready and not seen.drains for seen in sight.workers if seen.alive)
+        )
 
     def _agree(self) -> None:
         """Take over what another process of this deployment decided. If that cannot be read, this tick leads with
         what it knows."""
+        self.leader.pace.reset()
         try:
             self.leader.remember(anew=True)
         except KclError as problem:
@@ -190,7 +229,8 @@ class Tick:
 
     def _observe(self) -> None:
         clock = self.leader.runtime.clock
-        self._obey()
+        if self.dry or not self.leading:
+            self._obey()
         self._read_completeness()
         self.sight = self._look()
         rest = expiry.rest(self.sight.leases, self.sight.ages, self.sight.durations)
@@ -206,6 +246,7 @@ class Tick:
         except KclError:
             self.cannot_read = True
             raise
+        self.scanned = scan.started, scan.ended
         runs = replace(self.runs, finished=self._finished)
         return self.observer.observe(scan, runs, self.leader.runtime.clock.now())
 

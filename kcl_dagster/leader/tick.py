@@ -17,6 +17,7 @@ from kcl_dagster.leader.memory import Memory
 from kcl_dagster.leader.moving import Mover
 from kcl_dagster.leader.observation import Observer
 from kcl_dagster.leader.run_view import RunView
+from kcl_dagster.leader.scan_pace import ScanPace
 from kcl_dagster.leader.stages import Tick
 from kcl_dagster.leader.start_watch import StartWatch
 from kcl_dagster.leader.sync_stage import Syncer
@@ -110,6 +111,7 @@ class Leader:
         self.launches = LaunchBook(application.fleet.lifetime)
         self.failures = FailureCount()
         self.starts = StartWatch(application.timings.tick_interval)
+        self.pace = ScanPace(application.timings.lease_duration)
         self.policy = policies.configured(application, runtime.random)
         self.balances_every = policies.balances_every(application)
         self.balanced_at: float | None = None
@@ -152,6 +154,7 @@ class Leader:
         """Record that another leader may lead. What it writes meanwhile is loaded when leadership returns."""
         self._remembers = False
         self.written = None
+        self.pace.reset()
         self.starts.forget()
 
     def _alone(self, run: Callable[[], TickReport]) -> TickReport:

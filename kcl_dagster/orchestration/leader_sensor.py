@@ -185,6 +185,8 @@ def build_kcl_leader_sensor(
             if report.refused is not None:
                 state.leader = None  # the next tick determines which tables the application has now
             traceparent = state.telemetry.tick(report)
+            if report.skipped is not None:
+                return SkipReason(report.skipped)
             for slot in report.retire:
                 run = runs.slots.get(slot)
                 if run is not None and run.status == "queued":

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
+from kcl_dagster.leader.scan_pace import LONGEST_PART
 from kcl_dagster.leader.start_watch import REST_TICKS, STUCK_SECONDS
 from kcl_dagster.leader.tick_report import TickReport
 from tests.simulation.java.fleet import LOCK, REPORT
@@ -50,6 +51,7 @@ def _check_owners(simulation: "Simulation") -> None:
     living = {str(worker.run.worker) for worker in simulation.living()}
     living |= {java.name for java in simulation.java.living() if not java.is_stopping}
     patience += java_seconds(simulation) + leader_rest(simulation)
+    patience += timings.lease_duration * LONGEST_PART  # after a long read of the tables
     for lease in simulation.ledger.leases.values():
         owner = str(lease.actual)
         if lease.is_finished or owner in living or simulation.is_former(lease.stream):

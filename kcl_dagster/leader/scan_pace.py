@@ -1,0 +1,44 @@
+"""Decides how often the leader reads the tables.
+
+Nearly every row changes with each renewal, so the leader can only read all rows, or none. With many leases, that
+takes seconds of the process and thousands of read units. The leader therefore leaves out reads, and what follows
+from them, as long as all of this holds:
+
+- The last read was a long one, and little time has passed since: reads take a quarter of the time at most.
+- The last read showed nothing to do, and no lease that could have expired meanwhile.
+- Neither the orchestrator's runs nor what an operator has paused have changed since.
+
+A pause does not make a takeover unsafe: `Standing` counts only the time between two reads of the same version.
+It can delay the takeover from a worker that has ended, by at most `LONGEST_PART` of the lease duration.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+READS_PART: Final = 0.25  # of the time
+LONGEST_PART: Final = 0.5  # of the lease duration
+
+
+@dataclass(slots=True)
+class ScanPace:
+    """When to read next. For one thread at a time. All times are monotonic seconds."""
+
+    lease_duration: float
+    due: float = -math.inf
+    _seen: object = None
+    """What was known without a read at the last read."""
+
+    def is_due(self, now: float, known: object) -> bool:
+        """Whether to read now. `known`: what is known without a read. A change of it is a reason to read."""
+        return now >= self.due or known != self._seen
+
+    def note(self, started: float, ended: float, known: object, soonest: float) -> None:
+        """Record a read that showed nothing to do. `soonest`: the seconds until the first lease can be expired."""
+        pause = min((ended - started) / READS_PART, self.lease_duration * LONGEST_PART)
+        self.due = started + min(pause, soonest)
+        self._seen = known
+
+    def reset(self) -> None:
+        """Read in the next tick."""
+        self.due = -math.inf

@@ -1,0 +1,48 @@
+"""How often the leader reads the tables."""
+
+import math
+
+import pytest
+
+from kcl_dagster.leader.scan_pace import ScanPace
+
+KNOWN, CHANGED = {"worker-000": "running"}, {"worker-000": "running", "worker-001": "queued"}
+
+
+def noted(took: float, soonest: float = math.inf) -> ScanPace:
+    """After a read that began at 100 s and showed nothing to do."""
+    pace = ScanPace(lease_duration=30.0)
+    pace.note(100.0, 100.0 + took, KNOWN, soonest)
+    return pace
+
+
+def test_a_leader_that_has_not_read_yet_reads() -> None:
+    assert ScanPace(30.0).is_due(0.0, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("took", "soonest", "pause"),
+    [
+        (0.25, 20.0, 1.0),  # shorter than a tick: every tick reads
+        (3.0, 20.0, 12.0),  # reads take a quarter of the time
+        (8.0, 20.0, 15.0),  # half of the lease duration
+        (8.0, 6.5, 6.5),  # then the first lease can be expired
+        (8.0, 0.0, 0.0),
+    ],
+)
+def test_reads_are_apart(took: float, soonest: float, pause: float) -> None:
+    pace = noted(took, soonest)
+    assert pace.is_due(100.0 + pause, KNOWN)
+    assert pause == 0.0 or not pace.is_due(99.9 + pause, KNOWN)
+
+
+def test_a_change_of_what_is_known_without_a_read_is_a_reason_to_read() -> None:
+    pace = noted(3.0)
+    assert not pace.is_due(105.0, KNOWN)
+    assert pace.is_due(105.0, CHANGED)
+
+
+def test_after_a_tick_with_work_the_next_one_reads() -> None:
+    pace = noted(3.0)
+    pace.reset()
+    assert pace.is_due(105.0, KNOWN)
