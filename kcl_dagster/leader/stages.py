@@ -49,6 +49,10 @@ _WORTH_REMEMBERING_YOUNG: Final = 0.5
 _SAVE_SECONDS: Final = 30.0
 # The part of the budget after which the sync stage stops for this tick, so that time remains for the assign stage.
 _SYNC_SHARE: Final = 0.5
+# The part of the budget that is left for decisions even if the tables were read for longer than the whole budget.
+_DECISION_SHARE: Final = 0.5
+# The end of a tick that has read for long: Dagster abandons a tick after 60 s.
+_LATEST_END: Final = 50.0
 
 
 @dataclass(slots=True)
@@ -75,6 +79,9 @@ class Tick:
     resting: Mapping[LeaseKey, float] = field(default_factory=dict)
     deadline: float = 0.0
     started: float = 0.0
+    read_until: float = 0.0
+    """When the tables had been read (monotonic). Until then, `started`."""
+
     completeness: Completeness | None = None
     scanned: tuple[float, float] | None = None
     """When the last read of the tables began and ended (monotonic)."""
@@ -86,7 +93,7 @@ class Tick:
         # A dry tick works with a copy of the leader's memory.
         kept = self.leader.memory, self.leader.observer
         self.memory, self.observer = copy.deepcopy(kept) if self.dry else kept
-        self.started = self.leader.runtime.clock.monotonic()
+        self.started = self.read_until = self.leader.runtime.clock.monotonic()
         self.deadline = self.started + self.leader.application.timings.tick_budget
 
     def run(self) -> TickReport:
@@ -98,6 +105,7 @@ class Tick:
         if not self.dry and not self._is_due():
             return replace(self._report(), skipped="nothing is to be done, and the tables were read not long ago")
         self._stage("observe", self._observe)
+        self._leave_time_to_decide()
         self._stage("sync", self._sync)
         self._stage("fleet", self._decide_fleet)
         self._stage("assign", self._assign)
@@ -240,6 +248,13 @@ class Tick:
         for slot in self.runs.slots:
             self.memory.saw_run(slot)
 
+    def _leave_time_to_decide(self) -> None:
+        """Extend the deadline after a long read. Otherwise, if reading the tables took the whole budget, no tick
+        would ever decide anything."""
+        self.read_until = self.leader.runtime.clock.monotonic()
+        least = self.read_until + self.leader.application.timings.tick_budget * _DECISION_SHARE
+        self.deadline = max(self.deadline, min(least, self.started + _LATEST_END))
+
     def _look(self) -> Sight:
         try:
             scan = twice(self.leader.tables.leases.scan)
@@ -318,13 +333,14 @@ class Tick:
     def _sync(self) -> str | None:
         sight = self._seen()
         share = self.leader.application.timings.tick_budget * _SYNC_SHARE
-        self.synced = self.leader.syncer.run(sight.leases, self.started + share, self._rows(), dry=self.dry)
+        until = self.read_until + share
+        self.synced = self.leader.syncer.run(sight.leases, until, self._rows(), dry=self.dry)
         not_ours = (*self.synced.former, *self.synced.disputed)
         self.sight = sight.with_created(self.synced.created).without(lease.key for lease in not_ours)
         problems = self.synced.errors
         if not self.dry:
             current = self.leader.syncer.identifiers()
-            notes, more = self.leader.former.run(self.synced.former, current, self.started + share)
+            notes, more = self.leader.former.run(self.synced.former, current, until)
             self.notes += notes
             problems += more
         return "; ".join(problems) or None

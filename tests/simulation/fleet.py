@@ -443,7 +443,8 @@ class Simulation:
         if service == "s3" and isinstance(self.lake, ChainedLake):
             backend = self.lake.backend
         random = self.random(f"{process.name} {service}")
-        return Line(process, service, backend, random, self.active_faults.fate, self._served, sdk)
+        pages = self.scenario.page_seconds
+        return Line(process, service, backend, random, self.active_faults.fate, self._served, sdk, pages)
 
     def _staleness(self, operation: str, lag: Random) -> float:
         usual = lag.uniform(0, self.scenario.staleness)

@@ -51,7 +51,8 @@ def _check_owners(simulation: "Simulation") -> None:
     living = {str(worker.run.worker) for worker in simulation.living()}
     living |= {java.name for java in simulation.java.living() if not java.is_stopping}
     patience += java_seconds(simulation) + leader_rest(simulation)
-    patience += timings.lease_duration * LONGEST_PART  # after a long read of the tables
+    if simulation.scenario.page_seconds:
+        patience += timings.lease_duration * LONGEST_PART  # reads of the tables may be left out for that long
     for lease in simulation.ledger.leases.values():
         owner = str(lease.actual)
         if lease.is_finished or owner in living or simulation.is_former(lease.stream):

@@ -62,13 +62,19 @@ def hunting_seeds(
     has_two: bool = False,
     is_upgraded: bool = False,
     changes_duration: bool = False,
+    has_long_scans: bool = False,
 ) -> Iterator[int]:
     """From 1 on, or from the first one in chains or with two destinations, those with several faults, and with the
-    one that the bug needs. `is_upgraded`: only fleets that began with version 0.1. `changes_duration`: only fleets
-    whose lease duration changes. In the most stretched runs a bug shows as rarely in more hours."""
+    one that the bug needs. In the most stretched runs a bug shows as rarely in more hours.
+
+    - `is_upgraded`: only fleets that began with version 0.1.
+    - `changes_duration`: only fleets whose lease duration changes.
+    - `has_long_scans`: only fleets whose scans take seconds.
+    """
     from tests.simulation.scenario import (
         CHAINED_SEEDS,
         FIRST_DURATIONS_SEED,
+        FIRST_LONG_SCANS_SEED,
         STRETCHES,
         TWO_DESTINATIONS_SEEDS,
         draw,
@@ -76,6 +82,7 @@ def hunting_seeds(
 
     first = TWO_DESTINATIONS_SEEDS.start if has_two else CHAINED_SEEDS.start if in_chains else 1
     first = FIRST_DURATIONS_SEED if changes_duration else first
+    first = FIRST_LONG_SCANS_SEED if has_long_scans else first
     for seed in itertools.count(first):
         scenario = draw(seed)
         pauses = {Needed(fault.target, fault.operation) for fault in scenario.faults}
@@ -83,6 +90,8 @@ def hunting_seeds(
         if is_upgraded and (scenario.chained is None or not scenario.chained.is_upgraded):
             continue
         if changes_duration and scenario.lease_durations is None:
+            continue
+        if has_long_scans and not scenario.page_seconds:
             continue
         if is_fit and (needs is None or needs in pauses):
             yield seed
@@ -101,6 +110,7 @@ def hunt(mutant: Mutant, most: int) -> dict[str, object]:
             has_two=mutant.has_two,
             is_upgraded=mutant.is_upgraded,
             changes_duration=mutant.changes_duration,
+            has_long_scans=mutant.has_long_scans,
         )
     for count, seed in enumerate(itertools.islice(seeds, most), 1):
         result = run_seed(seed, mutant.kind)

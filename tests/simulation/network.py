@@ -76,6 +76,7 @@ class Line:
     """A client of one service as one process sees it: an object with boto3's method names.
 
     on_call: told of every request that took effect or was refused by the service, with its answer or ClientError.
+    page_seconds: how much longer a page of a scan takes.
     sdk: whose client this is. Java's compares the checksum of each answer and raises. Of ours, the check that
     `aws.call` makes is simulated, and `integrity.verify_answers` only where an empty answer would be a valid one.
     """
@@ -89,6 +90,7 @@ class Line:
         fate: GetFate,
         on_call: OnCall,
         sdk: Sdk = "botocore",
+        page_seconds: float = 0.0,
     ) -> None:
         self._process = process
         self._service = service
@@ -97,6 +99,7 @@ class Line:
         self._fate = fate
         self._on_call = on_call
         self._sdk = sdk
+        self._page_seconds = page_seconds
         self._under_way: Callable[[dict[str, Any]], AbstractContextManager[Any]] = getattr(
             backend, "under_way", lambda _: nullcontext()
         )
@@ -146,7 +149,7 @@ class Line:
             with self._under_way(request):
                 kernel.sleep(self._latency())
         else:
-            kernel.sleep(self._latency())
+            kernel.sleep(self._latency() + (self._page_seconds if name == "scan" else 0.0))
         return answer
 
     def _lose_or_refuse(self, fate: Fate, name: str, perform: Callable[..., Any], request: dict[str, Any]) -> None:

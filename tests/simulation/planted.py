@@ -35,8 +35,8 @@ class Mutant:
     """A bug. `also`: what else has to go, because one defence stands behind another. `needs`: the fault without
     which the bug changes nothing. `in_chains`: it shows only where batches are decided in chains, so it is hunted
     with those seeds. `has_two`: the same, where the sink has two destinations. `is_upgraded`: it shows only where
-    workers of version 0.1 began. `changes_duration`: it shows only where the lease duration changes. `kind`: of the
-    scenarios, see `campaign.KINDS`."""
+    workers of version 0.1 began. `changes_duration`: it shows only where the lease duration changes.
+    `has_long_scans`: it shows only where scans take seconds. `kind`: of the scenarios, see `campaign.KINDS`."""
 
     name: str
     module: str
@@ -48,6 +48,7 @@ class Mutant:
     has_two: bool = False
     is_upgraded: bool = False
     changes_duration: bool = False
+    has_long_scans: bool = False
     kind: str = "fleet"
 
     @property
@@ -93,6 +94,7 @@ _LOCK: Final = "kcl_dagster.tables.lock"
 _POLICIES: Final = "kcl_dagster.leader.assignment.policies"
 _FLEET: Final = "kcl_dagster.leader.fleet"
 _TABLE_READING: Final = "kcl_dagster.tables.lease_reader"
+_SCAN_PACE: Final = "kcl_dagster.leader.scan_pace"
 _STAGES: Final = "kcl_dagster.leader.stages"
 _DELIVERY: Final = "kcl_dagster.worker.delivery"
 _LATEST: Final = "kcl_dagster.worker.latest"
@@ -348,6 +350,20 @@ MUTANTS: Final = (
         "lease_durations(leases.values(), scan.workers, self._rules.lease_duration)",
         "lease_durations(leases.values(), (), self._rules.lease_duration)",
         changes_duration=True,
+    ),
+    Mutant(
+        "a leader leaves out reads for many lease durations",
+        _SCAN_PACE,
+        "READS_PART, self.lease_duration * LONGEST_PART)\n        self.due = started + min(pause, soonest)",
+        "READS_PART, 1e9)\n        self.due = started + 100 * pause",
+        has_long_scans=True,
+    ),
+    Mutant(
+        "a long read leaves no time to decide",
+        _STAGES,
+        "        self.deadline = max(self.deadline, min(least, self.started + _LATEST_END))\n",
+        "",
+        has_long_scans=True,
     ),
     Mutant(
         "the run of a worker nobody knows counts as over",

@@ -68,6 +68,10 @@ TWO_DESTINATIONS_SEEDS: Final = range(42_000, 43_000)
 TWO_DESTINATIONS_SHARE: Final = 0.3
 # Of these seeds, some change the lease duration during the run.
 FIRST_DURATIONS_SEED: Final = 60_000
+# Of these seeds, some have tables of which a scan takes seconds. Only unstretched ones: the budget of a tick is not
+# stretched, and a scan that is longer than it ends each tick.
+FIRST_LONG_SCANS_SEED: Final = 70_000
+LONG_SCANS_SHARE: Final = 0.5
 FURTHER: Final = 1000
 SLOWEST_START: Final = 30.0  # a run in the queue, and its start
 MOST_CALLS_BEFORE_A_PAUSE: Final = 8  # a tick makes about as many
@@ -156,6 +160,9 @@ class Scenario:
     """Where set, the application begins with the first lease duration, and the second is deployed during the run.
     `application` has the longer one, by which all patience is measured."""
 
+    page_seconds: float = 0.0
+    """How long each page of a scan takes on top of the way there and back, as in a large table."""
+
     def without(self, *kinds: FaultKind) -> "Scenario":
         """The same run without faults of these kinds."""
         return replace(self, faults=tuple(fault for fault in self.faults if fault.kind not in kinds))
@@ -236,7 +243,16 @@ def draw(seed: int, *, incidents: bool = True) -> Scenario:
     scenario = _chained(Random(f"chained {seed}"), scenario)
     if seed < FIRST_DURATIONS_SEED:
         return scenario
-    return with_lease_durations(Random(f"lease durations {seed}"), scenario)
+    scenario = with_lease_durations(Random(f"lease durations {seed}"), scenario)
+    return _with_long_scans(Random(f"long scans {seed}"), scenario)
+
+
+def _with_long_scans(random: Random, scenario: Scenario) -> Scenario:
+    """Some leaders read so long that they leave out reads."""
+    is_late = scenario.seed >= FIRST_LONG_SCANS_SEED and scenario.stretch == 1
+    if not is_late or random.random() >= LONG_SCANS_SHARE:
+        return scenario
+    return replace(scenario, page_items=10, page_seconds=random.choice([0.3, 1.0, 2.0]))
 
 
 def _chained(random: Random, scenario: Scenario) -> Scenario:

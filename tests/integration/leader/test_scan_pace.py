@@ -101,3 +101,20 @@ def test_new_leases_wait_at_most_half_a_lease_duration_longer(town: Town) -> Non
     owner.finish(shard_id(0))
     took = town.until(lambda report: any(move.kind == "unserved" for move in report.moves))
     assert took <= town.application.timings.lease_duration / 2 + TICK + SCAN_SECONDS
+
+
+def test_a_read_that_takes_the_whole_budget_leaves_time_to_decide(town: Town) -> None:
+    """No tick of a table this large decided anything: each began with a read that took the budget of the tick."""
+    budget = town.application.timings.tick_budget
+
+    def slow(method: str, _request: object) -> bool:
+        if method == "scan":
+            town.clock.advance(budget + 5.0)
+        return False
+
+    town.tick()
+    workers = [town.start(f"worker-{n:03d}") for n in range(2)]
+    town.dynamodb.fails = slow
+    report = town.tick()
+    assert all(stage.ok for stage in report.stages)
+    assert set(town.owners().values()) == {worker.id for worker in workers}
