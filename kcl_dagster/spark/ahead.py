@@ -1,4 +1,4 @@
-"""One fetch that runs while the previous batch is written."""
+"""Reads ahead: runs one fetch while the worker writes the previous batch."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -15,7 +15,7 @@ from kcl_dagster.spark.session import is_classic
 from kcl_dagster.worker.batch import Budget, Range
 
 STOP_ATTEMPTS: Final = 20
-STOP_SECONDS: Final = 0.25  # a task reacts within a few hundredths of a second
+STOP_SECONDS: Final = 0.25  # between two attempts; a task reacts within a few hundredths of a second
 
 Read = Callable[[Sequence[Range], Budget], FetchedRanges]
 
@@ -24,7 +24,8 @@ class ReadAhead:
     """Runs at most one read at a time, on a separate thread. Its methods are called on the worker's main thread."""
 
     def __init__(self, spark: SparkSession, read: Read, name: str) -> None:
-        """Create the thread. `name` must be unique in the session, because unwanted jobs are cancelled by it."""
+        """Create the thread. `name`: the tag of the Spark jobs of this object. It must be unique in the session,
+        because jobs are cancelled by their tag."""
         self._spark = spark
         self._read = read
         self._name = name
@@ -35,16 +36,17 @@ class ReadAhead:
         """When the latest read began, by the caller's clock."""
 
     def start(self, ranges: Sequence[Range], budget: Budget, now: float) -> None:
-        """Begin to read, unless the result of a read has not been taken yet."""
+        """Begin to read. Does nothing without ranges, or if the result of the previous read was not taken yet."""
         if self._future is None and ranges:
             self.began = now
             self._planned = tuple(ranges)
             self._future = self._pool.submit(self._tagged, self._planned, budget)
 
     def take(self, ranges: Sequence[Range]) -> FetchedRanges | None:
-        """Wait for the read and return its result, if it has any of these ranges. Otherwise stop and discard it.
+        """Wait for the read and return its result. If the read has none of these ranges, stop and discard it.
 
-        A failed read returns None: the ranges are then read again, and if that fails, too, the error is raised.
+        Returns None if there is no result: no read was started, it was discarded, or it failed. The caller then
+        reads the ranges itself, and gets the error if they fail again.
         """
         future, self._future = self._future, None
         if future is None:
@@ -77,12 +79,12 @@ class ReadAhead:
                 self._spark.interruptTag(self._name)
 
     def _drop(self, future: Future[FetchedRanges]) -> None:
-        """Stop a read, and wait until it has ended: two readers of a shard would share its limits."""
+        """Stop a read. Wait some seconds for its end, because two readers of a shard would share its limits."""
         future.add_done_callback(_release)
         if future.cancel():
             return
         for _ in range(STOP_ATTEMPTS):
-            # This does not stop a job that is just being started, so it is repeated.
+            # Spark does not cancel a job that is just being started, so the request is repeated.
             self._interrupt()
             if wait([future], STOP_SECONDS).done:
                 return

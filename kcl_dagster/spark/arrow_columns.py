@@ -1,8 +1,8 @@
-"""The columns of Arrow tables, in types with which readers can read all files of a folder. Pure.
+"""Converts the columns of Arrow tables to types with which readers can read all files of a folder. Pure.
 
-The types of a DataFrame follow from its plan. Those of an Arrow table may follow from its values: a column may be
-of integers in one table, of floats in the next, and of nulls in a third. So each column gets one type, that of the
-first table that has it, and the columns of later tables must fit it.
+The types of a DataFrame follow from its plan. The types of an Arrow table may follow from its values: a column may
+have integers in one table, floats in the next, and nulls in a third. So each column gets the type that it has in
+the first table that contains it. The column must fit this type in later tables.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ from kcl_dagster.spark.schema import PROGRESS
 from kcl_dagster.spark.sinks.target import fits
 
 Types = Mapping[str, pa.DataType]
-"""Column name -> its type, as far as it is known."""
+"""The types of columns by their names. A column whose type is not known yet is absent."""
 
 WIDEST_DECIMAL: Final = 38  # digits; the maximum of Spark and of most readers
 _ARE_LISTS: Final = (
@@ -79,7 +79,7 @@ def _plain_nested(kind: pa.DataType) -> pa.DataType | None:
 
 
 def has_null(kind: pa.DataType) -> bool:
-    """Whether a type, or a part of it, is null, so that the type of its values is not known."""
+    """Whether a type, or a type nested in it, is null. Then the type of its future values is not known."""
     if kinds.is_map(kind):
         return has_null(kind.key_type) or has_null(kind.item_type)
     if kinds.is_struct(kind):
@@ -92,8 +92,9 @@ class OutputColumns:
     """Gives all tables of one task the same columns. A column that a later table lacks is filled with nulls. A
     column without values and without a known type is left out until it has values.
 
-    `known`: types that are stored already. `partitions`: columns that become names of folders, whose types are in
-    no file. `evolve`: what becomes of a column that no file has, once there are files.
+    `known`: the types of the columns in stored files. `partitions`: columns whose values become names of folders.
+    They are in no file, so their types are not fixed. `evolve`: what happens to a new column if there are stored
+    files.
     """
 
     known: Types
@@ -102,8 +103,8 @@ class OutputColumns:
     _found: dict[str, pa.DataType] = field(default_factory=dict)
 
     def conformed(self, output: pa.Table) -> pa.Table:
-        """The table with these columns. Raises TransformError for columns that cannot be stored or do not fit,
-        and RecordRefused for such a value."""
+        """Return the table with the same columns as the other tables. Raises TransformError if a column cannot be
+        stored or does not fit its type, and RecordRefused if a single value does not fit."""
         self._check_names(output.column_names)
         columns = {
             name: column
@@ -135,7 +136,8 @@ class OutputColumns:
             seen.add(folded)
 
     def _conformed(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray | None:
-        """The column in its type. None if it has no values, and its type is not known."""
+        """Convert the column to the type in which it is stored. Returns None if the column is left out: it has no
+        values and no known type, or `evolve` ignores it."""
         kind = plain(column.type)
         if kind is None:
             raise TransformError(
@@ -180,8 +182,8 @@ def _cast(name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedAr
 
 
 def united(schemas: Iterable[pa.Schema], known: Types) -> dict[str, pa.DataType]:
-    """One type for each column of the outputs of several tasks: the known type, otherwise the widest one. Raises
-    TransformError if there is none."""
+    """Find one type for each column of the outputs of several tasks: the known type, otherwise the widest type of
+    the outputs. Raises TransformError if the types of a column do not fit each other."""
     found: dict[str, pa.DataType] = {}
     for schema in schemas:
         for one in schema:

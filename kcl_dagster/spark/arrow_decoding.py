@@ -1,7 +1,7 @@
 """Decoding payloads into columns, for functions of Arrow tables: JSON, and any format with a decoder.
 
-Each function returns a row for each record, in the same order. A malformed payload gives null; or with
-`malformed="fail"` it fails the batch, and the application's failure policy applies.
+Each function returns a row for each record, in the same order. A malformed payload becomes null. With
+`malformed="fail"`, it fails the batch instead, and the application's failure policy applies.
 """
 
 from collections.abc import Callable
@@ -69,8 +69,8 @@ def decode_table(
     your own function that makes a decoder. A missing field is null; other fields are ignored. A payload with a
     value that does not fit its column is malformed, and null in every column.
 
-    `compression`: see `decode_json`. A decoder is made once in each process, as long as `make_decoder` is the same
-    object: create it outside of the function, not for each table.
+    `compression`: see `decode_json`. Each process makes one decoder for each `make_decoder` object. So create
+    `make_decoder` once, outside of your function of tables, and not for each table.
     """
     found = decode_column(
         records, make_decoder, pa.struct(list(schema)), malformed=malformed, compression=compression
@@ -103,13 +103,15 @@ def _kept(
 
 
 def _names(schema: pa.Schema) -> list[str]:
-    """Names of attributes for the columns of a schema, because names of columns need not be valid ones."""
+    """Names of Python attributes for the columns of a schema. A column's own name may be no valid attribute
+    name."""
     return [f"field_{place}" for place in range(len(schema))]
 
 
 @lru_cache(KEPT_DECODERS)
 def _json_decoder(schema: pa.Schema) -> tuple[Callable[[bytes], Any], Any]:
-    """A decoder into objects with the attributes of `_names`, and the object without values."""
+    """Make a function that decodes a payload into an object with the attributes of `_names`. Also returns the
+    object whose attributes are all None."""
     kind = msgspec.defstruct(
         "JsonRecord",
         [(name, _python_type(one.type) | None, None) for name, one in zip(_names(schema), schema, strict=True)],

@@ -15,32 +15,35 @@ from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.schema import RECORDS
 from kcl_dagster.worker.error_text import redacted
 
-# The size of the tables that the function gets. Smaller tables cost more calls, larger ones more memory.
+# The size of the tables that the function receives. Smaller tables need more calls, larger tables more memory.
 TABLE_ROWS: Final = 32_768
 TABLE_BYTES: Final = 8 * 1024 * 1024
-ROWS_AT_ONCE: Final = 8_000  # of an output's batches, as of a fetch
+ROWS_AT_ONCE: Final = 8_000  # the most rows in one Arrow batch of an output, as in a fetch
 
 TableFunction = Callable[[pa.Table], Any]
-"""From records to the rows that are stored: returns a `pyarrow.Table`, or an object with the Arrow C interface."""
+"""The consumer's function from records to the rows to store. It returns a `pyarrow.Table`, or another object with
+the Arrow C interface.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowTransform:
-    """Marks a function of tables for sinks that run it in the executors. For other uses, such as replays, it is
-    a transform of DataFrames. The function then runs twice, because Spark has to know the columns first."""
+    """The consumer's function of tables, for sinks that run it in the executors. For other uses, such as replays,
+    this object is also a transform of DataFrames. It then runs the function twice, because Spark has to know the
+    columns of the output first."""
 
     function: TableFunction
 
     def table(self, records: pa.Table) -> pa.Table:
-        """Call the function with some records. Its errors are raised such that they are never taken for errors
-        of this package."""
+        """Call the function with records. If it raises an error class of this package other than Unavailable, the
+        error becomes a TransformError, so that it is not taken for an error of this package."""
         try:
             output = self.function(records)
         except Unavailable:
             raise
         except KclError as error:
             raise TransformError(f"the function raised {type(error).__name__}: {redacted(str(error))}") from error
-        except SystemExit as error:  # it would end the Python worker, and look like a lost process
+        except SystemExit as error:  # would end the Python worker, which would look like a lost process
             raise CodeExited("the function raised SystemExit") from error
         return table_of(output)
 
@@ -72,7 +75,7 @@ def table_of(output: object) -> pa.Table:
 
 
 def tables(records: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Records in tables of about `TABLE_ROWS` rows or `TABLE_BYTES`, in order."""
+    """Combine batches of records, in order, into tables of about `TABLE_ROWS` rows or `TABLE_BYTES` bytes."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in records:
@@ -87,7 +90,7 @@ def tables(records: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True, slots=True)
 class ApplyFunction:
-    """A step of a task: turns records into rows with the columns that are stored. See `OutputColumns`."""
+    """A step of a task: calls the function, and gives its rows the columns to store. See `OutputColumns`."""
 
     transform: ArrowTransform
     known: Types
@@ -104,7 +107,8 @@ class ApplyFunction:
 
 @dataclass(frozen=True, slots=True)
 class _ColumnsOf:
-    """A function for `mapInArrow` that returns the columns of the output."""
+    """A function for `mapInArrow` that calls the consumer's function, and returns only the schemas of its
+    output."""
 
     transform: ArrowTransform
     marks: Marks = field(default_factory=Marks)
@@ -118,7 +122,7 @@ class _ColumnsOf:
 
 @dataclass(frozen=True, slots=True)
 class _InFrame:
-    """A function for `mapInArrow` that returns the output, with all of its columns in each batch."""
+    """A function for `mapInArrow` that returns the output, with all columns of `types` in each batch."""
 
     transform: ArrowTransform
     types: Types
@@ -135,5 +139,6 @@ class _InFrame:
 
 
 def _as_read(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Records in the schema of a fetch: Spark changes the zone of times to that of the session."""
+    """Convert records to the schema of a fetch, because Spark has changed the zone of times to that of the
+    session."""
     return batch.cast(RECORDS) if batch.schema != RECORDS else batch

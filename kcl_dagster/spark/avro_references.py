@@ -8,10 +8,10 @@ _PRIMITIVE: Final = frozenset({"null", "boolean", "int", "long", "float", "doubl
 
 
 def self_contained(schema: Any, referenced: Iterable[Any]) -> Any:
-    """`schema` with the definitions from `referenced` schemas, each at its first use.
+    """Return `schema` with the definitions from the `referenced` schemas, each at its first use.
 
-    All of them are parsed JSON. Raises KeyError or TypeError if one is no Avro schema. A name without a definition
-    remains unchanged.
+    All schemas are parsed JSON. Raises KeyError or TypeError if one of them is no Avro schema. A name without a
+    definition remains unchanged.
     """
     definitions: dict[str, Any] = {}
     for one in referenced:
@@ -68,7 +68,7 @@ class _Inlining:
         if name in _PRIMITIVE:
             return name
         near = f"{namespace}.{name}" if namespace and "." not in name else name
-        for full in (near, name):  # in the order in which Avro for Java looks names up
+        for full in (near, name):  # the order of Avro for Java
             if full in self._defined:
                 return full
             if full in self._definitions:

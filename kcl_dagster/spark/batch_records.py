@@ -1,4 +1,4 @@
-"""The records of a batch for sinks: in the form in which the fetch holds them, and as columns for user code."""
+"""The records of a batch as a sink receives them: in the form of the fetch, and as a DataFrame for user code."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,9 +12,9 @@ from kcl_dagster.spark.staged_ranges import StagedRecords
 
 @dataclass(slots=True)
 class Records:
-    """The records of a batch. `held`: the form of the fetch, for sinks that store records as they were read;
-    None if the records come from several places. `frame` is made when it is first used, because that takes Spark
-    longer than moving some files."""
+    """The records of a batch. `held`: the records in the form of the fetch, for sinks that can store this form
+    directly; None if the records do not have one common form. `frame` is made at its first use, because many sinks
+    do not need it: they only move files, in less time than Spark needs to make a DataFrame."""
 
     held: Sealed | StagedRecords | None
     _make: Callable[[], DataFrame]
@@ -26,7 +26,7 @@ class Records:
 
     @property
     def frame(self) -> DataFrame:
-        """The records as columns. Always the same object."""
+        """The records as a DataFrame. Always the same object."""
         if self._frame is None:
             self._frame = self._make()
         return self._frame

@@ -1,16 +1,16 @@
-"""An archive of the classes that Spark loads, with which a JVM needs half of the CPU time to start.
+"""An archive of the classes that Spark loads. With it, a JVM needs half of the CPU time to start.
 
-Java calls this class data sharing. A JVM writes the classes that it has loaded and verified into a file, and later
-JVMs map the file instead of unpacking and verifying twenty thousand classes from Spark's jars again. `kcl-dagster
-prepare` makes the archive; a local session uses it if it exists.
+Java's name for such archives is class data sharing. A JVM writes the classes that it has loaded and verified into a
+file. Later JVMs map the file instead of unpacking and verifying twenty thousand classes from Spark's jars again.
+`kcl-dagster prepare` makes the archive; a local session uses it if it exists.
 
-The JVM itself checks that an archive is of the same Java and of the same jars (path, size, time). Otherwise it
-ignores the archive and starts normally. The file's name depends on the same facts, so after an upgrade of Java or
-of Spark there is no archive until it is made again.
+The JVM itself checks whether an archive was made by the same Java from the same jars (path, size, time). Otherwise
+the JVM ignores the archive and starts normally. The file's name depends on the same facts. So after an upgrade of
+Java or Spark, there is no archive until `kcl-dagster prepare` makes a new one.
 
 An archive may be damaged, for example by a loss of power or an incomplete copy of a cache. A truncated archive
-would crash the JVM, so its size is stored beside it. In other cases the JVM detects a wrong checksum and ignores
-the archive.
+would crash the JVM, so the size of the archive is stored beside it and checked. If the archive is damaged in
+another way, the JVM detects a wrong checksum and ignores the archive.
 """
 
 import hashlib
@@ -25,16 +25,16 @@ from pyspark.find_spark_home import _find_spark_home
 from kcl_dagster.spark.java import Java, default_cache
 
 OWN_OPTIONS: Final = ("-Xshare", "SharedArchiveFile", "ArchiveClassesAtExit")
-"""Parts of Java options by which the user controls archives."""
+"""Texts in Java options that show that the user's options control archives already."""
 
 CHECKED: Final = "-Xshare:auto -XX:+IgnoreUnrecognizedVMOptions -XX:+VerifySharedSpaces"
-QUIET: Final = '"-Xlog:cds*=off"'  # an archive that does not fit needs no line in a worker's output
+QUIET: Final = '"-Xlog:cds*=off"'  # the JVM writes no line if it ignores an archive
 
 
 @dataclass(frozen=True, slots=True)
 class ClassArchive:
-    """The location of the archive for one Java and one Spark, whether or not it exists. `base`: the archive of
-    Java's own classes, which is made only if this Java was delivered without."""
+    """The location of the archive for one Java and one Spark; the archive need not exist. `base`: the location of
+    the archive of Java's own classes, which is made only if this Java was delivered without such an archive."""
 
     path: Path
     base: Path
@@ -44,7 +44,8 @@ class ClassArchive:
         return is_whole(self.path)
 
     def used_by(self, java_options: str) -> str:
-        """The Java options with the archive, if it exists and the options do not already control archives."""
+        """Return the Java options with the archive added. They are returned unchanged if the archive does not
+        exist, or if they already control archives."""
         if not self.exists or any(own in java_options for own in OWN_OPTIONS):
             return java_options
         archives = os.pathsep.join([*([str(self.base)] if is_whole(self.base) else []), str(self.path)])
@@ -52,7 +53,7 @@ class ClassArchive:
 
 
 def class_archive(java: Java, environment: Mapping[str, str], cache: Path | None = None) -> ClassArchive:
-    """The archive for this Java and the installed Spark."""
+    """Return the location of the archive for this Java and the installed Spark. Creates nothing."""
     program = java.program(environment)
     jars = sorted(Path(_find_spark_home(), "jars").glob("*.jar"))
     facts = [java.release, *(_facts(path) for path in (program.resolve(), *jars))]
@@ -62,7 +63,7 @@ def class_archive(java: Java, environment: Mapping[str, str], cache: Path | None
 
 
 def put_whole(draft: Path, path: Path) -> None:
-    """Move an archive to its place, with its size beside it, such that both survive a loss of power."""
+    """Move an archive to `path`, and store its size beside it. Both files survive a loss of power."""
     size = draft.with_name("size")
     size.write_text(str(draft.stat().st_size))
     for one, place in ((size, _size_of(path)), (draft, path)):

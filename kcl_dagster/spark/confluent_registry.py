@@ -31,7 +31,7 @@ from kcl_dagster.worker.error_text import redacted
 Secret = str | Callable[[], str]
 """A text, a `dagster.EnvVar`, or a function that is called for each request and returns the text."""
 
-REPEAT_SECONDS: Final = 15.0  # for a node that restarts; in a longer outage the batch fails and is retried
+REPEAT_SECONDS: Final = 15.0  # of retries, until a node has restarted; after them the batch fails and is retried
 LARGEST_ANSWER: Final = 16 * 1024 * 1024  # bytes; a registry accepts schemas of a megabyte
 MOST_REFERENCES: Final = 1_000  # of one schema, including indirect references
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
@@ -49,11 +49,11 @@ class ConfluentRegistry:
     - Secrets: use `dagster.EnvVar("NAME")`. The worker reads the variable when it sends the decoder to the
       executors. A function is called in the executor for each request, and may renew a token. Secrets appear in no
       log and no plan.
-    - Certificates are checked against those of the machine and of `SSL_CERT_FILE`.
+    - The registry's TLS certificate is checked against the authorities of the machine and of `SSL_CERT_FILE`.
 
-    A schema is fetched once per id and executor process, with the schemas to which it refers. An id that the
-    registry does not have raises UnknownSchema. If the registry cannot be reached or rejects the credentials, the
-    error is `kcl.Unavailable`.
+    A schema is fetched once per id and executor process, with the schemas to which it refers. If the registry does
+    not have an id, UnknownSchema is raised. If the registry cannot be reached or rejects the credentials, the error
+    is `kcl.Unavailable`.
     """
 
     url: str | Sequence[str]
@@ -101,7 +101,8 @@ class ConfluentRegistry:
             raise UnknownSchema(f"{what} of the registry at {self._place} is no Avro schema: {error!r}") from error
 
     def _referenced(self, answer: Mapping[str, Any], seen: dict[tuple[str, int], None]) -> Iterator[Any]:
-        """The schemas to which a response refers, directly or not. `seen`: those that were fetched already."""
+        """Fetch the schemas to which a response refers, directly or indirectly. `seen`: the subjects and versions
+        that were fetched already; this method adds to them."""
         for one in answer.get("references") or ():
             subject, version = str(one["subject"]), int(one["version"])
             if (subject, version) in seen:
@@ -109,7 +110,7 @@ class ConfluentRegistry:
             if len(seen) == MOST_REFERENCES:
                 raise UnknownSchema(f"a schema refers to more than {MOST_REFERENCES} others")
             seen[subject, version] = None
-            # A version that was deleted softly may still be referenced.
+            # A schema may still refer to a version that was deleted softly.
             path = f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true"
             found = self._asked(path, f"version {version} of the subject {subject}")
             yield from self._referenced(found, seen)
@@ -139,7 +140,7 @@ class ConfluentRegistry:
             status, body = within(TOTAL_SECONDS, lambda: _exchange(request))
         except http.client.HTTPException as error:
             raise Unanswered(f"no usable answer from {url}: {type(error).__name__}") from error
-        except (OSError, TimeIsOver) as error:  # names, connections, timeouts and certificates
+        except (OSError, TimeIsOver) as error:  # errors of host names, connections, timeouts and certificates
             raise EndpointUnreachable(f"nothing answers at {url}: {error}") from error
         if status != 200:
             _refuse(status, body, url, what)
@@ -158,7 +159,7 @@ class ConfluentRegistry:
             pair = f"{_plain(self.user, 'user')}:{_plain(self.password, 'password')}"
             found["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         for name, value in found.items():
-            # The message of http.client would contain the value.
+            # http.client would raise an error whose text contains the value, which may be a secret.
             if not (value.isascii() and value.isprintable()):
                 raise ConfigurationError(
                     f"the header {name} for the schema registry has characters that it may not"
@@ -193,7 +194,7 @@ def _plain(secret: Secret, name: str) -> str:
     """The text of a secret, read in this process."""
     if not isinstance(secret, str):
         return secret()
-    # An EnvVar, checked without importing Dagster: as a text it is the name of the variable.
+    # A dagster.EnvVar is a text that contains the name of the variable. `getattr` avoids an import of Dagster.
     get_value = getattr(secret, "get_value", None)
     if get_value is None:
         return secret
@@ -211,7 +212,7 @@ def _read_here(secret: Secret | None) -> Secret | None:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Rejects redirects: they would send the credentials to a place that the application does not name."""
+    """Rejects redirects, which would send the credentials to an address that the application does not name."""
 
     def redirect_request(self, *_arguments: Any, **_options: Any) -> None:
         return None

@@ -1,13 +1,16 @@
-"""Replaying dead letters (records that failed and were stored elsewhere): through the same user code into the same
-sink, each letter once.
+"""Replays dead letters (records that failed and were stored elsewhere) with the same user code and the same sink.
+Each letter is stored once.
 
-A replay lists the letters, records their names under a number in its journal, stores the letters under that number,
-and removes them. If it is interrupted anywhere, the next replay finishes it under the same number, so sinks that
-store a part once store a letter once. Letters that fail again are kept, and do not block others.
+A replay lists the letters, and records their names in its journal under a number. It then stores the letters as a
+batch with this number, and removes them. If a replay is interrupted, the next replay finishes it with the same
+number. So a sink that recognises repeated parts stores each letter once. Letters that fail again are kept, and do
+not block other letters.
 
-Numbers begin at the time in milliseconds, like those of batches, for two reasons: sinks remember the numbers of a
-former journal that was removed together with its folder; and they take lower numbers for those of version 0.1,
-which named files without the application.
+As with batches, the first number of a journal is the time in milliseconds. There are two reasons:
+
+- If a former journal was removed together with its folder, sinks still remember its numbers. New numbers are
+  higher.
+- Sinks take lower numbers for numbers of version 0.1, which named files without the application.
 """
 
 from base64 import b64decode
@@ -42,37 +45,41 @@ from kcl_dagster.worker.ranges import first_number_at
 
 WORKER: Final = WorkerId("dead-letters")
 JOURNAL: Final = "_replays"  # readers of letters ignore names that begin with an underscore
-LETTERS_AT_ONCE: Final = 1_000  # they pass through the driver; a letter has at most 10 MiB, usually 1 KB
+LETTERS_AT_ONCE: Final = 1_000  # the driver keeps them in memory; a letter has at most 10 MiB, usually 1 KB
 
 
 class Recipient(Protocol):
     """Processes and stores dead letters."""
 
     def begin(self) -> bool:
-        """Called before letters are listed. Returns True if both of these hold, so that a replay that was paused
-        stores no letter again if another one was started meanwhile:
+        """Called before letters are listed. Returns True if the recipient guarantees both of the following:
 
-        - If another replay stores anything from now on, this one fails.
-        - A number that was stored is not stored again, whatever letters are passed with it.
+        - If another replay stores letters after this call, this replay fails.
+        - If letters were stored under a number, nothing is stored again under this number, whatever letters are
+          passed with it.
+
+        With these guarantees, a replay that was paused stores no letter again if another replay was started
+        meanwhile.
         """
 
     def has_stored(self, letters: Sequence[DeadLetter], number: int) -> bool:
         """Whether the letters are stored under this number. Called only if `begin` returned True."""
 
     def take(self, letters: Sequence[DeadLetter], number: int) -> None:
-        """Process and store letters. After a crash, the same letters are passed again under the same number. The
-        class of the error that is raised shows whether a letter may have caused it."""
+        """Process and store letters. After a crash, the same letters are passed again under the same number. If
+        this method raises, the class of the error shows whether a letter may have caused it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The result of a replay. `failing`: names of letters that still fail, with their errors. `malformed`: names
-    of files that are no letters, with the reason; they are kept."""
+    """The result of a replay. `stored`: the number of stored letters. `failing`: the names of letters that still
+    fail, with their errors. `malformed`: the names of files that are no letters, with the reasons; the files are
+    kept."""
 
     stored: int
     failing: dict[str, str]
     left: int = 0
-    """Letters that were not tried, because a replay takes a limited number."""
+    """The number of letters that were not tried, because a replay takes a limited number."""
 
     malformed: dict[str, str] = field(default_factory=dict)
 
@@ -87,15 +94,15 @@ def replay(
 ) -> Replayed:
     """Process up to `most` letters of an application. Must not run beside another replay of the same application.
 
-    `store` is at the failure policy's `dead_letter_path`. Raises what AWS or the sink raises; the next replay
-    continues.
+    `store`: the failure policy's `dead_letter_path`. Errors of AWS and of the sink are raised; the next replay then
+    continues this one.
     """
     return _Replay(store, application, recipient, clock or SystemClock()).run(most)
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """The state of a number in the journal: in progress with these letters, stored and not yet removed, or used
-    up."""
+    """The state of a number in the journal. The letters with these names are in progress, or, if `is_stored`, were
+    stored and not removed yet. Without letters, the number is used up."""
 
     letters: tuple[str, ...] = ()
     is_stored: bool = False
@@ -122,8 +129,8 @@ class _Replay:
                 self._remove(number, entry.letters)
             elif entry.letters:
                 under_way.append((number, entry.letters))
-        # If two replays recorded the same letters, one of them has stored them: its number comes first, and removes
-        # them.
+        # If two replays recorded the same letters and one of the replays has stored them, the number of that replay
+        # comes first. This removes the letters, so that they are not stored under the other number.
         for number, names in sorted(under_way, key=lambda noted: not self._is_stored(*noted)):
             letters = self._under_way(names)
             if letters:
@@ -149,10 +156,10 @@ class _Replay:
         return bool(letters) and self.recipient.has_stored(list(letters.values()), number)
 
     def _under_way(self, names: tuple[str, ...]) -> dict[str, DeadLetter]:
-        """The letters that were recorded under a number and may be stored. None may be missing or changed,
-        because the number would stand for something else. Only if the recipient knows its numbers, missing
-        letters are skipped: another replay has stored and removed them, and a paused replay has recorded them
-        again."""
+        """Read the letters that were recorded under a number and may be stored already. Raises if a letter is
+        missing or was changed, because the number would then stand for different letters. If the recipient knows
+        its numbers, missing letters are skipped instead: another replay has stored and removed them, and a paused
+        replay has recorded them again."""
         letters = {}
         for name in names:
             content = found_content(self.store, name) if self.knows_numbers else self.store.get(name)
@@ -167,8 +174,8 @@ class _Replay:
         return letters
 
     def _process(self, number: int, letters: Mapping[str, DeadLetter], failing: dict[str, str]) -> int:
-        """Process letters together. If that fails because of a letter or user code, process each one alone.
-        Returns how many were stored."""
+        """Process letters together. If that fails because of a letter or user code, process each letter alone.
+        Returns the number of stored letters."""
         error = self._attempt(number, letters)
         if error is None:
             return len(letters)
@@ -247,14 +254,16 @@ class ToSink:
         try:
             self.sink.write(Records.of(self.spark.createDataFrame(rows, RECORD_DDL)), batch)
         except Exception:
-            # The attempt may have stored the batch before it failed; under another number it would be stored again.
+            # The attempt may have stored the batch before it failed. If the error were raised, the letters would be
+            # stored again under another number.
             if not all(map(self.sink.holds, batch.parts)):
                 raise
 
 
 @dataclass(frozen=True, slots=True)
 class ToProcessors:
-    """Passes letters to a record processor for each shard, created only for this. Its checkpoints are discarded."""
+    """Passes letters to record processors, one for each shard, which are created for the replay only. Their
+    checkpoints are discarded."""
 
     new_processor: ProcessorFactory
 
@@ -292,13 +301,13 @@ class _Nowhere:
 
 
 def _may_be_caused_by_a_record(error: Exception) -> bool:
-    """Whether other letters may be stored although these were not. A letter may end the process that works on
-    it."""
+    """Whether a letter may have caused the error, so that other letters may still be stored. This includes the loss
+    of a process, because a letter may crash the process that works on it."""
     return class_of(error) in {ErrorClass.RECORD, ErrorClass.CODE} or isinstance(error, ProcessLost)
 
 
 def _letter(text: bytes) -> DeadLetter:
-    """Parse a letter. Raises ValueError for content that no worker wrote."""
+    """Parse a letter. Raises ValueError if no worker can have written this content."""
     letter = DeadLetter.from_json(text)
     try:
         _place(letter)
@@ -310,8 +319,8 @@ def _letter(text: bytes) -> DeadLetter:
 
 
 def _parts(letters: Sequence[DeadLetter], number: int) -> list[tuple[Part, list[DeadLetter]]]:
-    """One part for each shard, with its letters in order. Its lease is named after the replay, so that it
-    differs from all parts of the stream."""
+    """Make one part for each shard, with the letters of the shard in order. The part's lease key contains the
+    number of the replay, so that it differs from the lease keys of all parts of the stream."""
     shards: dict[tuple[str, str], list[DeadLetter]] = defaultdict(list)
     for letter in letters:
         shards[letter.stream, letter.shard_id].append(letter)

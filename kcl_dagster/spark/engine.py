@@ -1,6 +1,7 @@
-"""The driver's side of a fetch: it runs the tasks, keeps what they read, and reads ahead.
+"""The driver's side of a fetch: runs its tasks, keeps the records that they read, and reads ahead.
 
-Implements `worker.batch.Engine` with Spark DataFrames. It has no state of progress: that is in the leases.
+Implements `worker.batch.Engine` with Spark DataFrames. The engine stores no progress; checkpoints are in the
+leases.
 """
 
 import logging
@@ -37,28 +38,30 @@ __all__ = ["EngineSettings", "SparkEngine", "local_slots"]
 
 log = logging.getLogger(__name__)
 
-# A task reads all its shards at once, so more tasks use more cores, but read no more shards at a time. Each task
-# writes its own files, so a batch below TASK_BYTES is read by one task.
+# A task reads all its shards at the same time. So more tasks use more cores, but do not read more shards at a time.
+# Each task writes its own files, so one task reads a batch of less than TASK_BYTES.
 FETCH_TASKS: Final = 2
 RANGES_OF_TASK: Final = 100
-# How long a fetch may continue after its time to stage what it has read (write the files of the batch). Then it is
-# cancelled, and a job of its own stages the records: if that is slow, too, the worker reports it, and can limit it.
+# After the time of its reads, a fetch has so many seconds to stage its records (write the files of the batch). Then
+# the fetch is cancelled and repeated without staging, and another job writes the files. The worker reports that job
+# if it is slow, and can limit its time.
 STAGING_SECONDS: Final = 60.0
 
 
 StagingOfFetches = Callable[[], FetchStaging | None]
-"""Returns the staging of the next fetch: a new object each time, or None as long as it is not known what a batch
-stores, and where. Called on the threads that fetch.
+"""A function that returns the staging of the next fetch: a new object for each call. It returns None as long as it
+is not known where a batch is stored, and with which columns. The threads that fetch call it.
 """
 
 
 def no_staging() -> FetchStaging | None:
-    """The staging for sinks that get their records from the driver."""
+    """Return None: fetches stage nothing. For sinks that get their records from the driver."""
     return None
 
 
 class SparkEngine:
-    """Reads ranges in the executors. Used on the worker's main thread; `close` stops the one thread that it has."""
+    """Reads ranges in the executors. Used on the worker's main thread. `close` stops the engine's own thread, which
+    reads ahead."""
 
     def __init__(
         self,
@@ -69,8 +72,8 @@ class SparkEngine:
         staging: StagingOfFetches = no_staging,
         runtime: Runtime | None = None,
     ) -> None:
-        """Open the engine. `staging`: returns how the next fetch stages what it reads, see
-        `kcl_dagster.spark.staged_ranges`."""
+        """Open the engine. `staging`: returns the object with which the next fetch stages the records that it
+        reads, see `kcl_dagster.spark.staged_ranges`."""
         self._spark = spark
         settings, runtime = settings or EngineSettings(), runtime or system()
         self._connection, self._next_staging, self._runtime = connection, staging, runtime
@@ -100,8 +103,8 @@ class SparkEngine:
             raise
 
     def _tag(self) -> None:
-        """Tag the jobs of this thread, if it is a new one: the engine is opened on another thread than the one
-        that uses it."""
+        """Tag the jobs of the calling thread, if this was not done yet. The worker opens the engine on another
+        thread than the one that fetches, so the constructor cannot do it."""
         if self._tagged != threading.get_ident():
             self._tagged = threading.get_ident()
             tag_jobs(self._spark)
@@ -126,12 +129,12 @@ class SparkEngine:
         self._ahead.start(ranges, budget, self._runtime.clock.monotonic())
 
     def close(self) -> None:
-        """Discard what was read ahead. The session remains open."""
+        """Discard the records that were read ahead. The session remains open."""
         self._ahead.close()
 
     def _read(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
-        """Fetch with staging. If the consumer's code made that fail, read once more without; the batch will then
-        fail by it."""
+        """Fetch with staging. If that fails, fetch again without staging: if the consumer's code is the cause, the
+        batch then fails later, when it is written. If the session is lost, raise instead."""
         staging = self._staging(ranges)
         if staging is not None:
             try:
@@ -144,13 +147,13 @@ class SparkEngine:
         return self._kept(ranges, budget)
 
     def _read_once(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
-        """Fetch for reading ahead: ranges that fail are read again when they are requested."""
+        """Fetch for reading ahead. If this fails, the ranges are read again when the worker requests them."""
         staging = self._staging(ranges)
         return self._kept(ranges, budget) if staging is None else self._staged(ranges, budget, staging)
 
     def _staging(self, ranges: Sequence[Range]) -> FetchStaging | None:
-        """The staging of a fetch. None for pinned ranges, which have to be read exactly as before, and for parts
-        of a batch that fails, which is searched for the failing record."""
+        """The staging of a fetch. None if a range is pinned, that is, must be read up to a given end: it is read
+        exactly as before, or is a part of a batch that is searched for the record that fails."""
         return None if any(range_.is_pinned for range_ in ranges) else self._next_staging()
 
     def _staged(self, ranges: Sequence[Range], budget: Budget, staging: FetchStaging) -> FetchedRanges:
@@ -180,8 +183,8 @@ class SparkEngine:
 
     def _tasks(self, ranges: Sequence[Range], budget: Budget) -> tuple[DataFrame, FetchPlan]:
         """The tasks of a fetch: a DataFrame with the number of each task in its own partition, and the plan."""
-        # Each task may keep at least a page: with a smaller part of the budget it could not know how much it will
-        # read.
+        # Each task's part of the budget is at least a page, because a task cannot know how much a page will
+        # contain.
         tasks = max(1, min(len(ranges), self._worthwhile_tasks(len(ranges)), budget.bytes // MAX_PAGE_BYTES))
         plan = self._plans.plan([ranges[task::tasks] for task in range(tasks)], budget)
         return self._spark.range(0, tasks, 1, tasks), plan

@@ -1,4 +1,4 @@
-"""Checks at the start whether the executors of a session can do our work, before the first batch would fail."""
+"""Checks whether the executors of a session can run this package. The worker checks this before its first batch."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -26,7 +26,7 @@ SHIP_IT: Final = (
 def check_executors(spark: SparkSession) -> None:
     """Raise ConfigurationError if Spark is too old, or if executors lack this package or have another version.
 
-    Runs one small job. Not needed for a local session, whose executors use this environment.
+    Runs one small job. A local session does not need this check, because its executors use this environment.
     """
     release = tuple(int(part) for part in spark.version.split(".")[:2])
     if release < OLDEST_SPARK:
@@ -63,7 +63,8 @@ def check_stream(spark: SparkSession, connection: Connection, stream: str) -> No
 
 
 class _Ask:
-    """A function for `mapInArrow` that sends one harmless request, and returns the problem."""
+    """A function for `mapInArrow` that sends one request without side effects to Kinesis. It returns the problem,
+    or an empty text."""
 
     def __init__(self, connection: Connection, stream: str) -> None:
         self._connection = connection
@@ -82,7 +83,7 @@ class _Ask:
 
 
 def _say_version(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    import kcl_dagster.spark.fetch  # noqa: F401 - what every batch will need
+    import kcl_dagster.spark.fetch  # noqa: F401 - every fetch imports this module
 
     for batch in batches:
         yield pa.RecordBatch.from_pylist([{"kcl_dagster": __version__}] * batch.num_rows, schema=_SCHEMA)

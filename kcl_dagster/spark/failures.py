@@ -1,7 +1,5 @@
-"""Maps errors of Spark and of table formats to the tree of `kcl_dagster.errors`, which `worker.error_class`
-classifies.
-
-An error that is not mapped was raised by the consumer's code.
+"""Maps errors of Spark and of table formats to the classes of `kcl_dagster.errors`, which `worker.error_class`
+classifies. An error that is not mapped was raised by the consumer's code.
 """
 
 import errno
@@ -39,7 +37,7 @@ RECORD_REFUSED: Final = "KCL_RECORD_REFUSED"
 """The mark of an error about a value that no file can hold."""
 
 TRANSFORM_FAILED: Final = "KCL_TRANSFORM_FAILED"
-"""The mark of an error about an output that cannot belong to this batch."""
+"""The mark of an error about an output of the consumer's transform that cannot be stored."""
 
 WRONG_CONFIGURATION: Final = "KCL_WRONG_CONFIGURATION"
 """The mark of an error about an output that does not fit the settings of the sink."""
@@ -50,9 +48,10 @@ UNAVAILABLE: Final = "KCL_UNAVAILABLE"
 
 @contextmanager
 def encodable_errors() -> Iterator[None]:
-    """A context for code in an executor that may raise the consumer's errors. Spark's Python worker announces an
-    error before it encodes its text; if that fails, Spark waits for the text for ever. So an error whose text or
-    traceback cannot be encoded is replaced by one with the same name, text and traceback."""
+    """A context for code in an executor that runs the consumer's code. Spark's Python worker announces an error
+    before it encodes the error's text. If encoding fails, Spark waits for the text for ever. So an error whose text
+    or traceback cannot be encoded is replaced. The new error has the same class name and traceback, and an
+    encodable text."""
     try:
         yield
     except Exception as error:
@@ -60,7 +59,7 @@ def encodable_errors() -> Iterator[None]:
         if encodable(told) == told:
             raise
         kind = type(error)
-        # Errors of this package are distinguished by their type, and all of them take a text.
+        # The driver distinguishes errors of this package by their class, so the class is kept. Each accepts a text.
         substitute = kind if isinstance(error, BatchError) else type(kind.__name__, (Exception,), {})
         substitute.__module__ = kind.__module__
         raise substitute(text_of(error)).with_traceback(error.__traceback__) from None
@@ -68,11 +67,12 @@ def encodable_errors() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Marks in the texts of errors that our code raises in executors: Spark passes on the text, but not the type.
+    """Adds marks to the texts of errors that this package raises in executors. A mark names the class of the error,
+    because Spark passes on the text of an error, but not its class.
 
-    The driver creates the token and sends it with the task. Spark quotes values of records in its errors. A
-    producer of records does not know the token, so no record can determine the class of an error. `sink`: the sink
-    for which the work is done, because one Spark job may work for several.
+    Spark's errors may quote values of records, and a value could contain a mark. So a mark contains a random token,
+    which the driver creates and sends with the task, and which producers of records do not know. `sink`: the name
+    of the sink for which the task works, because one Spark job may work for several sinks.
     """
 
     token: str = _TOKEN
@@ -103,7 +103,7 @@ class Marks:
 
 
 _MINE: Final = Marks()
-_DRAWN: Final = re.compile(r"\x1b\[[0-9;]*m|↳")  # colours, and the arrow to a cause
+_DRAWN: Final = re.compile(r"\x1b\[[0-9;]*m|↳")  # codes of colours, and the arrow before a cause
 
 LONGEST_LINE: Final = 500  # characters; operators read it in an event
 
@@ -112,7 +112,8 @@ _EXHAUSTED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.E
 
 
 def is_content_changed(error: BaseException) -> bool:
-    """Whether the pinned batch can no longer be evaluated, so that it has to be read again."""
+    """Whether the fetched records of the batch are lost or were replaced by others, so that the batch has to be
+    read again."""
     return _MINE.of(CONTENT_CHANGED) in str(error) or _is_lost_block(error)
 
 
@@ -126,10 +127,10 @@ def _is_lost_block(error: BaseException) -> bool:
 
 @contextmanager
 def fetch_failures() -> Iterator[None]:
-    """A context for jobs that run nothing but our fetch."""
+    """A context for jobs that run only the fetch, and no code of the consumer."""
     try:
         yield
-    except (PySparkException, Py4JError, OSError) as error:  # OSError: nothing listens where the JVM was
+    except (PySparkException, Py4JError, OSError) as error:  # OSError: the JVM has ended
         if is_content_changed(error):
             raise BatchContentChanged("Spark lost the fetched records before they were used") from error
         raise BatchError(f"the fetch failed in Spark: {first_line(error)}") from error
@@ -137,9 +138,11 @@ def fetch_failures() -> Iterator[None]:
 
 @contextmanager
 def write_failures(sink: str) -> Iterator[None]:
-    """A context for jobs that run a user's transform and a sink's writer. Errors are mapped if they are a
-    changed batch, marked by our writers, or the end of Spark or of one of its processes. All others came from
-    user code and remain unchanged."""
+    """A context for jobs that run the consumer's transform and a sink's writer.
+
+    Maps an error if the fetched records were lost or replaced, if this package marked the error in an executor, or
+    if Spark, one of its processes or its storage failed. Any other error came from user code and remains unchanged.
+    """
     try:
         yield
     except (PySparkException, Py4JError, OSError) as error:
@@ -170,9 +173,9 @@ def write_failures(sink: str) -> Iterator[None]:
 
 
 def _lost_process(error: BaseException) -> str | None:
-    """The line in which Spark reports a lost process, or None. Only errors of the JVM can contain it: user code
-    on the driver raises no such error, and its errors in executors have other types or conditions, whatever
-    their text is."""
+    """The line in which Spark reports a lost process, or None. Only errors of the JVM can contain such a line. User
+    code on the driver raises other errors. Errors of user code in executors are recognised by their type or
+    condition, whatever their text is."""
     if isinstance(error, PythonException) or not isinstance(error, PySparkException | Py4JJavaError):
         return None
     chain = chain_of(error)
@@ -184,8 +187,8 @@ def _lost_process(error: BaseException) -> str | None:
 
 
 def _storage_failure(error: BaseException) -> str | None:
-    """The line about a file that Spark could not read or write for itself, such as a folder of `spark.local.dir`
-    that was removed. None for other errors."""
+    """The line in which Spark reports that it could not read or write one of its own files, for example after a
+    folder of `spark.local.dir` was removed. None for other errors."""
     if isinstance(error, OSError) and _is_raised_in(error, "pyspark"):
         return first_line(error)
     found = (one for one in reasons(chain_of(error)) if one.is_of_sparks_storage)
@@ -213,9 +216,9 @@ def _is_raised_in(error: BaseException, package: str) -> bool:
 
 
 def of_table(table: str, error: Exception) -> BatchError:
-    """Map an error of a table's own library. No code of the consumer runs there, so the sink has failed, or a
-    record if a value could not be converted. The text is one line: delta-rs draws a tree of causes for a
-    terminal."""
+    """Map an error that the library of a table format raised. No code of the consumer runs in such a library. So
+    the result is a SinkError, or RecordRefused if a value could not be converted. Its text is one line, because
+    delta-rs draws a tree of causes for a terminal."""
     said = " ".join(_DRAWN.sub(" ", str(error)).split())
     text = f"{table}: {type(error).__name__}: {redacted(said)}"
     return RecordRefused(text) if isinstance(error, UnicodeError | ArithmeticError) else SinkError(text)
@@ -227,7 +230,7 @@ def first_line(error: BaseException) -> str:
 
 
 def line_of_java(error: BaseException) -> str:
-    """The JVM's text of the error in one line, without the words of Py4J around it."""
+    """The JVM's text of the error in one line, without the text that Py4J adds."""
     chain = chain_of(error)
     return _line(f"{chain[0].kind}: {chain[0].message}") if chain else first_line(error)
 
@@ -248,7 +251,7 @@ def _marked_line(error: BaseException, kind: str) -> _MarkedLine | None:
         return None
     line, sink = lines[0], None
     if line.startswith('"'):
-        with suppress(ValueError):  # Spark has cut the text
+        with suppress(ValueError):  # Spark may have cut the text
             sink, end = json.JSONDecoder().raw_decode(line)
             line = line[end:]
     return _MarkedLine(line.lstrip(": ").strip(), sink)

@@ -1,7 +1,7 @@
 """The executor's side of a fetch: read the shards of one task and pass them to Spark as Arrow.
 
-Imported by name in the executors' Python workers, which serve many batches: objects at module level (the Kinesis
-clients) are made once per Python worker. The driver's side is `kcl_dagster.spark.engine`.
+The executors' Python workers import this module by name and serve many batches. So each Python worker makes the
+objects at module level, such as the Kinesis clients, once. The driver's side is `kcl_dagster.spark.engine`.
 """
 
 import logging
@@ -39,21 +39,21 @@ log = logging.getLogger(__name__)
 # Larger Arrow batches are slower and use more memory; with smaller ones, Spark's overhead per batch is too large.
 BATCH_ROWS: Final = 8_000
 BATCH_BYTES: Final = 4 * 1024 * 1024
-# Finished batches that wait for Spark. If Spark is slower than the readers, they pause.
+# The most Arrow batches that wait for Spark. While there are so many, the readers pause.
 QUEUED_BATCHES: Final = 4
 READ_SECONDS: Final = 15.0  # timeout between two pieces of a page; a slow connection that delivers data is kept
 PAGE_SECONDS: Final = 60.0  # timeout of a page: 10 MiB over a slow connection
-# When the time of the batch is over, the fetch no longer waits for a shard whose response takes longer than this:
-# it might arrive byte by byte.
+# After the time of the batch, the fetch gives up a shard that has made no progress for so many seconds: its
+# response might arrive byte by byte.
 LATE_SECONDS: Final = 15.0
-LOOK_SECONDS: Final = 0.5  # between two checks for such shards
+LOOK_SECONDS: Final = 0.5  # between two checks for shards without progress
 CONNECTIONS: Final = 128  # one per reader thread
 
 
 @dataclass(frozen=True, slots=True)
 class Connection(Access):
-    """How executors reach Kinesis. Without keys they use what their machine, pod or role provides. With a role,
-    each executor assumes it, so that the credentials are renewed where they are used.
+    """How executors reach Kinesis. Without keys, they use the credentials of their machine, pod or role. With
+    `role_arn`, each executor assumes the role itself, so that credentials are renewed where they are used.
 
     Keys are sent inside Spark's serialised tasks. They appear in no plan, log line or configuration of Spark.
     """
@@ -79,7 +79,8 @@ class ShardPlan:
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """The settings for all tasks. `tasks[i]` are the shards of task i, `budget` is that of the batch."""
+    """The plan of a fetch, for all its tasks. `tasks[i]`: the shards of task i. `budget`: the budget of the whole
+    batch, see `allowance`."""
 
     connection: Connection
     tasks: tuple[tuple[ShardPlan, ...], ...]
@@ -136,8 +137,8 @@ def said_of(error: KclError) -> tuple[str, str]:
 
 
 class FetchTask:
-    """The function for `mapInArrow`. One input row names the task. The output is a header, records and a
-    trailer, sealed."""
+    """The function for `mapInArrow`. An input row is the number of a task. The output is what `fetch` yields for
+    this task, sealed (see `kcl_dagster.spark.sealing`)."""
 
     def __init__(self, plan: FetchPlan) -> None:
         self._plan = plan
@@ -165,12 +166,12 @@ def client_of(connection: Connection) -> Client:
 def fetch(
     plan: FetchPlan, task: int, client: Client, runtime: Runtime, deadline: ReadDeadline | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Read the shards of one task, each on its own thread. `deadline`: that of the plan by default; the caller may
-    bring it forward.
+    """Read the shards of one task, each on its own thread. `deadline`: by default the deadline of the plan. A
+    caller that passes one can bring it forward during the fetch.
 
     The first batch contains the id of this attempt for every shard, and comes before any record. The last batch
-    contains how far each shard was read. So a task that opens records can detect whether they belong to another
-    attempt than the one whose last batch was counted.
+    contains the id again, and the trailer of every shard: how far it was read. So a task that opens the records can
+    detect whether they belong to the attempt whose trailers the driver has received.
     """
     shards = plan.tasks[task]
     attempt = runtime.new_id()
@@ -205,7 +206,7 @@ def fetch(
                 continue
             if not isinstance(item, _Done):
                 yield item
-            elif item.range.lease not in trailers:  # given up at the same moment at which it finished
+            elif item.range.lease not in trailers:  # else the shard was given up just before it finished
                 trailers[item.range.lease] = (item.range, item.trailer)
     finally:
         for started in attempts.values():
@@ -214,7 +215,7 @@ def fetch(
 
 
 class _Attempt:
-    """The progress of a reader. Written by its thread, and read by that of the task."""
+    """The progress of one reader thread. The reader thread updates it, and the thread of the task checks it."""
 
     def __init__(self, range_: Range, runtime: Runtime, deadline: float) -> None:
         self.range = range_
@@ -224,7 +225,7 @@ class _Attempt:
         self._went_on_at = runtime.clock.monotonic()
 
     def is_stopped(self) -> bool:
-        """Whether the reader has to stop. The reader calls it before each request."""
+        """Whether the reader has to stop. The reader calls this before each request, which counts as progress."""
         self.went_on()
         return self.stop.is_set()
 
@@ -258,8 +259,8 @@ def _read(
     output: "queue.Queue[pa.RecordBatch | _Done]",
     attempt: _Attempt,
 ) -> None:
-    """The body of a reader thread. Its last output is a `_Done` in any case, even after a bug of ours, so that a
-    shard that cannot be read does not keep others from being read."""
+    """The body of a reader thread. Its last output is a `_Done` in any case, even after an unexpected error. So a
+    shard that cannot be read does not block the other shards."""
     range_, stop = shard.range, attempt.stop
 
     def put(item: pa.RecordBatch | _Done) -> None:
@@ -276,7 +277,7 @@ def _read(
         columns, flushed = Columns(), 0
         opening = range_.window.opening() if range_.window is not None else allowance
         for page in reader.pages(allowance, deadline, attempt.is_stopped):
-            if is_near_tip(reader.millis_behind):  # a backlog is read in large batches
+            if is_near_tip(reader.millis_behind):  # in a backlog the deadline stays, so that batches are large
                 deadline.records_came()
             is_whole = unpacker.unpack_from(reader, page, columns, opening)
             if len(columns) >= BATCH_ROWS or unpacker.bytes - flushed >= BATCH_BYTES:
@@ -349,8 +350,11 @@ def _trailer(reader: ShardReader | FanoutReader | WindowReader, unpacker: Unpack
 
 
 def record_batches(range_: Range, columns: Columns) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of at most BATCH_ROWS rows, and at most BATCH_BYTES plus one row. A key that many records of
-    an aggregate share is one string in Python, but one for each record in Arrow."""
+    """Split columns into Arrow batches of at most BATCH_ROWS rows, and at most BATCH_BYTES plus one row.
+
+    Keys are counted once for each record: if many records of an aggregate share a key, Python has one string for
+    all of them, but Arrow copies it for each record.
+    """
     start = size = 0
     sizes = map(len, columns.data), utf8_sizes(columns.partition_key), _sizes(columns.explicit_hash_key)
     for stop, row in enumerate(map(sum, zip(*sizes, strict=True)), 1):

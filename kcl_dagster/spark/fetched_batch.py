@@ -18,7 +18,7 @@ from kcl_dagster.worker.batch import PoisonRecord, Progress, Range
 
 
 class FetchedRanges(Protocol):
-    """The outcome of one fetch job: `FrozenRanges`, `StagedRanges`."""
+    """The result of one fetch job. `FrozenRanges` and `StagedRanges` implement it."""
 
     ranges: tuple[Range, ...]
     outcome: FetchOutcome
@@ -37,9 +37,9 @@ class FetchedBatch:
         parts: Sequence[tuple[FetchedRanges, Collection[LeaseKey]]],
         ahead: tuple[FetchedRanges, float] | None = None,
     ) -> None:
-        """Combine jobs, each with the leases that are taken from it, and each lease from only one job. A job may
-        have more, even another range of a lease that is taken from another job. `ahead`: the job that read
-        ahead, and when it began."""
+        """Combine the results of jobs. `parts`: each job with the leases whose records are taken from it. Each
+        lease is taken from only one job. A job may have more leases, even another range of a lease that is taken
+        from another job. `ahead`: the job that read ahead, and the time at which it began."""
         self._parts = tuple(part for part, _ in parts)
         self._part_of = {lease: part for part, leases in parts for lease in leases}
         if len(self._part_of) != sum(len(leases) for _, leases in parts):
@@ -81,7 +81,8 @@ class FetchedBatch:
 
 
 def _records(forms: Sequence[Sealed | StagedRecords]) -> Records:
-    """The records of several jobs. Those of the same form are united, so that a sink can use its faster way."""
+    """Combine the records of several jobs. If all of them have the same form, the result keeps this form, so that a
+    sink can store it directly."""
     sealed = [form for form in forms if isinstance(form, Sealed)]
     staged = [form for form in forms if isinstance(form, StagedRecords)]
     together: list[Sealed | StagedRecords] = [reduce(Sealed.union, sealed)] if sealed else []

@@ -1,6 +1,7 @@
 """Writers' schemas that were fetched from registries, kept as long as the process runs.
 
-The schema of an id never changes, so it is fetched once. Spark's Python workers serve many tasks, which share it.
+The schema of an id never changes, so it is fetched once. A Python worker of Spark serves many tasks, which share
+the schemas.
 """
 
 import os

@@ -1,9 +1,9 @@
 """Records that were fetched once and cannot change any more, whatever Spark does with them.
 
 `localCheckpoint` keeps the fetched rows in the executors and removes their lineage, so nothing is read twice. Spark
-might nevertheless use rows of another attempt, after a lost block or by a duplicate of a task. Then the evaluation
-fails: the rows are sealed with the id of their attempt, and are opened only if it is the attempt that was counted
-on the driver. See `kcl_dagster.spark.sealing`.
+might nevertheless use rows of another attempt of a task, if a block was lost or the task was run twice. Then the
+evaluation fails. For this, the rows are sealed with the id of their attempt. They are opened only if the driver has
+received the result of this attempt. See `kcl_dagster.spark.sealing`.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,7 +24,7 @@ from kcl_dagster.worker.batch import PoisonRecord, Range
 
 
 class FrozenRanges:
-    """The outcome of one fetch job."""
+    """The result of one fetch job whose records remain in the executors."""
 
     def __init__(self, ranges: Sequence[Range], frame: DataFrame) -> None:
         """Run the job: fetch `frame`, freeze it, and collect how far each range was read."""
@@ -41,7 +41,8 @@ class FrozenRanges:
     def form(self, leases: Collection[LeaseKey]) -> Sealed:
         frame = self._frame
         if set(leases) != set(self._attempts):
-            # Whole rows are removed, with their attempt: the others still have theirs.
+            # Each sealed row contains the id of its own attempt, so rows can be removed without an effect on
+            # others.
             frame = frame.where(F.col(LEASE_KEY).isin(sorted(leases)))
         return Sealed(frame, {lease: self._attempts[lease] for lease in leases})
 
@@ -54,13 +55,15 @@ class FrozenRanges:
     def release(self) -> None:
         """Free the blocks now if possible; otherwise Spark's cleaner does it later."""
         frame: Any = self._frame
-        # Private, and absent in Spark Connect: DataFrame.unpersist does not reach checkpointed blocks.
+        # DataFrame.unpersist does not free checkpointed blocks. These attributes are private, and Spark Connect
+        # does not have them.
         with suppress(Exception):
             frame._jdf.queryExecution().analyzed().rdd().unpersist(False)  # noqa: SLF001
 
 
 def midpoint_of(records: DataFrame) -> Checkpoint | None:
-    """The last record of the first half of one lease's records."""
+    """The checkpoint of the last record in the first half of one lease's records. None if there are fewer than two
+    records."""
     with fetch_failures():
         rows = records.select("sequence_number", "sub_sequence_number").collect()
     if len(rows) < 2:
@@ -71,7 +74,7 @@ def midpoint_of(records: DataFrame) -> Checkpoint | None:
 
 
 def poison_records_of(records: DataFrame) -> list[PoisonRecord]:
-    """The records of one lease, in order, on the driver."""
+    """Collect the records of one lease on the driver, in order."""
     with fetch_failures():
         rows = records.withColumn("arrival_ms", F.unix_millis("arrival_timestamp")).collect()
     return [

@@ -19,11 +19,12 @@ REPEAT_SECONDS: Final = 15.0  # Glue throttles for seconds; in a longer outage t
 class GlueRegistry(Access):
     """AWS Glue's schema registry: `registered_avro(GlueRegistry(region="eu-west-1"))`.
 
-    The fields are those of a connection: `region`, `endpoint_url`, `role_arn`, `external_id`, `profile`, and keys,
-    which are not shown. `KclResource(...).connection("glue")` has them all. It needs the right
-    `glue:GetSchemaVersion`. A schema is fetched once per id and executor process.
+    The fields are those of a connection: `region`, `endpoint_url`, `role_arn`, `external_id`, `profile`, and keys.
+    `repr` does not show the keys. `KclResource(...).connection("glue")` returns an object with all these
+    fields. The credentials need the right `glue:GetSchemaVersion`. A schema is fetched once per id and executor
+    process.
 
-    An id that Glue does not have raises UnknownSchema. If Glue cannot be reached, throttles or rejects the
+    If Glue does not have an id, UnknownSchema is raised. If Glue cannot be reached, throttles, or rejects the
     credentials, the error is `kcl.Unavailable`.
     """
 

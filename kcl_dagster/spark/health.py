@@ -1,7 +1,7 @@
 """Whether a Spark session can still be used.
 
 A session that has lost its JVM or was stopped never works again. Its worker has to end, so that another worker gets
-its leases. The renewals would go on, because they need no Spark.
+its leases. Otherwise the worker would keep its leases for ever, because renewals need no Spark.
 """
 
 from typing import Any, Final
@@ -21,8 +21,8 @@ class SessionHealth:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        # It exists if PySpark started the JVM. Under spark-submit the JVM is our parent, and this process ends with
-        # it.
+        # The gateway has a process if PySpark has started the JVM. Under spark-submit, the JVM is the parent
+        # process, and this process ends with the JVM.
         gateway: Any = spark.sparkContext._gateway if is_classic(spark) else None  # noqa: SLF001
         self._jvm: Any = getattr(gateway, "proc", None)
         self._why: str | None = None
@@ -34,8 +34,8 @@ class SessionHealth:
         return self._why
 
     def failed(self, error: BaseException) -> None:
-        """Called after a job has failed: find out whether any other job can succeed. May block until Spark
-        responds."""
+        """Find out whether another job can succeed. Called after a job has failed with `error`. May block until
+        Spark responds."""
         if self.why_lost() is not None:
             return
         if is_classic(self._spark):
@@ -49,4 +49,4 @@ class SessionHealth:
         try:
             return context._jsc is None or bool(context._jsc.sc().isStopped())  # noqa: SLF001
         except (Py4JError, OSError):
-            return False  # no response is no proof; the end of the JVM is seen by its process
+            return False  # a missing response proves nothing; `why_lost` detects the end of the JVM

@@ -27,7 +27,7 @@ SIGNAL: Final = getattr(signal, "SIGUSR2", None)
 def tag_jobs(spark: SparkSession) -> None:
     """Tag the Spark jobs that the calling thread starts from now on, so that `cancel_jobs` finds them."""
     if is_classic(spark):
-        spark.sparkContext.addJobTag(TAG)  # a session's own tags can be cancelled by the thread that set them only
+        spark.sparkContext.addJobTag(TAG)  # only the thread that sets a tag of the session could cancel its jobs
     else:
         spark.addTag(TAG)
 
@@ -42,8 +42,8 @@ def cancel_jobs(spark: SparkSession) -> None:
 
 @contextmanager
 def limited_jobs(spark: SparkSession, seconds: float, tag: str) -> Iterator[None]:
-    """Cancel the Spark jobs that the calling thread runs in the block, if they have not ended after so many
-    seconds. `tag`: a tag that no other jobs of the session have."""
+    """A context that cancels the Spark jobs that the calling thread runs in it, if they have not ended after
+    `seconds`. `tag`: a tag that no other jobs of the session have."""
     add, remove, cancel = (
         (spark.sparkContext.addJobTag, spark.sparkContext.removeJobTag, spark.sparkContext.cancelJobsWithTag)
         if is_classic(spark)
@@ -66,8 +66,8 @@ def limited_jobs(spark: SparkSession, seconds: float, tag: str) -> Iterator[None
 
 
 class Interruption:
-    """Interrupts the code of a batch. `session` is set once the worker has one. `installed` is used on the main
-    thread of the process."""
+    """Interrupts the consumer's code in a batch. The worker sets `session` when it has opened its Spark session.
+    `installed` is used on the main thread of the process."""
 
     def __init__(self) -> None:
         self.session: SparkSession | None = None
@@ -76,7 +76,7 @@ class Interruption:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Make code that blocks the main thread interruptible, as long as the block lasts. Without this, only
+        """A context in which code that blocks the main thread can be interrupted. Outside of this context, only
         Spark jobs can be interrupted."""
         if SIGNAL is None or threading.current_thread() is not threading.main_thread():
             yield
@@ -90,8 +90,12 @@ class Interruption:
             signal.signal(SIGNAL, before)
 
     def __call__(self, attempt: Attempt) -> None:
-        """Interrupt the code, see `processing_watch.Interrupt`. The first attempt only cancels jobs, whose end
-        reaches the main thread: an exception in the middle of a response would cost the connection to the JVM."""
+        """Interrupt the code, see `processing_watch.Interrupt`.
+
+        The first attempt only cancels Spark jobs, whose errors then end the code on the main thread. Later attempts
+        also raise an exception on the main thread. If this happens while a response of the JVM is received, the
+        connection to the JVM is lost, so it is not tried first.
+        """
         self._attempt = attempt
         if self.session is not None:
             try:
@@ -102,7 +106,7 @@ class Interruption:
             signal.pthread_kill(self._main, SIGNAL)
 
     def _raise(self, _number: int, _frame: FrameType | None) -> None:
-        # Checked on the thread that runs the code, so that neither a commit nor anything after the batch is
-        # interrupted.
+        # This is checked on the thread that runs the code, so that no commit is interrupted, and nothing after the
+        # batch.
         if self._attempt is not None and may_interrupt() and self._attempt.is_running():
             raise ProcessingTimeout("the consumer's code was interrupted")

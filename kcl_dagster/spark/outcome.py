@@ -1,4 +1,4 @@
-"""The result of a fetch, in the classes of the worker."""
+"""Converts the result of a fetch to classes of the worker."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class FetchOutcome:
 
     @classmethod
     def of(cls, ranges: Sequence[Range], said: Mapping[LeaseKey, str | bytes]) -> Self:
-        """Make the outcome from `said`: the trailers as JSON, one for each range."""
+        """Make the outcome of a fetch of these ranges. `said`: the trailers as JSON, one for each lease."""
         trailers = {lease: msgspec.json.decode(text, type=Trailer) for lease, text in said.items()}
         progress: dict[LeaseKey, Progress] = {}
         failures: dict[LeaseKey, Exception] = {}

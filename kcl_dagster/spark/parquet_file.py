@@ -1,5 +1,5 @@
-"""One Parquet file while it is written: it stays in memory, because it is compressed there and a batch has a
-maximum size.
+"""One Parquet file while it is written. It is in memory, which is possible because its content is compressed and a
+batch has a maximum size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 Footer = bytes
 """The footer of a finished Parquet file: `read_footer` parses it."""
 
-COMPRESSION: Final = "zstd"  # on JSON about a third smaller than snappy, and much faster than Kinesis delivers
+COMPRESSION: Final = "zstd"  # files of JSON are a third smaller than with snappy; much faster than Kinesis delivers
 # Rows arrive in small batches. A row group for each of them would cost space and readers' time.
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 
 
 class ParquetFile:
-    """A Parquet file that is being written. `repeating`: the columns for which a dictionary is useful; by
-    default all."""
+    """A Parquet file that is being written. `repeating`: the columns with repeated values, which get a dictionary;
+    by default all columns."""
 
     def __init__(self, schema: pa.Schema, repeating: Sequence[str] | None = None) -> None:
         self.schema = schema
@@ -70,17 +70,18 @@ def read_footer(footer: Footer) -> pq.FileMetaData:
 
 
 def columns_of(footer: pq.FileMetaData, most: int) -> Iterator[tuple[str, list[pq.ColumnChunkMetaData]]]:
-    """Name and column chunks of the first columns, without those nested in other columns."""
+    """The name and the column chunks of each of the first `most` columns. Nested columns are left out."""
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     for index in range(min(most, footer.num_columns)):
         name = footer.schema.column(index).path
-        if "." not in name:  # nested in another column, or a name that looks like it
+        if "." not in name:  # a dot: the column is nested in another one, or its name contains a dot
             yield name, [group.column(index) for group in groups]
 
 
 def has_readable_bounds(chunk: pq.ColumnChunkMetaData) -> bool:
-    """Whether Python can represent the bounds of a column. A text may not be UTF-8, and Spark and Parquet
-    support dates and times after the year 9999, for example from milliseconds that were read as seconds."""
+    """Whether Python can represent the bounds (minimum and maximum) of a column chunk. It cannot if a text is not
+    UTF-8, or for dates and times after the year 9999. Spark and Parquet support such times, which arise for example
+    if milliseconds were read as seconds."""
     try:
         if chunk.statistics is not None and chunk.statistics.has_min_max:
             _ = chunk.statistics.min, chunk.statistics.max
@@ -102,7 +103,7 @@ def names_without_bounds(footer: pq.FileMetaData) -> set[str]:
 
 
 def null_counts(footer: pq.FileMetaData) -> dict[str, int]:
-    """The number of nulls in each column that is no list, map or struct."""
+    """The number of nulls in each column that is no list, map or struct, if the footer contains this number."""
     return {
         name: sum(chunk.statistics.null_count for chunk in chunks)
         for name, chunks in columns_of(footer, footer.num_columns)

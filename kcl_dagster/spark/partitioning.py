@@ -27,8 +27,8 @@ _MONTH: Final = 7  # characters of 2026-01
 
 @dataclass(frozen=True, slots=True)
 class PartitionTimes:
-    """The columns of units of time, in UTC, that `partition_by` adds to an output. It can be sent to an
-    executor. `units`: name, unit and source column of each."""
+    """Adds the partition columns that are units of time (in UTC) to an output. Can be sent to an executor. `units`:
+    the name, the unit and the source column of each added column."""
 
     units: tuple[tuple[str, str, str], ...]
 
@@ -59,7 +59,7 @@ class PartitionTimes:
 
 
 def partition_columns(partition_by: Sequence[str]) -> tuple[PartitionTimes, tuple[str, ...]]:
-    """The partition columns, and those of them that are units of time.
+    """Parse `partition_by`. Returns the columns that are units of time, and the names of all partition columns.
 
     Raises ConfigurationError for an entry that is neither a name nor a unit of time.
     """
@@ -80,7 +80,8 @@ def partition_columns(partition_by: Sequence[str]) -> tuple[PartitionTimes, tupl
 
 
 def partitioned(transform: Transform, partition_by: Sequence[str]) -> tuple[Transform, tuple[str, ...]]:
-    """The transform with an added column for each unit of time in `partition_by`, and the partition columns.
+    """Wrap the transform, so that it adds a column for each unit of time in `partition_by`. Also returns the names
+    of all partition columns.
 
     Raises ConfigurationError for an entry that is neither a name nor a unit of time.
     """
@@ -97,7 +98,7 @@ def partitioned(transform: Transform, partition_by: Sequence[str]) -> tuple[Tran
 
 @dataclass(frozen=True, slots=True)
 class PartitionTerm:
-    """A partition column of a table, or a transform of a column, in Iceberg's terms."""
+    """One entry of `partition_by` of a table, in Iceberg's terms: a column and the transform of its values."""
 
     column: str
     transform: str
@@ -134,7 +135,8 @@ def _unit_of(unit: str, time: Column) -> Column:
 
 
 def _unit_in_utc(unit: str, times: pa.Array) -> pa.Array:
-    """The unit of times, as `_unit_of`. A time without a zone is interpreted as UTC."""
+    """The month, day or hour of Arrow times, in the same form as from `_unit_of`. A time without a zone is
+    interpreted as UTC."""
     seconds = times.cast(pa.timestamp("us"), safe=False)
     day = pc.floor_temporal(seconds, unit="day").cast(pa.date32()).cast(pa.string())
     if unit == "month":

@@ -13,10 +13,10 @@ Compression = Literal["gzip", "zstd", "auto"]
 unchanged.
 """
 
-MOST_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024  # a megabyte in a stream can be a gigabyte of zeros
+MOST_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024  # a megabyte can contain a compressed gigabyte of zeros
 _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
-_GZIP_FORMAT: Final = 16 + zlib.MAX_WBITS  # zlib's number for gzip's header
+_GZIP_FORMAT: Final = 16 + zlib.MAX_WBITS  # makes zlib expect the header of gzip
 
 
 def checked(compression: Compression | None) -> Compression | None:
@@ -79,7 +79,7 @@ def _of_zstd(payload: bytes) -> bytes:
         raise ValueError("the payload is not compressed by zstd")
     size = _size_said(payload)
     if 0 < size <= MOST_DECOMPRESSED_BYTES:
-        # A tenth of the cost of a stream. It fails for broken payloads and if other frames follow.
+        # This costs a tenth of decompressing as a stream. It fails if the payload is broken or has several frames.
         with suppress(OSError):
             whole: bytes = pa.Codec("zstd").decompress(payload, size, asbytes=True)
             return whole
@@ -103,4 +103,4 @@ def _size_said(frame: bytes) -> int:
     window, dictionary = (0 if is_single_segment else 1), (0, 1, 2, 4)[descriptor & 0b11]
     start = len(_ZSTD) + 1 + window + dictionary
     said = int.from_bytes(frame[start : start + length], "little")
-    return said + 256 if length == 2 else said  # of two bytes, 0 means 256
+    return said + 256 if length == 2 else said  # a field of two bytes contains the size minus 256

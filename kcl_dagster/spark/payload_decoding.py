@@ -1,7 +1,7 @@
 """Decoding payloads into columns: JSON, Protobuf, Avro, and any format with a decoder, including schema registries.
 
-Each function adds a column and keeps `data`, so nothing is lost. A malformed payload gives null; or with
-`malformed="fail"` it fails the batch, and the application's failure policy applies.
+Each function adds a column and keeps `data`, so nothing is lost. A malformed payload becomes null. With
+`malformed="fail"`, it fails the batch instead, and the application's failure policy applies.
 """
 
 import io
@@ -25,8 +25,8 @@ Decode = Callable[[bytes], Any]
 """Turns one payload into a value of the given schema: dicts for structs, lists for arrays. May raise."""
 
 Schemas = Mapping[Any, Any] | Callable[[Any], Any]
-"""The parsed JSON of writers' schemas by their ids in a registry, or a function that returns one for an id. May
-raise.
+"""Writers' schemas (as parsed JSON) by their ids in a registry, or a function that returns the schema of an id. The
+function may raise.
 """
 
 Framing = Literal["confluent", "glue"]
@@ -90,11 +90,11 @@ def with_decoded(
     malformed: Malformed = "null",
     compression: Compression | None = None,
 ) -> DataFrame:
-    """Decode `data` in the executors with the decoder of `make_decoder`, which is called there once for each task.
+    """Decode `data` in the executors with the decoder that `make_decoder` returns. Each task calls it once.
 
     This is the hook for schema registries: `make_decoder` may send requests to a registry, read the executor's
-    credentials, and cache results. It is sent to the executors by name or by value, so it must not contain open
-    connections.
+    credentials, and cache results. Spark sends `make_decoder` to the executors by name or by value, so it must not
+    contain open connections.
 
     With `compression`, payloads are decompressed first: `"gzip"`, `"zstd"`, or `"auto"` to detect it by the first
     bytes. A payload that cannot be decompressed, or contains more than 64 MiB, is malformed.
@@ -132,8 +132,8 @@ def avro(schema: Any, *, skip_bytes: int = 0) -> Callable[[], Decode]:
 def registered_avro(
     schemas: Schemas, *, framing: Framing | None = None, reader: Any = None
 ) -> Callable[[], Decode]:
-    """A decoder of Avro with a schema registry's prefix, for `with_decoded`. Each value is decoded with the schema
-    with which it was written, whose id is in the prefix.
+    """A decoder of Avro with a schema registry's prefix, for `with_decoded`. The prefix contains the id of the
+    schema with which the value was written, and the value is decoded with this schema.
 
     - `schemas`: a ConfluentRegistry, a GlueRegistry, or a mapping or function from ids to the parsed JSON of
       writers' schemas. An id is the number of Confluent's registry, or the UUID (as text) of the schema version in
@@ -141,9 +141,10 @@ def registered_avro(
     - `framing`: the form of the prefix; by default that of the registry, or Confluent's.
     - `reader`: the schema into which Avro converts values. Without it, columns are found by name.
 
-    A prefix of another form is a malformed payload. An id without a schema, or a function that raises, fails the
-    batch with UnknownSchema, even with `malformed="null"`. If a registry cannot be reached, a function may raise
-    `kcl.Unavailable`, as the registries of this package do: the batch is then retried, and no record is set aside.
+    A payload whose prefix has another form is malformed. If an id has no schema, or if the function raises, the
+    batch fails with UnknownSchema, even with `malformed="null"`. If a registry cannot be reached, the function may
+    raise `kcl.Unavailable`, as the registries of this package do. The batch is then retried, and no record becomes
+    a dead letter.
     """
     return _RegisteredAvro(schemas, _framing(schemas, framing), reader)
 
@@ -193,7 +194,7 @@ class _DecodeBatches:
 
 
 def as_arrow(values: Sequence[Any], kind: pa.DataType, *, is_strict: bool) -> pa.Array:
-    """Decoded values as a column. A value that does not fit the type is null, or an error if `is_strict`."""
+    """Decoded values as a column. A value that does not fit the type becomes null; with `is_strict`, it raises."""
     try:
         return pa.array(values, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -214,7 +215,7 @@ def _one(value: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _spelled(value: Any) -> Any:
-    """A value with UUIDs of Avro as text, as Spark expects them."""
+    """Convert the UUIDs in a value of Avro to text, which Spark expects."""
     if isinstance(value, dict):
         return {name: _spelled(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -223,8 +224,8 @@ def _spelled(value: Any) -> Any:
 
 
 class _Decoding:
-    """Decodes payloads one after another. It is pickled with the factory only; the decoder is made in the
-    executor."""
+    """Decodes payloads one after another. A pickled object contains `make_decoder`, but no decoder: the executor
+    makes it."""
 
     def __init__(
         self, make_decoder: Callable[[], Decode], *, is_strict: bool, compression: Compression | None = None
@@ -244,7 +245,8 @@ class _Decoding:
         except (UnknownSchema, KclError):  # not caused by the payload
             raise
         except Exception:
-            # Decoders have no common class of errors; the failure policy finds out which payload failed.
+            # Every class of error is caught, because decoders have no common one. The failure policy finds out
+            # which payload failed.
             if self.is_strict:
                 raise
             return None
@@ -260,7 +262,8 @@ class _Decoding:
 def decoding_of(
     make_decoder: Callable[[], Decode], *, is_strict: bool, compression: Compression | None = None
 ) -> Callable[[bytes | None], Any]:
-    """Decode payloads one after another with one decoder. Returns None for malformed ones, unless `is_strict`."""
+    """Make a function that decodes payloads with one decoder. It returns None for a malformed payload; with
+    `is_strict`, it raises."""
     return _Decoding(make_decoder, is_strict=is_strict, compression=checked(compression))
 
 
@@ -275,7 +278,7 @@ class _Protobuf:
     def __init__(self, descriptor_set: bytes, message: str) -> None:
         self._descriptor_set = descriptor_set
         self._message = message
-        self()  # raises for a wrong name at the start, instead of in the executors
+        self()  # raises here if the message's name is wrong, instead of later in the executors
 
     def __call__(self) -> Decode:
         try:
@@ -316,7 +319,7 @@ def _plain_field(field: Any, value: Any, message: Any) -> Any:
 
 
 def _is_repeated(field: Any) -> bool:
-    """`is_repeated` is new in protobuf 6, which deprecates `label`."""
+    """Whether a field is repeated. Its attribute `is_repeated` is new in protobuf 6, which deprecates `label`."""
     found = getattr(field, "is_repeated", None)
     return bool(field.label == field.LABEL_REPEATED if found is None else found)
 
@@ -368,7 +371,7 @@ class _RegisteredAvro:
         written = self._written(id_)
         try:
             return fastavro.parse_schema(written)
-        except Exception as error:  # fastavro raises any type of error if a part has the wrong type
+        except Exception as error:  # fastavro raises various errors if a part of the schema has the wrong type
             raise UnknownSchema(f"what was found for the schema {id_} is no Avro schema: {error}") from error
 
     def _written(self, id_: int | str) -> Any:
@@ -384,7 +387,7 @@ class _RegisteredAvro:
 
 
 def _confluent(payload: bytes) -> tuple[int, io.BytesIO]:
-    """The id in Confluent's prefix, a zero byte and four bytes of id, and the value after it."""
+    """The id in Confluent's prefix (a zero byte and four bytes of the id), and the value after the prefix."""
     if len(payload) < 5 or payload[0] != _CONFLUENT_VERSION:
         raise ValueError("the payload does not begin as Confluent's registry frames it")
     body = io.BytesIO(payload)
@@ -393,7 +396,7 @@ def _confluent(payload: bytes) -> tuple[int, io.BytesIO]:
 
 
 def _glue(payload: bytes) -> tuple[str, io.BytesIO]:
-    """The id in Glue's prefix (version, compression, UUID), and the decompressed value after it."""
+    """The id in Glue's prefix (version, compression, UUID), and the decompressed value after the prefix."""
     if len(payload) < 18 or payload[0] != _GLUE_VERSION or payload[1] not in (_GLUE_PLAIN, _GLUE_ZLIB):
         raise ValueError("the payload does not begin as the Glue schema registry frames it")
     id_, value = str(UUID(bytes=payload[2:18])), payload[18:]

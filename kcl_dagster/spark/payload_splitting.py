@@ -1,4 +1,5 @@
-"""Payloads that contain several records: lines, and the log events of CloudWatch Logs. Each of them becomes a row.
+"""Splits payloads that contain several records into rows: a row for each line, or for each event of CloudWatch
+Logs.
 
 The same functions accept DataFrames and Arrow tables.
 """
@@ -17,11 +18,13 @@ from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.payload_compression import Compression, checked, opened
 from kcl_dagster.spark.payload_decoding import Malformed
 
-Records = TypeVar("Records")  # a DataFrame or a pyarrow.Table, which has no types
+Records = TypeVar("Records")  # a DataFrame or a pyarrow.Table; no bound, because pyarrow has no type hints
 Row = tuple[Any, ...]
 """The content of `data`, and the values of the columns that a splitter adds."""
 
-PIECE_BYTES: Final = 8 * 1024 * 1024  # of `data` in a returned batch: a payload may become a hundred times larger
+# The most bytes of `data` in a returned batch. Rows repeat the record's columns, and a decompressed payload may be
+# a hundred times larger.
+PIECE_BYTES: Final = 8 * 1024 * 1024
 PIECE_ROWS: Final = 32_768
 _LAST_TIME: Final = 253_402_300_799_999  # milliseconds, the end of the year 9999
 
@@ -104,8 +107,8 @@ class _Splitting:
     """Splits the payloads of a batch into rows. It is sent to the executors, where `mapInArrow` calls it."""
 
     rows_of: Callable[[bytes], Iterator[Row]]
-    """Yields the rows of a payload one by one, because payloads may be large. It may raise when it is called,
-    but not later."""
+    """Returns an iterator of the rows of a payload, because payloads may be large. The call may raise, but the
+    iterator may not."""
 
     added: Sequence[tuple[str, Any, pa.DataType]]
     compression: Compression | None

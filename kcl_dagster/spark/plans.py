@@ -1,6 +1,6 @@
-"""What executors are told to read: where reading of each shard ended, and the name of the fan-out consumer.
+"""Plans what the executors read. Keeps the shard iterators at which fetches ended, and the fan-out consumers.
 
-The state here (iterators, consumers) only saves time. If it is lost, the result is the same.
+This state only saves time. If it is lost, a fetch reads the same records.
 """
 
 import threading
@@ -24,7 +24,7 @@ BOOKMARK_SECONDS: Final = 240.0
 # The time for which a batch waits until all new consumers are active; its other shards wait, too. AWS takes some
 # seconds. A consumer that is not active by then is a failure, which is retried according to the failure policy.
 CONSUMERS_SECONDS: Final = 5.0
-# Errors by which a known consumer turns out not to exist any more.
+# Errors that show that a known consumer does not exist any more.
 _CONSUMER_IS_GONE: Final = frozenset({ConsumerNotFound.__name__, StreamNotFound.__name__})
 
 
@@ -33,16 +33,17 @@ class EngineSettings:
     """How a fetch is distributed and limited."""
 
     tasks: int | None = None
-    """The number of Spark tasks of each fetch. By default one or two: at most half of the slots of a local
-    session, so that the batch that is written at the same time gets the others, and only one if the last fetch
-    had little to read. For record processors: the number of processes among which they are distributed."""
+    """The number of Spark tasks of each fetch. The default is one or two. In a local session, it is at most half of
+    the slots, so that the batch that is written at the same time gets the other half. If the last fetch had little
+    to read, it is one. For record processors: the number of processes among which they are distributed."""
 
     limits: ShardLimits = field(default_factory=ShardLimits)
     consumer_name: str | None = None
     """The name under which a consumer is registered with each stream for enhanced fan-out. None: polling."""
 
     consumer_arns: Mapping[str, str] = field(default_factory=dict)
-    """Stream -> consumer that the owner of the stream has registered. It is used unchanged."""
+    """The ARNs of consumers that the owners of streams have registered, by stream. These consumers are used
+    instead of a registered one."""
 
     opens_aggregates: bool = True
 
@@ -79,8 +80,8 @@ class Plans:
         self._lock = threading.Lock()
 
     def plan(self, tasks: Sequence[Sequence[Range]], budget: Budget) -> FetchPlan:
-        """Plan a fetch of these ranges, task by task. Registers consumers. If a stream has no consumer for us,
-        only its ranges fail."""
+        """Plan a fetch. `tasks`: the ranges of each task. Registers missing consumers. If this fails for a stream,
+        only the ranges of this stream fail."""
         consumers = self._consumers_of({range_.stream.name for ranges in tasks for range_ in ranges})
         return FetchPlan(
             self._connection,
@@ -111,8 +112,8 @@ class Plans:
         return ShardPlan(range_, self._bookmark(range_), consumer)
 
     def _consumers_of(self, streams: Collection[str]) -> Mapping[str, str | KclError]:
-        """Stream -> ARN of its consumer, or the reason why there is none. Empty without fan-out. The consumer is
-        registered with the first fetch of a stream; workers never remove it."""
+        """For each stream, the ARN of its consumer, or the reason why there is none. Empty without fan-out. The
+        first fetch of a stream registers the consumer; workers never remove it."""
         name = self._settings.consumer_name
         if name is None:
             return {}
@@ -124,7 +125,7 @@ class Plans:
             known = self._settings.consumer_arns.get(stream) or self._consumers.get(stream)
         if known is not None:
             return known
-        # Outside of the lock, so that threads that read other streams do not wait.
+        # The request is sent outside of the lock, so that threads that read other streams do not wait.
         left = max(0.0, until - self._runtime.clock.monotonic())
         try:
             found = ensure_consumer(self._connection.kinesis(), stream, name, self._runtime, left)
@@ -135,7 +136,8 @@ class Plans:
         return found
 
     def _bookmark(self, range_: Range) -> Bookmark | None:
-        """The iterator at the beginning of this range, if the last fetch ended there."""
+        """The bookmark at the beginning of this range, if the last fetch ended there and the bookmark is not too
+        old."""
         with self._lock:
             left = self._left.get(range_.lease)
         if left is None or range_.is_pinned or left.after != range_.after:
@@ -150,5 +152,6 @@ class Plans:
             quiet_seconds=max(0.0, left.bookmark.quiet_seconds - age),
             failing_seconds=failing + age if failing else 0.0,
         )
-        # If nothing was read yet, reading begins at the start position; the rate limit of the shard is kept.
+        # If nothing of the shard was read yet, reading begins at the start position, without the iterator. The
+        # bookmark is still needed for the rate limit of the shard.
         return replace(bookmark, iterator=None) if range_.after.is_initial_position else bookmark

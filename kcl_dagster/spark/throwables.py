@@ -1,8 +1,8 @@
 """Exceptions of the JVM as values: class, message and stack frames of every exception in a chain of causes.
 
 The text of an error may quote values of records, so the class of an error is never decided by searching its text.
-It is decided by the type of an exception, by the condition that Spark names, by the code that raised it, and by the
-beginning of a message, as far as Spark itself wrote it.
+The class is decided by the type of an exception, by the error condition that Spark names, by the code that raised
+the exception, and by the beginning of its message if Spark itself wrote that beginning.
 """
 
 import re
@@ -14,9 +14,9 @@ from typing import Any, Final
 MOST_CAUSES: Final = 10
 MOST_FRAMES: Final = 40
 
-# Spark's texts about the end of one of its processes, which made a task fail. Executors are lost because of
-# machines and memory limits. A Python process that a record crashes looks the same, but crashes again at every
-# attempt.
+# Spark's texts about the end of one of its processes, which made a task fail. An executor ends with its machine, or
+# at its memory limit. If a record crashes a Python process, the text is the same, but the process crashes again at
+# every attempt.
 _LOST: Final = (
     r"(?:ExecutorLostFailure \("
     r"|(?:org\.apache\.spark\.SparkException: )?Python worker (?:exited unexpectedly|failed to connect back)"
@@ -24,13 +24,14 @@ _LOST: Final = (
     r"|(?:ExecutorLostFailure )?Executor heartbeat timed out"
     r"|Remote RPC client disassociated"
     r"|(?:java\.lang\.|org\.apache\.spark\.memory\.)(?:Spark)?OutOfMemoryError\b"
-    # An exception of the JDK is followed by a frame of the JDK; one whose text comes from elsewhere is not.
+    # If the JDK itself raised the exception, a frame of the JDK follows. Other code may use the same text.
     r"|(?:java\.io\.IOException: )?No space left on device(?!\n\s*at (?!java\.|sun\.|jdk\.))"
     r"|SparkContext (?:was|has been) shut ?down"
     # An executor was lost, and the repeated evaluation has assigned rows to other tasks.
     r"|A shuffle map stage with indeterminate output was failed and retried\. However, Spark cannot rollback )"
 )
-# The texts that Spark writes before that. None of them contains free text, such as the message of an exception.
+# The texts that Spark writes before those texts. None of them contains free text, such as the message of an
+# exception.
 _BEFORE: Final = (
     r"(?:An error occurred while calling \S+\n: "
     r"|(?:org\.apache\.spark\.)?SparkException: "
@@ -45,7 +46,8 @@ _BEFORE: Final = (
     r"|Job \d+ cancelled because "
     r"|\[(?:TASK_WRITE_FAILED|WRITING_JOB_ABORTED)\] [^\n'\"]*(?:\n\s+at [^\n]*)*\nCaused by: )"
 )
-# The frozen blocks were lost with their executor. Spark does not read the stream again, but fails.
+# Spark's error condition if fetched records were lost with their executor. Spark then fails, and reads nothing
+# again.
 _LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 _LOST_PROCESS_TEXT: Final = re.compile(rf"\s*{_BEFORE}*{_LOST}")
 _LOST_BLOCK_TEXT: Final = re.compile(rf"\s*{_BEFORE}*\[{_LOST_BLOCK}\]")
@@ -77,8 +79,8 @@ class Throwable:
 
     @property
     def is_of_sparks_storage(self) -> bool:
-        """Whether Spark failed to read or write its own data, as in `spark.local.dir`. The consumer's code may
-        have the same frames, so the innermost frame outside of the JVM decides."""
+        """Whether Spark failed to read or write its own data, as in `spark.local.dir`. Errors of the consumer's
+        code have frames of Spark, too. So the innermost frame outside of Java's and Scala's libraries decides."""
         place = next((frame for frame in self.frames if not frame.startswith(_OF_THE_JVM)), "")
         return _INPUT_OUTPUT.fullmatch(self.kind) is not None and _STORAGE.match(place) is not None
 
@@ -98,7 +100,7 @@ class Throwable:
 
     @property
     def is_of_the_query(self) -> bool:
-        """Whether Spark or Python reports that the query itself failed, which the consumer's code causes."""
+        """Whether Spark or Python reports that the query itself failed. The cause is then the consumer's code."""
         is_told = self.condition is not None and self.condition not in {*_WRAPPERS, _LOST_BLOCK}
         return is_told or self.kind == "org.apache.spark.api.python.PythonException"
 
@@ -114,7 +116,8 @@ def says_a_lost_block(text: str) -> bool:
 
 
 def reasons(chain: Sequence[Throwable]) -> Iterator[Throwable]:
-    """The exceptions of a chain, the outermost first, in which Spark reports why a task failed."""
+    """The exceptions of a chain, the outermost first, in which Spark reports why a task failed. Ends before the
+    first exception that the consumer's code caused."""
     for one in chain:
         if one.is_of_the_query and not one.is_a_lost_process:
             return
@@ -122,8 +125,8 @@ def reasons(chain: Sequence[Throwable]) -> Iterator[Throwable]:
 
 
 def chain_of(error: BaseException) -> list[Throwable]:
-    """The exceptions behind an error of PySpark, the outermost first. Empty if the JVM has ended, or is not that
-    of this process."""
+    """The JVM's exceptions behind an error of PySpark, the outermost first. Empty if the JVM has ended, or if this
+    process has no connection to it."""
     thrown: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     found: list[Throwable] = []
     with suppress(Exception):

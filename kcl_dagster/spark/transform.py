@@ -38,7 +38,8 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A transform whose calls are spans. Spark carries out most of its work later, when the output is written."""
+    """A transform with a span for each call. Spark does most of the transform's work later, when the output is
+    written."""
 
     transform: Transform
     spans: Spans
@@ -49,8 +50,8 @@ class Traced:
 
 
 def returns_its_argument(transform: Transform) -> bool:
-    """Whether the function only returns its argument. This is decided from its code, before it is called; it is
-    False for longer functions that also return their argument."""
+    """Whether the function only returns its argument. This is decided from the function's code, without a call. The
+    result is False for longer functions that also return their argument."""
     if isinstance(transform, (Observed, Traced)):
         return returns_its_argument(transform.transform)
     if type(transform) is not FunctionType:  # objects may have the code and the class of a function that they wrap
@@ -60,8 +61,8 @@ def returns_its_argument(transform: Transform) -> bool:
 
 
 def guarded(transform: Transform) -> Transform:
-    """The transform with its errors mapped, so that they are never taken for errors of this package: user code
-    may raise any class that it can import."""
+    """Wrap the transform: if it raises an error class of this package, the error becomes a TransformError. User
+    code may raise any class that it can import, and this must not be taken for an error of this package."""
     if transform is unchanged:
         return transform
 
@@ -76,7 +77,7 @@ def guarded(transform: Transform) -> Transform:
 
 
 def checked(output: object) -> DataFrame:
-    """The result of a transform. Raises TransformError if it cannot be an output."""
+    """Return the result of a transform. Raises TransformError if it is no DataFrame or has a reserved column."""
     if not hasattr(output, "columns") or not hasattr(output, "mapInArrow"):
         raise TransformError(f"a transform must return a DataFrame, this one returned {type(output).__name__}")
     frame: DataFrame = output  # type: ignore[assignment]  # Classic and Connect frames have no common base at run time

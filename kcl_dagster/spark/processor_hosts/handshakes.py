@@ -1,4 +1,4 @@
-"""The connections whose peers have not proved their identity yet."""
+"""Limits the connections whose peers have not proved their identity yet."""
 
 import threading
 from collections.abc import Callable
@@ -7,7 +7,8 @@ from socket import SHUT_RDWR, socket
 from typing import Final
 
 MOST_OPEN: Final = 64  # each costs a thread
-# A handshake takes milliseconds. If there is no room for another one, the oldest is disconnected after this time.
+# A handshake takes milliseconds. If `MOST_OPEN` are open and another peer waits, the oldest is ended after this
+# time.
 LEAST_SECONDS: Final = 1.0
 
 
@@ -30,8 +31,8 @@ class Handshakes:
         self._changed = threading.Condition()
 
     def wait_for_room(self) -> None:
-        """Block until fewer than `most` handshakes are open: at most about `least_seconds`, because the oldest one
-        is disconnected then."""
+        """Block until fewer than `most` handshakes are open. This takes at most about `least_seconds`, because then
+        the peer of the oldest handshake is disconnected."""
         with self._changed:
             while len(self._begun) >= self._most:
                 oldest = next((since for one, since in self._begun.items() if one not in self._cut), None)
@@ -45,8 +46,8 @@ class Handshakes:
                     self._disconnect_begun_by(oldest)
 
     def disconnect_overdue(self) -> float | None:
-        """Disconnect the peers whose time is over. Returns the seconds until the next one's is over; None if no
-        handshake is open."""
+        """Disconnect the peers whose time is over. Returns the seconds until the time of the next peer is over;
+        None if no handshake is open."""
         with self._changed:
             now = self._clock()
             self._disconnect_begun_by(now - self._seconds)

@@ -22,8 +22,8 @@ class HostConnection:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the host's process is known to have ended. Asks the operating system instead of the host, and
-        does not wait for a call in progress."""
+        """Whether the host's process is known to have ended. Sends no message to the host, and does not wait for a
+        call in progress."""
         if not self._is_lost and self._in_call.acquire(blocking=False):
             try:
                 # A host sends nothing between calls: if something can be read, it is the end of the connection.
@@ -38,8 +38,9 @@ class HostConnection:
     def call(self, order: Order, context: ProcessorContext | None = None) -> End:
         """Send an order, and answer the host's questions until the order is done.
 
-        Raises HostLost if the process of the host has ended, or if the order needs a processor of a former process.
-        Raises ProcessorFailed if user code raised. `context` does not raise.
+        Raises HostLost if the process of the host has ended, or if the order needs a processor that only a former
+        process of the host had. Raises ProcessorFailed if user code raised. The methods of `context` must not
+        raise.
         """
         try:
             with self._in_call:
@@ -61,7 +62,7 @@ class HostConnection:
 
     def end_read(self) -> None:
         """End the fetch that another thread has requested, if it is still running."""
-        with suppress(OSError):  # the call detects it
+        with suppress(OSError):  # the thread in `call` detects the lost connection
             self._line.send(messages.EndRead())
 
     def _exchange(self, order: Order, context: ProcessorContext | None) -> End:
