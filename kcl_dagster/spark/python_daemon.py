@@ -1,15 +1,15 @@
 """Spark's Python daemon, with workers that can send every error: the value of `spark.python.daemon.module`.
 
-Spark's Python worker announces an error before it encodes its text. If the text cannot be made or encoded, such as
-half of a surrogate pair from a record's JSON, nothing follows, and Spark waits for the text for ever.
+Spark's Python worker announces an error before it encodes the error's text. If the text cannot be made or encoded,
+nothing follows, and Spark waits for the text for ever. An example is half of a surrogate pair from a record's JSON.
 
-The daemon makes its workers by fork, so it must not have threads before. It imports pyspark, and of the modules
-that a fetch needs only those that start no thread, so that workers have them from the start. Workers themselves
-import pyarrow, which starts threads, and modules that import pyarrow. If a worker gets its own version of one of
-the daemon's libraries, by `--py-files` or `addPyFile`, it imports that version, as with Spark's own daemon.
+The daemon makes its workers by fork, so it must not start threads. It imports pyspark and those modules of a fetch
+that start no thread, so that workers have them from the start. Each worker itself imports pyarrow, which starts
+threads, and modules that import pyarrow. A user may add another version of one of the daemon's libraries with
+`--py-files` or `addPyFile`. The worker then imports that version, as with Spark's own daemon.
 
-Spark makes its Python import pyspark from an archive, `pyspark.zip`, which is compiled again in every daemon. If
-the archive is part of an installed pyspark, that one is imported instead.
+Spark makes its Python import pyspark from an archive, `pyspark.zip`, which every daemon compiles again. If the
+archive is part of an installed pyspark, the daemon imports the installed pyspark instead.
 """
 
 import gc
@@ -50,7 +50,7 @@ Send = Callable[..., None]
 
 
 def sends_every_error(spark: Send) -> Send:
-    """Wrap `spark` such that an error whose text it cannot send is sent with escapes in its text."""
+    """Wrap `spark`: an error whose text it cannot send is sent with an escaped text instead."""
 
     from pyspark.serializers import SpecialLengths
 
@@ -84,8 +84,8 @@ def _encoded(error: BaseException) -> bytes:
 
 
 def without_archives(path: Sequence[str]) -> list[str]:
-    """The import path `path` without the archives of pyspark and py4j, if both are also installed. Otherwise
-    unchanged."""
+    """Return the import path `path` without the archives of pyspark and py4j. The path is returned unchanged if one
+    of them is not also installed, or if an archive is of another installation."""
     archives = [Path(entry) for entry in path if Path(entry).name == ARCHIVE]
     rest = [entry for entry in path if Path(entry).parent not in {archive.parent for archive in archives}]
     spark, py4j = (PathFinder.find_spec(name, rest) for name in ("pyspark", "py4j"))
@@ -97,8 +97,8 @@ def without_archives(path: Sequence[str]) -> list[str]:
 
 
 def preload() -> frozenset[str]:
-    """Import the common modules of workers. A module that cannot be imported is left to the workers, which
-    report the error. Returns the imported modules of this package and of libraries."""
+    """Import the modules that all workers need. If a module cannot be imported, each worker tries again and reports
+    the error. Returns the imported modules of this package and of libraries."""
     before = {_library(name) for name in sys.modules} - {OWN}
     for name in PRELOADED:
         with suppress(Exception):
@@ -109,8 +109,8 @@ def preload() -> frozenset[str]:
 
 def prefers_added_files(spark: AddPath, preloaded: Collection[str]) -> AddPath:
     """Wrap `spark`, which adds a path to the import path. If the path contains a library of `preloaded`, the worker
-    imports all preloaded modules again, because these libraries use each other. A worker that has already imported
-    other modules of these libraries keeps them all."""
+    imports all preloaded modules again, because these libraries use each other. But if the worker has already
+    imported other modules of these libraries, it keeps all modules."""
     libraries = {_library(name) for name in preloaded}
 
     def add(path: str) -> bool:
@@ -127,8 +127,8 @@ def prefers_added_files(spark: AddPath, preloaded: Collection[str]) -> AddPath:
 
 
 def ends_when_closed(spark: Serve) -> Serve:
-    """Wrap `spark` such that a worker whose connection was closed by the JVM, because Spark stops or the task
-    has failed, ends without a traceback."""
+    """Wrap `spark`: if the JVM closes the connection of a worker, the worker ends without a traceback. The JVM does
+    so when Spark stops or the task has failed."""
 
     def serve(*given: Any) -> int:
         try:

@@ -1,8 +1,9 @@
 """Python processes in the executors that only read by fan-out, so that subscriptions last from batch to batch.
 
-Spark assigns a task to the idle Python process that has waited longest, and uses separate processes for functions
-with another environment. A subscription belongs to a process: if fetches shared the processes of all other
-functions, each of them would have to subscribe, which Kinesis allows only every five seconds.
+Spark assigns a task to the idle Python process that has waited longest. A subscription belongs to one process. If
+fetches shared their processes with other functions, a fetch would often get a process without its subscription, and
+would have to subscribe again. Kinesis allows this only every five seconds. Spark uses separate processes for
+functions with another environment, so fetches get an environment of their own.
 """
 
 import threading
@@ -20,11 +21,11 @@ _changing: Final = threading.Lock()
 
 @contextmanager
 def reader_processes(spark: SparkSession, *, is_fanout: bool) -> Iterator[None]:
-    """Functions that are passed to Spark within the block run in those processes, unless the session's driver is
-    elsewhere.
+    """A context in which functions that are passed to Spark run in the processes for fan-out. It has no effect
+    without `is_fanout`, and in a Spark Connect session, whose driver is elsewhere.
 
-    The environment of the context is replaced, and never changed: another thread that passes a function to Spark,
-    of the user or of a batch that is read ahead, may be iterating over it.
+    The environment of the SparkContext is replaced by a copy and never changed in place, because another thread may
+    be iterating over it: the user's, or the one that reads ahead.
     """
     if not (is_fanout and is_classic(spark)):
         yield

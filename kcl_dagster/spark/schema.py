@@ -1,4 +1,4 @@
-"""The columns of a batch, as user code gets them.
+"""The columns of a batch, as user code receives them.
 
 | column                | type      |                                                                     |
 |-----------------------|-----------|---------------------------------------------------------------------|
@@ -15,11 +15,11 @@
 | `aggregate_problem`   | string    | why an aggregate could not be opened (`data` is then the whole of   |
 |                       |           | it, untouched); null for every good record                          |
 
-(`sequence_number`, `sub_sequence_number`) orders the records of a shard and names them.
+(`sequence_number`, `sub_sequence_number`) orders the records of a shard and identifies each record.
 
-The output needs none of these columns: a transform is evaluated once for a batch, and its rows may be any. Keep
-`lease_key` in the output in two cases. Rows of windows are counted by `lease_key` and the column of times. A
-function of `foreach_batch` tells the parts of its batch apart by it.
+The output of a transform needs none of these columns, and its rows may be any. Keep `lease_key` in the output in
+two cases. If the rows of windows are counted, they are counted by `lease_key` and the column of times. A function
+of `foreach_batch` needs `lease_key` to distinguish the parts of its batch.
 """
 
 from typing import Final
@@ -28,7 +28,9 @@ import pyarrow as pa
 
 LEASE_KEY: Final = "lease_key"
 PROGRESS: Final = "_progress"
-"""The column of progress in a fetch: its rows have only this struct and no record. User code never gets it."""
+"""The column of progress in a fetch. A row with a value in this column contains no record. User code never receives
+this column.
+"""
 
 _SQL_TYPES: Final = {
     pa.binary(): "binary",
@@ -39,7 +41,7 @@ _SQL_TYPES: Final = {
 
 
 def sql_fields(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
-    """Names and types of the columns in SQL."""
+    """The name of each column, and its type in SQL."""
     return tuple((field.name, _SQL_TYPES[field.type]) for field in schema)
 
 

@@ -1,12 +1,13 @@
 """Sealed records: a whole Arrow batch passes through Spark as one value of one row.
 
-Spark converts Arrow into rows and back, value by value, which costs more than all other work of a consumer. If a
-batch is only cached, or stored as it is, this is not necessary: its records remain Arrow inside a binary column. A
-Python worker opens them if user code uses columns or a sink writes them.
+Spark converts Arrow into rows and back, value by value, which costs more than all other work of a consumer. Sealed
+records need no conversion while they are only cached, or if they are stored unchanged: they remain Arrow inside a
+binary column. A Python worker opens them if user code uses columns or a sink writes them.
 
-Every row names the attempt of the fetch that made it, and the first row of each lease comes before its records. If
-a task opens rows of another attempt than the one that was counted, it fails before any record is used. Spark cannot
-reorder or omit this check, as it could an expression: the records do not exist as rows before it has passed.
+Every sealed row contains the id of the attempt of the fetch that made the row. The first row of each lease comes
+before its records. The driver knows the attempt whose result it has received. If a task opens rows of another
+attempt, the task fails before any record is used. Spark could reorder or omit an expression, but not this check:
+the records do not exist as rows before the check has passed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from pyspark.sql import DataFrame
 from kcl_dagster.spark.failures import CONTENT_CHANGED, Marks
 from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORD_DDL, RECORDS, ddl
 
-# Columns with the same value in every record of a range: stored once beside the sealed records.
+# Columns with the same value in every record of a range. The value is stored once beside the sealed records.
 _CONSTANT: Final = ("stream", "shard_id", LEASE_KEY)
 _INSIDE: Final = pa.schema([field for field in RECORDS if field.name not in _CONSTANT])
 _SEALED: Final = pa.schema(
@@ -29,7 +30,7 @@ SEALED_DDL: Final = ddl(_SEALED)
 
 
 def seal(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Seal the batches of a fetch. Runs in the executors."""
+    """Seal the batches that `fetch.fetch` yields. Runs in the executors."""
     attempts: dict[str, str] = {}
     for batch in batches:
         proofs = batch.column(PROGRESS)
@@ -48,14 +49,15 @@ def seal(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _one_value(buffer: pa.Buffer) -> pa.Array:
-    """A binary column of one value, without copying it."""
+    """A binary column with the buffer as its only value. The buffer is not copied."""
     offsets = pa.array([0, buffer.size], pa.int32()).buffers()[1]
     return pa.Array.from_buffers(pa.binary(), 1, [None, offsets, buffer])
 
 
 @dataclass(frozen=True, slots=True)
 class Unseal:
-    """Opens sealed rows, for `mapInArrow`. `attempts`: lease -> the attempt of the fetch that was counted."""
+    """A function for `mapInArrow` that opens sealed rows. `attempts`: for each lease, the id of the attempt whose
+    result the driver has received. Rows of other attempts are an error."""
 
     attempts: Mapping[str, str]
     marks: Marks = field(default_factory=Marks)
@@ -83,17 +85,17 @@ def _opened(records: pa.Buffer, constant: Mapping[str, str]) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """Sealed rows that Spark holds. The rows of a lease are in one partition, in order."""
+    """Sealed rows in Spark. The rows of a lease are in one partition, in order. `attempts`: see `Unseal`."""
 
     frame: DataFrame
     attempts: Mapping[str, str]
 
     def union(self, other: "Sealed") -> "Sealed":
-        """The rows of both, which have no lease in common."""
+        """The rows of this object and of `other`. They must have no lease in common."""
         return Sealed(self.frame.unionAll(other.frame), {**self.attempts, **other.attempts})
 
     def records(self) -> DataFrame:
-        """The records as columns. Evaluating it fails if Spark holds other records than were counted."""
+        """The records as a DataFrame. Its evaluation fails if the rows in Spark are of other attempts."""
         return self.frame.mapInArrow(self.unseal(), RECORD_DDL)
 
     def unseal(self) -> Unseal:

@@ -1,7 +1,7 @@
-"""The address of a Spark master or a Spark Connect server.
+"""Checks the address of a Spark master or a Spark Connect server.
 
-Spark itself tries a master that does not answer for more than a minute, without a message of ours. So a worker
-first opens a connection.
+If a master does not answer, Spark itself tries for more than a minute before it reports an error. So a worker first
+opens a connection to the address.
 """
 
 import socket
@@ -11,18 +11,19 @@ from urllib.parse import urlsplit
 
 from kcl_dagster.errors import ConfigurationError
 
-CONNECT_PORT: Final = 15002  # of a Spark Connect server whose address names none
+CONNECT_PORT: Final = 15002  # of a Spark Connect server whose address contains no port
 SECONDS: Final = 10.0  # for one connection
 _KINDS: Final = {"sc": "Spark Connect server", "spark": "Spark master"}
-# gRPC reaches a Spark Connect server through such a proxy.
+# If one of these variables is set, gRPC reaches a Spark Connect server through this proxy.
 _PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 def refuse_unreachable(url: str, environment: Mapping[str, str], *, seconds: float = SECONDS) -> None:
-    """Raise ConfigurationError if no server listens at `url`. Of several masters, one has to listen.
+    """Raise ConfigurationError if no server listens at `url`. If `url` has several masters, one of them has to
+    listen.
 
-    Blocks for `seconds` for each address at most. Checks no address of YARN or Kubernetes, which Spark finds in
-    files of its own, and none behind a proxy.
+    Blocks for at most `seconds` for each address. Does nothing if Spark takes the address from its own files, as
+    with YARN and Kubernetes, or if gRPC uses a proxy.
     """
     scheme = url.partition("://")[0]
     if scheme not in _KINDS or (scheme == "sc" and any(environment.get(name) for name in _PROXIES)):
@@ -41,7 +42,7 @@ def refuse_unreachable(url: str, environment: Mapping[str, str], *, seconds: flo
 
 
 def _addresses(url: str) -> Iterator[tuple[str, int]]:
-    """Hosts and ports. A URL of several masters is `spark://one:7077,two:7077`."""
+    """The hosts and ports in a URL. A URL of several masters is `spark://one:7077,two:7077`."""
     scheme, _, rest = url.partition("://")
     for one in rest.split(","):
         try:

@@ -24,12 +24,12 @@ from kcl_dagster.spark.java import find_java
 from kcl_dagster.spark.local_dir import LOCAL_DIR, is_chosen_by_user, own_folder, remove_left_behind
 from kcl_dagster.spark.server_address import refuse_unreachable
 
-# Twice the cores: a fetch spends its time waiting for the network.
+# There are more slots than cores, because a fetch spends its time waiting for the network.
 LOCAL_SLOTS_PER_CORE: Final = 2
 
-# A page of a shard is megabytes that are allocated and freed again. By default, glibc and Arrow return such memory
-# to the system at once, and a Python worker spends a third of its time on page faults. Smaller amounts than this
-# are kept instead.
+# For each page of a shard, a Python worker allocates and frees some megabytes. By default, glibc and Arrow return
+# such memory to the system at once, and the worker spends a third of its time on page faults. With these settings,
+# glibc keeps freed memory up to this size.
 KEPT_BYTES: Final = str(256 * 1024 * 1024)
 KEEPS_MEMORY: Final = {
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": KEPT_BYTES,
@@ -38,14 +38,14 @@ KEEPS_MEMORY: Final = {
     "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 
-# With this module, workers can send every error of the consumer's functions. With Spark's own daemon, an error
-# whose text cannot be encoded hangs the job.
+# With this module, Spark's Python workers can send every error of the consumer's functions. With Spark's own
+# daemon, a job never ends if the text of an error cannot be encoded.
 SENDS_EVERY_ERROR: Final = {"spark.python.daemon.module": "kcl_dagster.spark.python_daemon"}
 
-# If part of a shuffle is lost, Spark evaluates that part again, although tasks have used the first evaluation
-# already. If the transform moves rows by a value that is not deterministic, some records would then be stored
-# twice, and others not at all. Spark 4.2 detects most such cases, 4.0 and 4.1 none. So the job fails, and the batch
-# is void: it is never visible, and its records are read again.
+# If part of a shuffle is lost, Spark evaluates that part again, although tasks have already used the first result.
+# If the transform moves rows by a value that is not deterministic, some records would then be stored twice, and
+# others not at all. Spark 4.2 detects most such cases; Spark 4.0 and 4.1 detect none. With this setting, the job
+# fails instead. The batch is then void: it is never visible, and its records are read again.
 REPEATS_NO_STAGE: Final = {"spark.stage.maxConsecutiveAttempts": "1"}
 
 LOCAL: Final = {
@@ -56,12 +56,13 @@ LOCAL: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
-    # Without it, every Python task waits 40 ms for Nagle's algorithm.
+    # With TCP instead of Unix sockets, every Python task waits 40 ms because of Nagle's algorithm.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.cleaner.periodicGC.interval": "5min",
     "spark.speculation": "false",
-    # Every batch that is released causes a warning that its records cannot be recomputed, which is intended.
+    # At the level WARN, Spark would warn for every released batch that its records cannot be recomputed. That is
+    # intended.
     "spark.log.level": "ERROR",
     **KEEPS_MEMORY,
     **SENDS_EVERY_ERROR,
@@ -78,12 +79,12 @@ CLUSTER: Final = {
 }
 """The configuration of a cluster's session; everything can be overridden."""
 
-# Systems allow 103 bytes for the path of a socket. Spark's sockets have names of 42 bytes, in the JVM's temporary
-# folder.
+# Systems allow 103 bytes for the path of a socket. Spark's sockets are in the JVM's temporary folder, and have
+# names of 42 bytes.
 LONGEST_SOCKET_FOLDER: Final = 60
 
-# PySpark's own loggers write each error with its message, which may quote a record. Our events report the error
-# without it.
+# These loggers of PySpark write each error with its message, which may quote a record. The events of this package
+# report the error without values of records.
 QUERY_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
@@ -94,8 +95,8 @@ WORKER_PYTHON: Final = "spark.pyspark.python"
 class SparkSettings(BaseModel):
     """How a worker gets its session.
 
-    - `local` starts one in this process.
-    - `existing` uses the one of the environment (spark-submit, Databricks, EMR, Kubernetes) unchanged.
+    - `local` starts a local session in this process.
+    - `existing` uses the session of the environment (spark-submit, Databricks, EMR, Kubernetes) unchanged.
     - `connect` uses the Spark Connect server at `url`.
     - `cluster` starts a driver in this process for the master at `url`.
     """
@@ -117,7 +118,8 @@ class SparkSettings(BaseModel):
 
     java_options: str = "-XX:+UseSerialGC"
     local_root: str | None = None
-    """Where a local session creates the folder for its temporary files. Default: the system's temporary folder."""
+    """The folder in which a local session creates the folder of its temporary files. Default: the system's
+    temporary folder."""
 
     conf: dict[str, str] = {}
 
@@ -138,12 +140,12 @@ class SessionPlan:
 
 
 def plan_session(settings: SparkSettings, *, python: str, cores: int, folder: Path | None = None) -> SessionPlan:
-    """The settings of the session that `settings` describe. Pure. `python`: the path of this interpreter. `folder`:
-    for a local session's temporary files; None leaves the choice to Spark.
+    """Make the plan of the session that `settings` describe. Pure. `python`: the path of this interpreter.
+    `folder`: the folder for a local session's temporary files; None leaves the choice to Spark.
 
-    Only a local session is tied to this machine: it uses the loopback address, and its Python workers run this
-    interpreter. Executors of a cluster cannot reach a driver at 127.0.0.1, and do not have this interpreter's path:
-    they run `spark.pyspark.python` of `conf`, PYSPARK_PYTHON of the environment, or `python3`.
+    Only a local session uses the loopback address and runs this interpreter in its Python workers. Executors of a
+    cluster cannot reach a driver at 127.0.0.1, and do not have this interpreter at the same path. They run the
+    interpreter that `spark.pyspark.python` in `conf` or the variable PYSPARK_PYTHON names, otherwise `python3`.
 
     Raises ConfigurationError if the mode needs a url and there is none.
     """
@@ -157,10 +159,10 @@ def plan_session(settings: SparkSettings, *, python: str, cores: int, folder: Pa
             if folder is not None:
                 conf |= _inside(folder, settings.java_options)
             conf |= settings.conf
-            # Otherwise Spark looks up its own host name, which fails or takes seconds on laptops.
+            # Without SPARK_LOCAL_IP, Spark looks up its own host name, which fails or takes seconds on laptops.
             environment = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_DRIVER_PYTHON": python}
             environment["PYSPARK_PYTHON"] = conf.get(WORKER_PYTHON, python)
-            # Without an attempt count Spark fails a local job at its first failed task.
+            # Without a number of attempts, Spark fails a local job at its first failed task.
             return SessionPlan(f"local[{slots},{settings.attempts}]", None, conf, environment)
         case "cluster":
             conf = CLUSTER | settings.conf
@@ -174,11 +176,11 @@ def plan_session(settings: SparkSettings, *, python: str, cores: int, folder: Pa
 
 
 def start_session(settings: SparkSettings, name: str) -> SparkSession:
-    """Start the session that `settings` describe. Takes 5 to 10 seconds if a JVM has to be started, half of that
-    with an archive of Spark's classes.
+    """Start the session that `settings` describe. If a JVM has to be started, this takes 5 to 10 seconds, and half
+    of that with an archive of Spark's classes.
 
-    Raises JavaMissing if there is no Java runtime, and ConfigurationError if no server listens at the url, or if
-    the session cannot be started or its executors cannot run our code.
+    Raises JavaMissing if there is no Java runtime. Raises ConfigurationError if no server listens at the url, the
+    session cannot be started, or its executors cannot run this package.
     """
     plan = plan_session(
         settings, python=sys.executable, cores=os.cpu_count() or 1, folder=_prepared_folder(settings)
@@ -227,13 +229,13 @@ def stop_session(spark: SparkSession) -> None:
 
 
 def is_classic(spark: SparkSession) -> bool:
-    """Whether the session's driver runs in this process, unlike that of a Spark Connect session."""
+    """Whether the session's driver runs in this process. The driver of a Spark Connect session does not."""
     return "connect" not in type(spark).__module__
 
 
 def _prepared_folder(settings: SparkSettings) -> Path | None:
-    """The folder of a local session. Folders of killed processes are removed first. None if the user chose a
-    folder."""
+    """Create the folder of a local session, and remove folders that killed processes left behind. Returns None if
+    the session is not local, or if the user has chosen a folder."""
     if settings.mode != "local" or is_chosen_by_user(settings.conf, os.environ):
         return None
     folder = own_folder(None if settings.local_root is None else Path(settings.local_root))
@@ -242,7 +244,7 @@ def _prepared_folder(settings: SparkSettings) -> Path | None:
 
 
 def _inside(folder: Path, java_options: str) -> dict[str, str]:
-    """The configuration that keeps all temporary files in `folder`: Spark's blocks, and files that the JVM
+    """The configuration with which all temporary files are in `folder`: Spark's blocks, and files that the JVM
     unpacks."""
     conf = {LOCAL_DIR: str(folder)}
     if "-Djava.io.tmpdir" not in java_options:

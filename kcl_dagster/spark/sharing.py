@@ -1,4 +1,5 @@
-"""Checks at the start whether the driver can read the files that executors store in a local directory."""
+"""Checks at the start of a worker whether the driver can read the files that executors store in a local
+directory."""
 
 import os
 import socket
@@ -20,7 +21,7 @@ from kcl_dagster.spark.session import is_classic
 from kcl_dagster.spark.storage import LocalStore, Store
 
 FOLDER: Final = "_sharing"  # readers ignore names that begin with an underscore
-PROBES: Final = 16  # tasks; the first ones take a second, so each executor of a small cluster gets one
+PROBES: Final = 16  # tasks; the first tasks take a second, so each executor of a small cluster gets one of them
 HOSTS_NAMED: Final = 5
 
 _PROBES: Final = pa.schema([("host", pa.string()), ("path", pa.string()), ("problem", pa.string())])
@@ -28,7 +29,8 @@ _PROBES: Final = pa.schema([("host", pa.string()), ("path", pa.string()), ("prob
 
 @dataclass(frozen=True, slots=True)
 class SharingProbe:
-    """A file that an executor wrote, or the reason why it could not. The content of the file is its path."""
+    """A file that an executor has written, or the reason why the executor could not write it (`problem`). The
+    content of the file is its path."""
 
     host: str
     path: str
@@ -37,7 +39,7 @@ class SharingProbe:
 
 def check_sharing(spark: SparkSession, store: Store | None, name: str) -> None:
     """Raise ConfigurationError if the store is a local directory and the driver does not find all files that
-    executors write there. `name`: prefix of the names of the probes; no other file may have it.
+    executors write there. `name`: the prefix of the names of the probe files; no other file may have this prefix.
 
     Runs one small job if the executors may be on other machines. Executors that are added later are not checked.
     """
@@ -51,7 +53,7 @@ def check_sharing(spark: SparkSession, store: Store | None, name: str) -> None:
 
 
 def why_not_shared(spark: SparkSession, store: Store | None, name: str) -> str | None:
-    """The problem that `check_sharing` raises, or None. Raises Spark's error if the job fails."""
+    """The text of the problem that `check_sharing` raises, or None. Raises Spark's error if the job fails."""
     if not isinstance(store, LocalStore) or (is_classic(spark) and local_slots(spark) is not None):
         return None
     tasks = spark.range(0, PROBES, 1, PROBES)
@@ -59,13 +61,13 @@ def why_not_shared(spark: SparkSession, store: Store | None, name: str) -> str |
     probes = [SharingProbe(row.host, row.path, row.problem) for row in rows]
     wrong = what_is_wrong(store.root, probes, lambda probe: _is_seen(store, probe))
     with suppress(OSError):  # readers ignore remaining files
-        # Attempts whose result did not reach the driver have written probes, too.
+        # The folder is listed, because attempts whose result did not reach the driver have written probes, too.
         store.delete([file.path for file in store.files(f"{FOLDER}/{name}.", hidden=True)])
     return wrong
 
 
 def what_is_wrong(root: str, probes: Sequence[SharingProbe], is_seen: Callable[[SharingProbe], bool]) -> str | None:
-    """The problem in words, with its remedy; None if there is none."""
+    """The text of the problem, with its remedy; None if there is no problem."""
     for probe in probes:
         if probe.problem is not None:
             return f"the executor on {probe.host} cannot write below {root}: {probe.problem}. {_WHAT_TO_DO}"
@@ -87,8 +89,8 @@ _WHAT_TO_DO: Final = (
 
 
 def _is_seen(store: LocalStore, probe: SharingProbe) -> bool:
-    """Whether the driver sees the file. It opens the file by its name, for which network file systems ask their
-    server; a listing may be outdated."""
+    """Whether the driver finds the file with its content. The file is opened by its name, because then a network
+    file system sends a request to its server. A listing of the folder may be outdated."""
     try:
         return store.get(probe.path) == probe.path.encode()
     except OSError:
@@ -97,7 +99,7 @@ def _is_seen(store: LocalStore, probe: SharingProbe) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _WriteProbes:
-    """The function for `mapInArrow` that writes a file for each row."""
+    """The function for `mapInArrow` that writes a probe file for each row."""
 
     store: LocalStore
     name: str

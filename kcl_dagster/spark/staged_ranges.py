@@ -1,13 +1,14 @@
 """Records that a fetch stages while it reads them (writes into the files of the batch), for batches that are
 committed in chains.
 
-The fetch task writes its rows into staged files and returns a list of them, so a batch needs no second Spark job
-and no record enters the JVM. The driver receives the list of the attempt that Spark counted. Files of other
-attempts do not belong to any batch.
+The fetch task writes its rows into staged files and returns a list of these files. So a batch needs no second Spark
+job, and no record enters the JVM. The driver receives the list of the attempt whose result Spark has accepted. The
+files of other attempts do not belong to any batch.
 
 A file may have rows of several shards. So the files of a fetch are used only if the batch stores all records of the
-fetch, and if they were staged for the chain (log of committed batches) in which the batch is committed. Otherwise
-the records are read again: a range that was read to its end has the same records each time.
+fetch. In addition, the files must have been staged for the chain (the worker's log of its batches) in which the
+batch is decided. Otherwise the records are read from the stream again, each range up to the same end: it has the
+same records each time.
 """
 
 import json
@@ -43,7 +44,9 @@ from kcl_dagster.worker.batch import PoisonRecord, Range
 log = logging.getLogger(__name__)
 
 Manifest = list[dict[str, Any]]
-"""A row for each staged file, in types that JSON supports; `path` is the final path."""
+"""A row for each staged file, in types that JSON supports. `path` is the path that the file gets when the batch is
+published.
+"""
 
 _STAGED: Final = pa.schema([("lease_key", pa.string()), ("trailer", pa.string()), ("files", pa.string())])
 STAGED_DDL: Final = ddl(_STAGED)
@@ -56,7 +59,8 @@ class WriteRows(Protocol):
         self, rows: Iterator[pa.RecordBatch], task: int, attempt: int, only_lease: LeaseKey | None
     ) -> Manifest:
         """Stage all rows that a task reads. `attempt`: a number that no other attempt of any task has.
-        `only_lease`: the lease of all records, if there is only one. If it raises, it leaves no files."""
+        `only_lease`: the lease of all records, if there is only one lease. If this method raises, it leaves no
+        files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class FetchStaging:
     files: WriteRows
 
     def discard(self, files: Manifest) -> None:
-        with suppress(KclError, OSError):  # the settling of the chain removes the rest
+        with suppress(KclError, OSError):  # when the chain is settled, the remaining files are removed
             discard(self.store, self.chain, [str(file["path"]) for file in files])
 
     def discard_all(self) -> None:
@@ -84,8 +88,8 @@ class FetchStaging:
 
 @dataclass(frozen=True, slots=True)
 class StageFetched:
-    """A function for `mapInArrow` that reads the shards of a task and stages the records. Yields a row for each
-    lease, and one with the files."""
+    """A function for `mapInArrow` that reads the shards of a task and stages the records. Yields a row with the
+    trailer of each lease, and a row with the list of files."""
 
     plan: FetchPlan
     staging: FetchStaging
@@ -109,16 +113,16 @@ def stage_fetched(
     attempt: int,
     only_lease: LeaseKey | None = None,
 ) -> list[dict[str, Any]]:
-    """Stage the records of a fetch. Returns rows of `_STAGED`. `files` is null if the files do not contain
-    exactly the records that the trailers name: the consumer's code or the store has failed, or a shard failed
-    after some of its records were staged."""
+    """Stage the records of a fetch. Returns rows of `_STAGED`. `files` is null if no files contain exactly the
+    records that the trailers count. Then the consumer's code or the store has failed, or a shard has failed after
+    some of its records were staged."""
     read = _Read(fetched)
     files: Manifest | None = None
     try:
         files = staging.files.write(read.records(), task, attempt, only_lease)
     except (Exception, SystemExit) as error:
-        # The batch is then staged by a separate job, and fails if that fails. The text is not logged, because it
-        # may quote a record.
+        # A separate job then stages the batch. If that job fails, the batch fails. The text of this error is not
+        # logged, because it may quote a record.
         log.warning("what was fetched could not be staged meanwhile: %s", type(error).__name__)
     read.rest()
     if files is not None and not read.is_complete():
@@ -130,12 +134,12 @@ def stage_fetched(
 
 @dataclass(slots=True)
 class _Read:
-    """Divides the batches of a fetch into records for the files and results of ranges."""
+    """Divides the batches of a fetch into the records, which are yielded, and the trailers of the ranges."""
 
     fetched: Iterator[pa.RecordBatch]
     trailers: dict[str, str] = field(default_factory=dict)
     rows: Counter[str] = field(default_factory=Counter)
-    """The number of records that were passed on, by lease."""
+    """The number of records that `records` has yielded, by lease."""
 
     def records(self) -> Iterator[pa.RecordBatch]:
         for batch in self.fetched:
@@ -147,8 +151,8 @@ class _Read:
                 yield batch.select(COLUMNS)
 
     def rest(self) -> None:
-        """Read to the end, even if the records are not needed: the results of the ranges are in the last batch
-        of a fetch."""
+        """Read the fetch to its end and discard the remaining records. The trailers are in the last batch of a
+        fetch."""
         for _ in self.records():
             pass
 
@@ -168,8 +172,8 @@ class _Read:
 @dataclass(frozen=True, slots=True)
 class ReadAgain:
     """A function for `mapInArrow` that returns the records of pinned ranges (ranges with a fixed end). Each
-    evaluation reads them from the stream. If a range cannot be read to its end, the evaluation fails, and the
-    batch has to be fetched again."""
+    evaluation reads the ranges from the stream. If a range cannot be read up to its end, the evaluation fails, and
+    the batch has to be fetched again."""
 
     plan: FetchPlan
     marks: Marks = field(default_factory=Marks)
@@ -195,7 +199,7 @@ class ReadAgain:
 # On the driver
 
 Again = Callable[[Sequence[Range]], DataFrame]
-"""Returns the records of pinned ranges. They are read when the DataFrame is evaluated."""
+"""A function that returns the records of pinned ranges. The ranges are read when the DataFrame is evaluated."""
 
 
 class StagedRanges:
@@ -204,7 +208,8 @@ class StagedRanges:
     def __init__(
         self, ranges: Sequence[Range], numbers: DataFrame, plan: FetchPlan, staging: FetchStaging, again: Again
     ) -> None:
-        """Run the job, with a task for each of `numbers`."""
+        """Run the job. `numbers`: the number of each task, in a partition of its own. `again`: reads ranges
+        again."""
         self.ranges = tuple(ranges)
         self.chain = staging.chain
         self._staging = staging
@@ -225,18 +230,20 @@ class StagedRanges:
                 )
             self.outcome = FetchOutcome.of(ranges, said)
         except BaseException:
-            staging.discard_all()  # tasks that succeeded have left files that no result names
+            staging.discard_all()  # tasks that succeeded have left files, but their lists did not arrive
             raise
         self._known: Manifest = [file for files in lists if files is not None for file in json.loads(files)]
         self._is_staged = None not in lists
 
     def files_of(self, leases: Collection[LeaseKey]) -> Manifest | None:
-        """The files with the records of these leases. None if no files contain these records and no others."""
+        """The files with the records of these leases. None if files are missing, or also contain records of other
+        leases."""
         read = {lease for lease, progress in self.outcome.progress.items() if progress.records}
         return list(self._known) if self._is_staged and read <= set(leases) else None
 
     def take(self) -> None:
-        """Mark the files as those of a batch, which removes them if it becomes void (is not committed)."""
+        """Mark the files as files of a batch, so that `release` does not remove them. If the batch becomes void (is
+        not decided), its files are removed when its chain is settled."""
         self._is_taken = True
 
     def read_again(self, leases: Collection[LeaseKey]) -> DataFrame:
@@ -273,11 +280,12 @@ class StagedRecords:
     fetches: Mapping[StagedRanges, tuple[LeaseKey, ...]]
 
     def union(self, other: "StagedRecords") -> "StagedRecords":
-        """The records of both, which have no fetch in common."""
+        """The records of this object and of `other`. They must have no fetch in common."""
         return StagedRecords({**self.fetches, **other.fetches})
 
     def files(self, chain: ChainId) -> list[Manifest] | None:
-        """The files of each fetch, if they are staged for this chain and contain these records and no others."""
+        """The files of each fetch, if all of them are staged for this chain and contain these records and no
+        others. None otherwise."""
         found = [fetch.files_of(leases) for fetch, leases in self.fetches.items() if fetch.chain == chain]
         whole = [files for files in found if files is not None]
         return whole if len(whole) == len(self.fetches) else None
@@ -288,7 +296,7 @@ class StagedRecords:
             one.take()
 
     def records(self) -> DataFrame:
-        """The records as columns, for uses other than the files."""
+        """The records as a DataFrame, for uses that cannot take the files. They are read from the stream again."""
         frames = [fetch.read_again(leases) for fetch, leases in self.fetches.items()]
         if not frames:
             raise BatchError("no record was fetched")

@@ -1,7 +1,6 @@
-"""Files under a root: a local directory or an S3 prefix. Only whole files are stored, and each becomes visible at
-once.
+"""Stores of files below a root, which is a local directory or an S3 prefix. Each file becomes visible as a whole.
 
-Used by the sinks in the executors and on the driver. A store is a value that can be sent to an executor.
+Sinks use a store in the executors and on the driver. A store is a value that can be sent to an executor.
 """
 
 import errno
@@ -22,22 +21,23 @@ from kcl_dagster.runtime import Runtime, system
 
 T = TypeVar("T")
 
-S3_READ_SECONDS: Final = 60.0  # one part of a large object over a slow connection
-S3_TOTAL_SECONDS: Final = 600.0  # a whole object
+S3_READ_SECONDS: Final = 60.0  # for one part of a large object over a slow connection
+S3_TOTAL_SECONDS: Final = 600.0  # for a whole object
 DELETE_AT_ONCE: Final = 1000  # the limit of DeleteObjects
-COPIES_AT_ONCE: Final = 8  # S3 does the work, and this process only waits
+COPIES_AT_ONCE: Final = 8  # threads, which only wait for S3
 # A growing bucket responds SlowDown for some seconds; in a longer outage the batch fails and is retried.
 S3_REPEAT_SECONDS: Final = 30.0
 LONGEST_NAME: Final = 255  # bytes of the name of a file or folder, on all common file systems
 LONGEST_KEY: Final = 1024  # bytes of an S3 key
-NAMED_AT_MOST: Final = 5  # keys in an error message; a batch may have a thousand
+NAMED_AT_MOST: Final = 5  # keys in an error message; a request may have a thousand
 
-# Codes of DeleteObjects for single keys: the key does not exist, and temporary errors.
+# S3's codes for a key that does not exist.
 NOT_THERE: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
-# The response to HeadObject has no body with a code. It is 403 for a key that does not exist, too, if s3:ListBucket
-# is granted only below a prefix (condition s3:prefix).
+# The response to HeadObject has no body, so its code is the HTTP status. The status is 403 even for a key that does
+# not exist, if s3:ListBucket is granted only below a prefix (condition s3:prefix).
 _NOT_FOUND: Final = NOT_THERE | {"404"}
 _FORBIDDEN: Final = "403"
+# Codes of temporary errors of DeleteObjects for single keys.
 _PASSING: Final = frozenset(
     {"InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown"}
 )
@@ -57,8 +57,8 @@ class StoredFile:
 
 
 class Store(Protocol):
-    """A store of files. Paths are relative to the root, with `/`. A path that leaves the root raises Unsafe.
-    Nothing is cached."""
+    """A store of files. Paths are relative to the root, and their separator is `/`. A path that leaves the root
+    raises Unsafe. Nothing is cached."""
 
     @property
     def root(self) -> str: ...
@@ -67,20 +67,21 @@ class Store(Protocol):
         """The reason why the store cannot have a file at this path, or None. Sends no request."""
 
     def put(self, path: str, content: memoryview | bytes) -> None:
-        """Store a file durably. Readers find either all of it or the former content."""
+        """Store a file durably. Readers find either the whole new content or the former content."""
 
     def put_new(self, path: str, content: bytes) -> bool:
-        """Store a file durably if there is none at the path. Returns whether it was stored. At most one
-        concurrent caller gets True. If its response was lost, no caller does; that caller finds its content at
-        the path."""
+        """Store a file durably if there is none at the path. Returns whether the file was stored. At most one
+        concurrent caller gets True. If the response to the successful request was lost, no caller gets True. Its
+        caller then finds its own content at the path."""
 
     def create(self, path: str, content: bytes) -> bool:
-        """Store a file like `put_new`, and never leave an incomplete file at the path. Raises ConfigurationError
-        on a file system without hard links."""
+        """Store a file like `put_new`, but never leave an incomplete file at the path. Raises ConfigurationError on
+        a file system without hard links."""
 
     def move(self, names: Mapping[str, str]) -> list[str]:
-        """Give each file the path to which `names` maps it, with the guarantees of `put`. Returns the files that
-        did not exist. May be repeated after a failure, and while another process does the same."""
+        """Move each file to the path to which `names` maps it, with the guarantees of `put`. Returns the paths of
+        files that did not exist. May be repeated after a failure. Several processes may make the same call at the
+        same time."""
 
     def get(self, path: str) -> bytes: ...
 
@@ -88,30 +89,30 @@ class Store(Protocol):
         """The finished file at this path, or None. S3 reports its time in whole seconds here."""
 
     def files(self, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
-        """Finished files whose path begins with `prefix`. Files that readers skip are included only with
+        """The finished files whose path begins with `prefix`. Files that readers ignore are included only with
         `hidden`."""
 
     def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:
-        """Files below `prefix` that a `put` is writing, or was writing when it was killed. If such a file is
-        deleted, its `put` fails."""
+        """The temporary files below `prefix` of a `put` that is running, or whose process was killed. If such a
+        file is deleted, a running `put` fails."""
 
     def delete(self, paths: Sequence[str]) -> None:
         """Remove files. Files that do not exist are ignored. Raises if a file could not be removed."""
 
     def remove_empty(self, folder: str) -> None:
-        """Remove a folder and its subfolders if they are empty. S3 has no folders. Does not raise. A concurrent
-        `put` into such a folder may fail."""
+        """Remove a folder and its subfolders if they are empty. Does nothing on S3, which has no folders. Does not
+        raise OSError. A concurrent `put` into such a folder may fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class S3Options(Access):
-    """How driver and executors reach S3. Without keys they use what their machine, pod or role provides. With a
-    role, each process assumes it."""
+    """How the driver and the executors reach S3. Without keys, they use the credentials of their machine, pod or
+    role. With `role_arn`, each process assumes the role itself."""
 
 
 def open_store(url: str, s3: S3Options | None = None) -> "LocalStore | S3Store":
-    """The store at a local path, `file://` or `s3://bucket/prefix`."""
-    # The rules for URLs do not apply: in an S3 key and in a file name, `#`, `?` and `%` are ordinary characters.
+    """Open the store at a local path, at `file://...`, or at `s3://bucket/prefix`."""
+    # `url` is not parsed as a URL, because `#`, `?` and `%` are ordinary characters in S3 keys and in file names.
     scheme, has_scheme, rest = url.partition("://")
     reason = misspelt(url)
     if reason is not None:
@@ -132,13 +133,13 @@ def open_store(url: str, s3: S3Options | None = None) -> "LocalStore | S3Store":
 
 
 _SUFFIX: Final = ".4194304.00000000"  # the longest suffix that `_hidden_beside` adds to a name
-# The names that `_hidden_beside` makes.
+# The form of the names that `_hidden_beside` makes.
 _UNFINISHED: Final = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")
 
 
 def within(path: str) -> str:
-    """Return the path if it stays below a root. Raises Unsafe otherwise: journals beside the data contain paths,
-    and a program that can write journals must not reach other files through them."""
+    """Return the path if it stays below a root, and raise Unsafe otherwise. Files beside the data, such as
+    journals, contain paths. A program that can write such a file must not reach other files by a path in it."""
     if not path or path.startswith("/") or "\0" in path or ".." in path.split("/"):
         raise Unsafe(f"{path!r} is not a path inside the store: nothing was read or changed there")
     return path
@@ -165,7 +166,8 @@ class LocalStore:
     def put(self, path: str, content: memoryview | bytes) -> None:
         target = self._changed(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Two writers of the same file, with equal content, may be running: a stale owner and its successor.
+        # A stale writer and its successor may write the same file with equal content at the same time, so each has
+        # a draft of its own.
         draft = _hidden_beside(target)
         try:
             with draft.open("wb") as file:
@@ -282,7 +284,7 @@ class LocalStore:
         return Path(self.root, within(path))
 
     def _changed(self, path: str) -> Path:
-        """The path where a file will appear or disappear. Raises Unsafe if a symbolic link among its folders
+        """The path of a file that will be written or removed. Raises Unsafe if a symbolic link among its folders
         leads out of the root."""
         target = self._path(path)
         if not target.parent.resolve().is_relative_to(Path(self.root).resolve()):
@@ -295,7 +297,7 @@ def _hidden_beside(target: Path) -> Path:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make a rename durable, so that it survives a loss of power."""
+    """Make renames in a directory durable, so that they survive a loss of power."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -305,9 +307,9 @@ def _sync_directory(directory: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class S3Store:
-    """A prefix of a bucket. A put is one PutObject, which S3 shows completely or not at all.
+    """A prefix of a bucket. `put` sends one PutObject request, whose object becomes visible as a whole.
 
-    Every request can safely be carried out twice, so requests are retried for some time.
+    Every request can safely be carried out twice, so requests are retried for `S3_REPEAT_SECONDS`.
     """
 
     bucket: str
@@ -316,8 +318,8 @@ class S3Store:
     runtime: Runtime = field(default_factory=system, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without the runtime: executors have their own clocks and random numbers. Otherwise all
-        processes that are throttled would retry at the same time."""
+        """Pickle without the runtime, so that each executor has its own random numbers. With the same random
+        numbers, all processes that are throttled would retry at the same time."""
         return S3Store, (self.bucket, self.prefix, self.options)
 
     @property
@@ -435,11 +437,12 @@ class S3Store:
 
 
 def check_deleted(bucket: str, errors: Sequence[Mapping[str, str]]) -> None:
-    """Raise the errors of single keys: DeleteObjects reports success as a whole even if keys were not deleted."""
+    """Raise an error if DeleteObjects reports errors for single keys. As a whole, such a request has succeeded."""
     left = [error for error in errors if error.get("Code") not in NOT_THERE]
     if not left:
         return
-    # Permanent errors first: they decide which error is raised, and an operator has to act on them.
+    # Permanent errors come first, because an operator has to act on them. The first error decides which class is
+    # raised.
     left.sort(key=lambda error: error.get("Code") in _PASSING)
     named = ", ".join(str(error.get("Key")) for error in left[:NAMED_AT_MOST])
     more = f" and {len(left) - NAMED_AT_MOST} more" if len(left) > NAMED_AT_MOST else ""
@@ -456,7 +459,8 @@ _s3_clients: dict[S3Options, Client] = {}
 
 
 def _s3_client(options: S3Options) -> Client:
-    """The client for these options, one per process. Two threads that race may create two; one is then unused."""
+    """The client for these options, one per process. If two threads call this at the same time, two clients may be
+    made; one of them is then not used again."""
     client = _s3_clients.get(options)
     if client is None:
         client = options.client("s3", read_seconds=S3_READ_SECONDS, total_seconds=S3_TOTAL_SECONDS)

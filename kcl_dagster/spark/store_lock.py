@@ -1,10 +1,11 @@
 """A lock for changes to the files of a store, kept in the store itself.
 
-The lock is a series of numbered files, and the highest number is valid. A process acquires the lock by creating the
-file of the next number; the store lets one of several concurrent processes do so. The file of a lock that was
-released remains until the lock is acquired again, so that no number is used twice. If a process is paused after it
-listed the files, it creates a number that is not the highest, and detects that. Only its owner writes the file of a
-lock. It renews the lock by writing a later end into the file from time to time.
+The lock is a series of numbered files. The file with the highest number is valid, and belongs to the owner of the
+lock. A process acquires the lock by creating the file with the next number. If several processes try this at the
+same time, the store lets only one of them create the file. The file of a released lock remains until the lock is
+acquired again, so that no number is used twice. If a process was paused after it listed the files, the file that it
+creates may not have the highest number. The process detects this. Only the owner of a lock writes to its file. The
+owner renews the lock by writing a later end into the file from time to time.
 """
 
 import logging
@@ -25,8 +26,9 @@ from kcl_dagster.spark.storage import Store
 
 log = logging.getLogger(__name__)
 
-# How long a lock is valid if its owner does not renew it. The end is compared with the wall clock of each reader,
-# so the time is far above the difference between clocks. If the owner was killed, others wait for this time.
+# The time for which a lock is valid if its owner does not renew it. Each process compares the end of a lock with
+# its own wall clock, so this time is far above the difference between clocks. If the owner was killed, other
+# processes wait until this time is over.
 LOCK_SECONDS: Final = 900.0
 RENEWALS_PER_LOCK: Final = 3  # two may be missed before another process may acquire the lock
 CHECK_SECONDS: Final = 30.0  # how often a thread checks whether a renewal is due
@@ -41,7 +43,8 @@ class _LockFile(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class StoreLock:
-    """A lock that this process holds."""
+    """A lock that this process has acquired. `owner`: a random id of this acquisition. `by`: the name of the holder
+    for the errors of other processes."""
 
     store: Store
     folder: str
@@ -56,7 +59,7 @@ class StoreLock:
         self._renewed_at = self.runtime.clock.monotonic()
 
     def renew(self) -> None:
-        """Renew the lock if that is due. May be called by any thread, and often. Raises Unsafe if another
+        """Renew the lock if a renewal is due. May be called on any thread, and often. Raises Unsafe if another
         process has acquired the lock."""
         with self._one_renews:
             now = self.runtime.clock.monotonic()
@@ -70,8 +73,8 @@ class StoreLock:
                 self._renewed_at = now
 
     def check(self) -> None:
-        """Raise Unsafe if another process has acquired the lock. To be called before each change that only one
-        process may make."""
+        """Raise Unsafe if another process has acquired the lock. Call this before each change that only the owner
+        of the lock may make."""
         if not self.is_mine():
             raise Unsafe(
                 f"{self.by} did nothing for too long, and another one has taken over {self.store.root}: this one "
@@ -79,8 +82,8 @@ class StoreLock:
             )
 
     def is_mine(self) -> bool:
-        """Whether this lock is valid. The owner is compared, too, because some stores let two processes create
-        the same file."""
+        """Whether this process still holds the lock. The owner in the file is compared, too, because some stores
+        let two processes create the same file."""
         last = _last(self.store, self.folder)
         return last == self.number and _read(self.store, self.folder, last).owner == self.owner
 
@@ -94,8 +97,8 @@ class StoreLock:
 
 @contextmanager
 def store_lock(store: Store, folder: str, runtime: Runtime, by: str) -> Iterator[StoreLock]:
-    """Acquire a lock, and release it on exit. `by`: name of the holder for the errors of other processes. `folder`
-    must contain nothing but locks.
+    """A context that acquires a lock and releases it at the end. `by`: the name of the holder for the errors of
+    other processes. `folder`: the folder of the lock's files, which must contain nothing else.
 
     Raises StoreLocked if another process holds the lock.
     """
@@ -103,13 +106,13 @@ def store_lock(store: Store, folder: str, runtime: Runtime, by: str) -> Iterator
     try:
         yield acquired
     finally:
-        with suppress(KclError, OSError):  # then the lock expires
+        with suppress(KclError, OSError):  # a lock that cannot be released expires
             acquired.release()
 
 
 @contextmanager
 def renewed_in_background(lock: StoreLock) -> Iterator[None]:
-    """Renew the lock on another thread, while this thread runs code that cannot renew it."""
+    """A context in which another thread renews the lock, for code that cannot renew it itself."""
     over = Event()
 
     def renew() -> None:
@@ -138,9 +141,10 @@ def acquire(store: Store, folder: str, runtime: Runtime, by: str) -> StoreLock:
     owner, until = runtime.new_id(), runtime.clock.now() + LOCK_SECONDS
     mine = StoreLock(store, folder, runtime, owner, by, last + 1)
     store.put_new(_path(folder, mine.number), _encoded(owner, by, until))
-    # The stored files decide. If the file was put twice because a response was lost, this process finds its own. If
-    # it was paused after the listing, it may have created its number, because that had been removed; but then it
-    # finds later locks.
+    # The stored files decide, and not the result of `put_new`. If a response was lost and the file was put twice,
+    # this process finds its own file. If this process was paused after the listing, the file of this number may
+    # have been created and removed meanwhile, so that `put_new` succeeds. But then there are files with higher
+    # numbers.
     if not mine.is_mine():
         raise StoreLocked(_refusal(store, by, _read(store, folder, _last(store, folder))))
     store.delete([path for number, path in _numbers(store, folder).items() if number < mine.number])
@@ -160,7 +164,8 @@ def _read(store: Store, folder: str, number: int) -> _LockFile:
     try:
         return msgspec.json.decode(store.get(path), type=_LockFile)
     except (msgspec.DecodeError, FileNotFoundError, RequestRefused):
-        # The file is incomplete, as some file systems show it to readers, or a later lock has just replaced it.
+        # The file is incomplete, because some file systems show incomplete files to readers, or it was just removed
+        # by a process that has acquired the lock.
         made = max((file.modified for file in store.files(path, hidden=True)), default=0.0)
         return _LockFile("", "another one", made + LOCK_SECONDS)
 
