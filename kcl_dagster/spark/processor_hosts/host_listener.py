@@ -16,17 +16,18 @@ from kcl_dagster.spark.processor_hosts.handshakes import LEAST_SECONDS, MOST_OPE
 from kcl_dagster.spark.processor_hosts.host_connection import HostConnection
 from kcl_dagster.spark.processor_hosts.line import HANDSHAKE_SECONDS, Line
 
-CLOSING_SECONDS: Final = 2.0  # for a connection to this process itself
-# After a connection that could not be accepted, because the process has no file or thread left: the next attempt
-# would fail as well.
+CLOSING_SECONDS: Final = 2.0  # the timeout of the connection that `close` makes to this process
+# The pause after a connection could not be accepted, because the process has no file or thread left. An immediate
+# second attempt would fail as well.
 PAUSE_SECONDS: Final = 0.1
 
 
 class HostListener:
     """Accepts connections of hosts, on its own threads. Closes connections of clients without the secret.
 
-    Such clients can take neither more than a fixed number of threads nor end the listener. Every connection has
-    `handshake_seconds` to prove its identity, and `least_seconds` if others wait.
+    Such clients can occupy only a fixed number of threads, and cannot end the listener. Every client has
+    `handshake_seconds` to prove its identity. If the maximum number of handshakes is open and another client waits,
+    it has only `least_seconds`.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class HostListener:
         least_seconds: float = LEAST_SECONDS,
     ) -> None:
         """Start to listen. `on_host`: called with each new host, on a thread of the listener. Raises
-        ConfigurationError if it cannot listen."""
+        ConfigurationError if this process cannot listen at `host` and `port`."""
         self._context = certificate.context()
         self._secret = secret
         self._on_host = on_host
@@ -51,7 +52,7 @@ class HostListener:
             raise ConfigurationError(
                 f"the driver cannot listen for record processors at {host}, port {port}: {error.strerror or error}"
             ) from None
-        self._socket.setblocking(False)  # a client may have gone before it is accepted
+        self._socket.setblocking(False)  # `accept` must not block if a client disconnects before it is accepted
         self._is_closed = False
         threading.Thread(target=self._accept, name="kcl-host", daemon=True).start()
 
@@ -62,7 +63,7 @@ class HostListener:
     def close(self) -> None:
         self._is_closed = True
         with suppress(OSError):
-            # Closing a socket does not end a thread that is waiting for it, but a connection does.
+            # Closing the socket does not wake the thread that waits for connections, but a connection does.
             create_connection(self._socket.getsockname()[:2], CLOSING_SECONDS).close()
         self._socket.close()
 
@@ -98,7 +99,8 @@ class HostListener:
             self._on_host(found)
 
     def _greeted(self, connection: socket) -> HostConnection | None:
-        """The connection to the host, once it has proved its identity and said its number."""
+        """Carry out the handshake. Returns the connection to the host, or None if the peer did not prove its
+        identity or did not send its number."""
         with suppress(EOFError, OSError):
             line = Line.accept(connection, self._context, self._secret)
             try:

@@ -1,4 +1,4 @@
-"""The executor's side: one host, as long as its connection to the worker exists."""
+"""The executor's side of a host: runs record processors as long as the connection to the worker exists."""
 
 import logging
 import signal
@@ -42,8 +42,8 @@ class HostPlan:
     """The certificate of the worker, in PEM. The host connects to no other worker."""
 
     factory: bytes = field(repr=False)
-    """Makes a processor. It is pickled separately, because it can be unpickled only where the driver's modules
-    are found."""
+    """The pickled function that makes a processor. It is pickled separately, because it can be unpickled only after
+    `path` was added to the import path."""
 
     path: tuple[str, ...]
     """The driver's import path. Entries that do not exist on the executor are ignored."""
@@ -52,8 +52,8 @@ class HostPlan:
 class HostTask:
     """The function for `mapInArrow`. One input row has the number of the host; there is no output.
 
-    `secret`: proves to the worker that a host belongs to this session. Neither the task nor Spark's plan contains
-    it, but only the number of its broadcast variable.
+    `secret`: proves to the worker that a host belongs to this session. The task and Spark's plan do not contain the
+    secret, but only the id of its broadcast variable.
     """
 
     def __init__(self, plan: HostPlan, secret: Broadcast[bytes]) -> None:
@@ -68,7 +68,7 @@ class HostTask:
 
 
 def run_host(plan: HostPlan, secret: bytes, number: int) -> None:
-    """Serve the worker until it closes the host or ends."""
+    """Connect to the worker as the host `number`, and carry out its orders until it sends `Close` or ends."""
     for place in plan.path:
         if place not in sys.path:
             sys.path.append(place)
@@ -80,7 +80,8 @@ def run_host(plan: HostPlan, secret: bytes, number: int) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ignore SIGINT: Ctrl-C in a terminal also reaches local executors, but the worker shuts processors down."""
+    """A context that ignores SIGINT. Ctrl-C in a terminal also reaches local executors, but the worker itself shuts
+    its processors down."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -92,8 +93,8 @@ def _uninterrupted() -> Iterator[None]:
 
 
 class _WorkerGone(BaseException):
-    """The connection to the worker has ended. It is no Exception, so that user code that catches Exceptions does
-    not catch it."""
+    """The connection to the worker has ended. This class is no Exception, so that user code that catches Exceptions
+    does not catch it."""
 
 
 @contextmanager
@@ -124,8 +125,8 @@ class _RemoteContext:
 
 
 class ProcessorHost:
-    """The processors in one process, and the records that were read for them. It has one thread, and serves one
-    order at a time."""
+    """The processors in one process, and the records that were read for them. Carries out one order at a time, on
+    one thread."""
 
     def __init__(self, line: Line, factory: bytes) -> None:
         self._line = line
@@ -136,7 +137,7 @@ class ProcessorHost:
         self._read: dict[LeaseKey, list[pa.RecordBatch]] = {}
 
     def serve(self) -> None:
-        """Serve orders. Returns after `Close`, or when the connection to the worker has ended."""
+        """Carry out orders. Returns after `Close`, or when the connection to the worker has ended."""
         try:
             while not isinstance(order := self._next(), messages.Close):
                 end = self._carry_out(order)
@@ -210,7 +211,7 @@ class ProcessorHost:
         return self._factory()
 
     def _fetch(self, order: messages.Fetch) -> End:
-        """Read a host's share of the batch's budget into memory, like every task of a fetch."""
+        """Read the shards of one task into memory, up to the task's share of the batch's budget."""
         read: dict[LeaseKey, list[pa.RecordBatch]] = defaultdict(list)
         trailers: dict[LeaseKey, bytes] = {}
         runtime = system()
@@ -228,13 +229,15 @@ class ProcessorHost:
         return messages.WasRead(trailers)
 
     def _until_told(self, read: Iterator[pa.RecordBatch], deadline: ReadDeadline) -> Iterator[pa.RecordBatch]:
-        """The batches that are read, until the deadline or until the worker ends the fetch. During the fetch the
-        worker sends nothing else. The listener only polls and reads nothing, so it may also see the next order,
-        and nothing waits for its end."""
+        """Yield the batches of a fetch. Another thread brings the deadline forward when the worker sends `EndRead`.
+
+        The worker sends nothing else during a fetch. The other thread only polls, and receives nothing. So if it
+        detects the next order after the fetch, this does no harm, and nothing has to wait for the thread's end.
+        """
         over = threading.Event()
 
         def listen() -> None:
-            with suppress(OSError):  # `_next` detects it
+            with suppress(OSError):  # `_next` detects the end of the connection
                 while not over.is_set():
                     if self._line.poll(LISTENING_SECONDS):
                         deadline.bring_forward()
@@ -248,7 +251,7 @@ class ProcessorHost:
 
 
 def records_of(batch: pa.RecordBatch) -> list[Record]:
-    """The records of an Arrow batch as processors get them."""
+    """The records of an Arrow batch as processors receive them."""
     arrivals = batch.column("arrival_timestamp").cast(pa.int64())  # microseconds
     columns = (
         batch.column("data").to_pylist(),

@@ -1,7 +1,7 @@
 """An encrypted connection over which a worker and a host exchange Python objects.
 
-The host verifies the certificate of the worker, which came with its task, and then sends the secret of the session.
-The worker unpickles nothing of a peer that has not sent the secret.
+The host has received the worker's certificate with its task. It verifies the certificate, and then sends the secret
+of the session. The worker unpickles nothing from a peer that has not sent the secret.
 """
 
 import hmac
@@ -22,7 +22,7 @@ CHUNK: Final = 1 << 18
 
 # If the other machine has vanished, a connection ends after half a minute; if the process has died, at once.
 KEEPALIVE: Final = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-UNACKNOWLEDGED: Final = ("TCP_USER_TIMEOUT", 30_000)  # milliseconds; the same limit for data that was sent
+UNACKNOWLEDGED: Final = ("TCP_USER_TIMEOUT", 30_000)  # milliseconds, for sent data that is not acknowledged
 
 
 class PeerRefused(OSError):
@@ -32,12 +32,13 @@ class PeerRefused(OSError):
 class Line:
     """One end of a connection. Objects may be sent on any thread, even while another thread receives.
 
-    TLS works in memory here, because an object of `ssl` must not be used by two threads at once, and one thread
-    waits in `recv` while another one sends.
+    An object of `ssl` must not be used by two threads at once, but one thread waits in `recv` while another one
+    sends. So TLS works on buffers in memory here, and only this work is locked.
     """
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, *, is_worker: bool) -> None:
-        """Carry out the TLS handshake. Raises OSError, also for a certificate that is not trusted, or EOFError."""
+        """Carry out the TLS handshake. Raises OSError or EOFError if it fails, for example if the certificate is
+        not trusted."""
         self._socket = connection
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_worker)
@@ -69,10 +70,11 @@ class Line:
 
     @classmethod
     def accept(cls, connection: socket.socket, context: ssl.SSLContext, secret: bytes) -> Self:
-        """Accept a host as the worker. Raises OSError or EOFError if the peer does not send the secret.
+        """Accept the connection of a host, on the worker's side. Raises OSError or EOFError if the peer does not
+        send the secret.
 
-        A peer is refused if it sends nothing for HANDSHAKE_SECONDS. This method does not limit the time of a peer
-        that sends single bytes: the caller does, and shuts the connection down."""
+        A peer is refused if it sends nothing for HANDSHAKE_SECONDS. This method does not limit the total time of a
+        peer that sends single bytes. The caller has to limit it, and to shut the connection down."""
         connection.settimeout(HANDSHAKE_SECONDS)
         try:
             line = cls(connection, context, is_worker=True)
@@ -97,8 +99,8 @@ class Line:
             return pickle.loads(self._read(length))  # noqa: S301 - the peer has sent the secret
 
     def poll(self, seconds: float) -> bool:
-        """Whether something arrives within this time: a part of an object, or the end of the connection. Returns
-        False at once if another thread is receiving."""
+        """Wait until something arrives: a part of an object, or the end of the connection. Returns False if nothing
+        arrives within this time. Also returns False at once if another thread is receiving."""
         if not self._receiving.acquire(blocking=False):
             return False
         try:
@@ -133,7 +135,7 @@ class Line:
                     raise EOFError from None
             except ssl.SSLError:
                 with suppress(OSError):
-                    self._socket.sendall(self._outgoing.read())  # the reason, for the log of the peer
+                    self._socket.sendall(self._outgoing.read())  # TLS tells the peer the reason
                 raise
             else:
                 self._socket.sendall(self._outgoing.read())
@@ -159,7 +161,7 @@ class Line:
         return content
 
     def _decrypt(self) -> bool:
-        """Decrypt what has arrived. Returns whether that was at least one byte."""
+        """Decrypt the data that has arrived. Returns whether the result has at least one byte."""
         with self._in_tls:
             try:
                 content = self._tls.read(CHUNK)

@@ -1,7 +1,7 @@
-"""The messages between a worker and a host, over one connection, one call at a time.
+"""The messages between a worker and a host, over one connection, one order at a time.
 
-The worker sends an order. The host sends any number of questions, each of which the worker answers, and finally one
-end.
+The worker sends an order. The host may send questions, and the worker answers each of them. Finally, the host sends
+one end, which is the result of the order.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from kcl_dagster.worker.batch import PoisonRecord
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Read the shards of task `task`, and discard everything that was read before. Ends in `WasRead`."""
+    """Read the shards of task `task`, and discard all records that were read before. The end is `WasRead`."""
 
     plan: FetchPlan
     task: int
@@ -25,12 +25,12 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Discard what was read."""
+    """Discard the records that were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Initialize:
-    """Make a new processor for a shard. It replaces one that may exist."""
+    """Make a new processor for a shard. If the host already has a processor for this lease, it is replaced."""
 
     lease: LeaseKey
     shard_id: str
@@ -39,8 +39,8 @@ class Initialize:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecords:
-    """Call the shard's processor with the records that were read. Ends in `Returned` with the position of the
-    last one."""
+    """Call the shard's processor with the records that were read. The end is `Returned` with the position of the
+    last record."""
 
     lease: LeaseKey
     millis_behind: int | None
@@ -54,8 +54,8 @@ class ShardEnded:
 
 @dataclass(frozen=True, slots=True)
 class CallLeaseLost:
-    """Call the processor's `lease_lost`. The host discards the processor after this call, and after the two that
-    follow here."""
+    """Call the processor's `lease_lost`, and discard the processor. `ShutdownRequested` and `Discard` discard it,
+    too."""
 
     lease: LeaseKey
 
@@ -72,7 +72,7 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End the task. The host sends no end."""
+    """End the task of the host. The host does not respond."""
 
 
 Order = (
@@ -82,8 +82,8 @@ Order = (
 
 @dataclass(frozen=True, slots=True)
 class EndRead:
-    """End the running `Fetch`, because other hosts have records to deliver. It is no order and gets no answer.
-    Without a running `Fetch` it has no effect."""
+    """End the running `Fetch`, because other hosts have records to deliver. This is no order, and the host does not
+    answer it. Without a running `Fetch` it has no effect."""
 
 
 # Questions, and their answers
@@ -129,7 +129,8 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """User code raised an error. The host discards the processor, unless the call was `shard_ended`."""
+    """User code raised an error. After an error of `shard_ended` the host keeps the processor. After errors of
+    other methods it discards the processor."""
 
     kind: str
     text: str
@@ -137,7 +138,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The host does not have the processor or the records: they were in a former process."""
+    """This process of the host does not have the processor or the records; a former process had them."""
 
 
 End = WasRead | Returned | Raised | Absent
@@ -145,6 +146,6 @@ End = WasRead | Returned | Raised | Absent
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of a host."""
+    """The first message of a host after it has connected. `host`: its number."""
 
     host: int

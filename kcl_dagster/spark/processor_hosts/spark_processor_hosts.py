@@ -1,4 +1,5 @@
-"""The hosts of one worker: they are started as Spark tasks, get shards, and are replaced when they are lost."""
+"""The hosts of one worker. This module starts them as Spark tasks, assigns shards to them, and replaces lost
+hosts."""
 
 import os
 import sys
@@ -41,13 +42,14 @@ CLUSTER_HOSTS: Final = 2  # if the number of cores is not known; each host occup
 # A JVM takes several seconds to start its first Python process, and launching an executor takes half a minute.
 START_SECONDS: Final = 60.0
 SECRET_BYTES: Final = 32
-CLOSING_SECONDS: Final = 10.0  # on request, a task ends at once; if it runs user code, it is canceled
+CLOSING_SECONDS: Final = 10.0  # an idle host ends at once; one that runs user code is canceled after this time
 
 _SPARK_ERRORS: Final = (PySparkException, Py4JError, RuntimeError, OSError)
 
 HOST: Final = "spark.kclDagster.processors.host"
 PORT: Final = "spark.kclDagster.processors.port"
-"""Where executors find the worker. Default: the driver's host and any free port."""
+"""Spark settings for the address at which executors find the worker. Default: the driver's host and any free
+port."""
 
 
 @dataclass(slots=True)
@@ -104,8 +106,8 @@ class _HostedProcessor:
 
 
 class SparkProcessorHosts:
-    """Implements `hosted_processor.ProcessorHosts`. `close` ends its tasks and threads; the session remains
-    open."""
+    """Implements `hosted_processor.ProcessorHosts`. `close` ends the tasks and threads of this object; the session
+    remains open."""
 
     def __init__(
         self,
@@ -117,10 +119,10 @@ class SparkProcessorHosts:
         runtime: Runtime | None = None,
         patience: float = START_SECONDS,
     ) -> None:
-        """Open the hosts' side. `settings.tasks`: the number of hosts; by default one for each core of a local
-        session. `patience`: seconds to wait for the first host.
+        """Start to listen for hosts; the first fetch starts them. `settings.tasks`: the number of hosts; by default
+        one for each core of a local session. `patience`: the seconds for which a fetch waits for hosts.
 
-        Raises ConfigurationError if executors cannot reach this process.
+        Raises ConfigurationError if the session is one of Spark Connect, or if this process cannot listen.
         """
         if not is_classic(spark):
             raise ConfigurationError(
@@ -177,9 +179,9 @@ class SparkProcessorHosts:
 
         answers = [self._pool.submit(read, task) for task in range(len(parts))]
         if budget.linger is not None and any(_has_records(done) for done in as_completed(answers)):
-            for number in (
-                numbers
-            ):  # hosts that are still reading have no records, so the records that have arrived are delivered now
+            # Hosts that are still reading have found no records. Their fetches end, so that the records of the
+            # other hosts are delivered now.
+            for number in numbers:
                 connections[number].end_read()
         for part, answer in zip(parts, answers, strict=True):
             try:
@@ -194,7 +196,8 @@ class SparkProcessorHosts:
         return HostedRead(progress, failures, [connections[number] for number in numbers])
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
-        """Do nothing: where reading of a shard continues is known only when its processor has returned."""
+        """Do nothing. The position at which reading of a shard continues is known only when its processor has
+        returned."""
 
     # Processors
 
@@ -248,8 +251,9 @@ class SparkProcessorHosts:
     # Hosts
 
     def _present(self, wanted: int) -> dict[int, HostConnection]:
-        """The hosts that are connected, of `wanted`; missing ones are started. The first call waits for all of
-        them, later calls wait only if there is none."""
+        """Return the connections to hosts. Hosts that are missing among the first `wanted` ones are started. The
+        first call waits for all of them; later calls wait only if no host is connected. Raises HostLost if no host
+        is connected in time."""
         with self._changed:
             for number, connection in list(self._connections.items()):
                 if connection.is_lost:

@@ -1,1 +1,2 @@
-"""The sinks, which store batches. Each stores the records of a part once, however often the part is written."""
+"""Sinks, which store batches. Each sink stores the records of a part once, even if the part is written
+repeatedly."""
