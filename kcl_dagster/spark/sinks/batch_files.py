@@ -1,7 +1,8 @@
-"""The files of a whole batch, as executors stage them: by partition value and size, whatever shards rows are of.
+"""Stages the files of a batch in the executors. Rows are divided by partition value and file size, and not by
+shard.
 
-Each attempt of a task writes files with names of its own. Those of an attempt whose result did not reach the
-driver, such as one whose executor was lost, do not belong to the batch.
+Each attempt of a task writes files with names of its own. If the result of an attempt did not reach the driver, for
+example because the executor was lost, its files do not belong to the batch.
 """
 
 import json
@@ -48,7 +49,8 @@ MANIFEST_DDL: Final = ddl(_MANIFEST)
 
 @dataclass(frozen=True, slots=True)
 class RowsOfLease:
-    """What a file holds of one lease. `minutes`: None where its rows have no column of times."""
+    """The number of rows of one lease in a file, and their numbers by minute. `minutes`: None if the rows have no
+    column of times."""
 
     rows: int
     minutes: tuple[MinuteRows, ...] | None
@@ -56,9 +58,13 @@ class RowsOfLease:
 
 @dataclass(frozen=True, slots=True)
 class BatchFile:
-    """A file that an attempt of a task has staged. `path`: its final one. `leases`: whose rows it holds, by the
-    column of the output; None where that is not known. `partition`: see `StagedFile`. `statistics`: see `ForTable`.
-    Both are None where it was not written for a table."""
+    """A file that an attempt of a task has staged.
+
+    - `path`: the final path.
+    - `leases`: the leases of the rows, according to the lease column of the output; None if they are not known.
+    - `partition`, `statistics`: see `StagedFile` and `ForTable`. Both are None if the file does not belong to a
+      table.
+    """
 
     task: int
     attempt: int
@@ -69,7 +75,7 @@ class BatchFile:
     partition: dict[str, str | None] | None = None
     statistics: str | None = None
     columns: pa.Schema = field(default_factory=lambda: pa.schema([]))
-    """Of the file."""
+    """The schema of the file."""
 
 
 def no_statistics(_: Footer) -> str:
@@ -78,10 +84,13 @@ def no_statistics(_: Footer) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ForTable:
-    """How files are written for a table, under their final names: readers see what the table contains. `target`:
-    its columns; None: there is no table yet. `statistics`: makes of a file's footer what the driver needs for the
-    statistics of the table. `is_staged`: the table does not get the files themselves, and they are staged as
-    those of a folder are."""
+    """How files are written for a table. They are written under their final names, because readers see only the
+    files that the table contains.
+
+    - `target`: the columns of the table; None if there is no table yet.
+    - `statistics`: makes a text from a file's footer, from which the driver makes the statistics of the file.
+    - `is_staged`: the files themselves are not added to the table, and are staged like the files of a folder.
+    """
 
     target: Target | None
     statistics: Callable[[Footer], str] = no_statistics
@@ -92,7 +101,7 @@ Rows = Iterator[pa.RecordBatch]
 
 
 class StagingStore(Protocol):
-    """What executors need of a store for staged files."""
+    """The methods of a store that executors need to stage files."""
 
     @property
     def root(self) -> str: ...
@@ -105,45 +114,47 @@ class StagingStore(Protocol):
 
 
 class Step(Protocol):
-    """What becomes of the rows of a task before they are stored. A value that can be sent to an executor."""
+    """A function that changes the rows of a task before they are stored. A value that can be sent to an
+    executor."""
 
     def __call__(self, rows: Rows) -> Rows: ...
 
 
 @dataclass(frozen=True, slots=True)
 class StageFiles:
-    """Stages the rows of a task. For `mapInArrow` over the output of the transform it is a function that yields a
-    row for each of its files, see `batch_files`; a fetch calls `write`."""
+    """Stages the rows of a task. It is a function for `mapInArrow` over the output of the transform, and yields a
+    row for each file, see `batch_files`. A fetch calls `write` instead."""
 
     store: StagingStore
     layout: Layout
     chain: ChainId
     batch: int
     target_bytes: int
-    """A file that is as large is closed, and the next one begun."""
+    """When a file has this size, it is closed, and the next one is begun."""
 
     unseal: Unseal | None = None
-    """Set where the rows come sealed."""
+    """Set if the rows are sealed, see `spark.sealing`."""
 
     time_column: str | None = None
-    """By whose minutes rows are counted; None: they are not."""
+    """The column by whose minutes rows are counted. None: rows are not counted by minutes."""
 
     lease_column: str | None = None
-    """The column that says for which lease a row is counted; None: the output has none."""
+    """The column with the lease for which a row is counted. None: the output has no such column."""
 
     only_lease: LeaseKey | None = None
-    """The lease of all rows, where the batch has one lease only."""
+    """The lease of all rows, if the batch has only one lease."""
 
     marks: Marks = field(default_factory=Marks)
     steps: tuple[Step, ...] = ()
-    """From the records to the rows that are stored, in this order. None: the rows are stored as they come."""
+    """The functions that change the rows before they are stored, in this order. Without steps, rows are stored
+    unchanged."""
 
     is_as_read: bool = False
-    """The rows are records as our fetch has read them: their texts are valid, and it is known which columns have
-    values that repeat."""
+    """Whether the rows are records as the fetch has read them. Their texts are valid, and it is known which columns
+    have repeated values."""
 
     table: ForTable | None = None
-    """Set where the files belong to a table."""
+    """Set if the files are for a table."""
 
     def __call__(self, batches: Rows) -> Rows:
         settle()
@@ -169,7 +180,7 @@ class StageFiles:
         return rows if self.table is None or self.table.target is None else self.table.target.cast(rows)
 
     def written_path(self, path: str) -> str:
-        """Where a file is written whose final path this is."""
+        """The path at which a file with this final path is written."""
         is_final = self.table is not None and not self.table.is_staged
         return path if is_final else staged_path(self.chain, path)
 
@@ -194,13 +205,13 @@ class _OpenBatchFile:
 
     @property
     def parts(self) -> str:
-        """JSON."""
+        """The counts of rows by lease, as JSON. See `_leases`."""
         return json.dumps({lease: [one.rows, one.minutes.counted] for lease, one in self.leases.items()})
 
 
 @dataclass(slots=True)
 class _TaskFiles:
-    """The files of one attempt of a task: one for each partition value is open at a time."""
+    """The files of one attempt of a task. One file for each partition value is open at a time."""
 
     of: StageFiles
     attempt: int
@@ -210,7 +221,7 @@ class _TaskFiles:
     _number: int = 0
 
     def store(self, rows: Rows) -> list[dict[str, Any]]:
-        """Store all rows; returns rows of the manifest."""
+        """Store all rows. Returns the rows of the manifest, one for each file."""
         for step in self.of.steps:
             rows = step(rows)
         rows_in = 0
@@ -235,7 +246,7 @@ class _TaskFiles:
         body = self.of.layout.body(rows)
         file = self._open.get(key)
         if file is not None and file.content.schema != body.schema:
-            self._close(self._open.pop(key))  # steps may find further columns
+            self._close(self._open.pop(key))  # the output of a step may have new columns in later batches
             file = None
         if file is None:
             repeating = [name for name in body.schema.names if name in REPEATING] if self.of.is_as_read else None
@@ -255,7 +266,8 @@ class _TaskFiles:
                 file.count(str(group.key[0]), group.rows, self.of.time_column)
 
     def discard(self) -> None:
-        """Remove what was staged. What cannot be removed now is when the chain is settled."""
+        """Remove the files of this attempt. Files that cannot be removed now are removed when the chain is
+        settled."""
         with suppress(KclError, OSError):
             self.of.store.delete([self.of.written_path(row["path"]) for row in self._written])
 
@@ -285,7 +297,7 @@ class _TaskFiles:
         self._written.append(
             {
                 "path": file.path,
-                "rows": read_footer(file.content.footer).num_rows,  # what readers will find
+                "rows": read_footer(file.content.footer).num_rows,  # the number that readers will find
                 "bytes": len(content),
                 "parts": file.parts if file.leases else None,
                 "partition": None if partition is None else json.dumps(partition),
@@ -296,8 +308,8 @@ class _TaskFiles:
 
 
 def batch_files(manifest: list[dict[str, Any]]) -> list[BatchFile]:
-    """The files of a batch, from what the tasks of its job have yielded. Raises SinkError if two attempts of a task
-    are among them: the rows of the task would be stored twice."""
+    """The files of a batch, from the manifest that the tasks of its job have yielded. Raises SinkError if it has
+    files of two attempts of a task, because the rows of the task would be stored twice."""
     files = [
         BatchFile(
             row["task"],
@@ -329,7 +341,7 @@ def _leases(parts: str | None) -> dict[LeaseKey, RowsOfLease] | None:
 
 
 def staged_files(files: Sequence[BatchFile]) -> tuple[StagedFile, ...]:
-    """The files of a batch as an entry has them, for a table that does not get the files themselves."""
+    """The files of a batch in the form of an entry, for a table to which the files themselves are not added."""
     paths = [staged_for(file.path) for file in files]
     assert None not in paths
     return tuple(StagedFile(str(path), file.rows, file.bytes) for path, file in zip(paths, files, strict=True))
@@ -337,8 +349,8 @@ def staged_files(files: Sequence[BatchFile]) -> tuple[StagedFile, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RequireColumns:
-    """A step that refuses an output which cannot be partitioned. For outputs whose columns are known only when
-    there are rows."""
+    """A step that raises ConfigurationError if the rows cannot be partitioned by these columns. For outputs whose
+    columns are known only when there are rows."""
 
     columns: tuple[str, ...]
 
@@ -358,8 +370,8 @@ class RequireColumns:
 
 
 def refuse_invalid(batch: pa.RecordBatch) -> None:
-    """Spark's strings may hold any bytes; a Parquet file with such a text cannot be read by others, compacted, or
-    added to a table."""
+    """Raise RecordRefused if a text is not UTF-8. Spark's strings may contain any bytes, but a Parquet file with
+    such a text cannot be read by others, compacted, or added to a table."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             column.validate(full=True)
@@ -373,7 +385,8 @@ def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def utc(schema: pa.Schema) -> pa.Schema:
-    """The same instants; a session's time zone is no business of a file's readers."""
+    """The schema with UTC as the zone of all times that have a zone. The instants remain the same. So files do not
+    depend on the time zone of the session."""
     return pa.schema(
         [
             field.with_type(pa.timestamp(field.type.unit, tz="UTC"))

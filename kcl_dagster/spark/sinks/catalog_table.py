@@ -1,6 +1,7 @@
-"""An Iceberg table in its catalog, as a sink uses it: executors write the files, and pyiceberg commits them.
+"""An Iceberg table in its catalog, as a sink uses it. Executors write the files, and pyiceberg commits them.
 
-Commits are repeated here and not by pyiceberg, which would add the files again on top of whatever came in between.
+If another commit came first, this module repeats a commit, and not pyiceberg. pyiceberg would add the same files to
+the new state of the table, although the other commit may have added them already.
 """
 
 import re
@@ -39,33 +40,40 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import CommitTableResponse, Table, Transaction
 
-DEFAULT_CATALOG: Final = "default"  # pyiceberg's own name for the one that is not named
-COMMIT_ATTEMPTS: Final = 20  # other writers commit to the one table
+DEFAULT_CATALOG: Final = "default"  # pyiceberg's own name for a catalog without a given name
+COMMIT_ATTEMPTS: Final = 20  # other writers commit to the same table
 LONGEST_PAUSE: Final = 1.0  # seconds between two attempts; a commit takes some tenths
-MERGES: Final = "commit.manifest-merge.enabled"  # a table's property
-_LOGIN: Final = re.compile(r"//[^/\s]*@")  # of a catalog's URI, which pyiceberg quotes
+MERGES: Final = "commit.manifest-merge.enabled"  # a property of Iceberg tables
+_LOGIN: Final = re.compile(r"//[^/\s]*@")  # user and password in a catalog's URI, which errors of pyiceberg quote
 _NO_RETRIES: Final = {"commit.retry.num-retries": "0"}
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What one commit adds to a table. `summary`: of its snapshot. `maintains`: whether the commit merges small
-    manifests, if the table does not say it, and expires old snapshots, see `snapshot_expiry`."""
+    """What one commit adds to a table.
+
+    - `properties`: properties of the table that the commit sets.
+    - `summary`: entries for the summary of the snapshot.
+    - `maintains`: whether the commit expires old snapshots, see `snapshot_expiry`, and merges small manifests if
+      the table has no setting for this.
+    """
 
     files: Sequence["DataFile"]
     properties: Mapping[str, str]
     summary: Mapping[str, str]
     maintains: bool = False
     removed: Sequence["DataFile"] = ()
-    """Files of the table whose place the others take, all of which are of its current partition spec then."""
+    """Files of the table that `files` replace. If there are any, all `files` have the table's current partition
+    spec."""
 
 
 class CatalogTable:
     """The table `identifier` (`database.table`) of a pyiceberg catalog.
 
-    `catalog` are pyiceberg's own properties (`{"type": "glue"}`, `{"type": "rest", "uri": ...}`), on top of what
-    its configuration file and environment say of the catalog `catalog_name`. `partition_by`: of a table that is
-    made here. `keep_complete` may be called on another thread.
+    `catalog`: pyiceberg's properties of a catalog (`{"type": "glue"}`, `{"type": "rest", "uri": ...}`). They take
+    precedence over the properties of `catalog_name` in pyiceberg's configuration file and environment variables.
+    `partition_by`: the partitioning, if this object makes the table. `keep_complete` may be called on another
+    thread.
     """
 
     def __init__(
@@ -92,8 +100,9 @@ class CatalogTable:
         self._own = iceberg_options(self.s3)
         self.open_catalog = partial(_catalog, catalog_name, self._own | dict(catalog or {}))
         self.catalog = self.open_catalog()
-        self.beside: Catalog | None = None  # for `keep_complete`: a client need not be safe for threads
-        self._kept = (-1, 0)  # epoch and moment that the table has by `keep_complete`
+        # A second client for `keep_complete`, which may run on another thread: a client need not be thread-safe.
+        self.beside: Catalog | None = None
+        self._kept = (-1, 0)  # the epoch and the moment that `keep_complete` has found or stored in the table
         self._partition_by = tuple(partition_by)
         self._terms = [PartitionTerm.parse(entry) for entry in partition_by]
 
@@ -103,7 +112,7 @@ class CatalogTable:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """For what is done with the table."""
+        """A context for work with the table, see `table_errors`."""
         with table_errors(self.name):
             yield
 
@@ -118,7 +127,7 @@ class CatalogTable:
     def create(
         self, output: pa.Schema, location: str | None = None, properties: Mapping[str, str] | None = None
     ) -> "Table":
-        """Make the table for an output of this schema, unless another worker has."""
+        """Make the table for an output of this schema, or load it if another worker has made it."""
         from pyiceberg.exceptions import TableAlreadyExistsError
         from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
         from pyiceberg.schema import assign_fresh_schema_ids
@@ -127,16 +136,16 @@ class CatalogTable:
         spec = spec_of(self._terms, schema)
         self.catalog.create_namespace_if_not_exists(self._namespace)
         try:
-            # In one request: not every catalog can stage a table that is made in several.
+            # The table is made by one request, because not every catalog supports making it in several steps.
             return self.catalog.create_table(
                 self.identifier, schema, location=location, partition_spec=spec, properties=dict(properties or {})
             )
         except TableAlreadyExistsError:
-            return self.catalog.load_table(self.identifier)  # another worker's first batch
+            return self.catalog.load_table(self.identifier)  # another worker has made it for its first batch
 
     def location(self) -> str:
-        """Where the table lies, or where it will if it is made here. Raises ConfigurationError if there is no table
-        and only the catalog's server knows."""
+        """The location of the table, or the location at which `create` would make it. Raises ConfigurationError if
+        there is no table, and only the catalog's server knows the location of a new one."""
         from pyiceberg.catalog import MetastoreCatalog
 
         table = self.load()
@@ -152,7 +161,7 @@ class CatalogTable:
         )
 
     def add(self, columns: pa.Schema) -> None:
-        """Add these columns to the table, or widen those that it has."""
+        """Add these columns to the table, and widen the types of columns that it already has."""
         table = self.catalog.load_table(self.identifier)
         with tried_once(table).update_schema() as update:
             update.union_by_name(columns)
@@ -162,11 +171,12 @@ class CatalogTable:
         return self.identifier.rpartition(".")[0]
 
     def store(self, table: "Table", root: str) -> Store | TableFiles:
-        """How the files below `root` are written."""
+        """The store with which files below `root` are written."""
         return files_of(root, table.io.properties, self._own, self.s3)
 
     def transform_for(self, table: "Table", transform: Transform) -> Transform:
-        """A table that an earlier version made has columns of text for units of time, which it wants filled."""
+        """Wrap the transform for a table that an earlier version of this package has made. Such a table has text
+        columns for units of time, and the wrapped transform fills them."""
         from pyiceberg.types import StringType
 
         texts = {field.name for field in table.schema().fields if isinstance(field.field_type, StringType)}
@@ -178,9 +188,11 @@ class CatalogTable:
         return partitioned(transform, filled)[0] if filled else transform
 
     def append(self, runtime: Runtime, prepare: Callable[["Table"], Addition | None]) -> bool:
-        """Commit what `prepare` adds to the table as it is now, and again if another commit came in between. None:
-        there is nothing to add any more. False: there is no table. Raises what pyiceberg raises: the commit may
-        have been made then."""
+        """Load the table and commit the addition that `prepare` returns for it. If another commit came in between,
+        do this again. If `prepare` returns None, there is nothing to add, and no commit is made.
+
+        Returns False if there is no table. If an error of pyiceberg is raised, the commit may have been made.
+        """
         from pyiceberg.exceptions import CommitFailedException
 
         for attempt in range(1, COMMIT_ATTEMPTS + 1):
@@ -190,7 +202,7 @@ class CatalogTable:
                 return table is not None
             try:
                 _append(table, addition)
-            except (CommitFailedException, ValueError):  # ValueError: others have expired the same snapshots
+            except (CommitFailedException, ValueError):  # ValueError: another writer has expired the same snapshots
                 if attempt == COMMIT_ATTEMPTS:
                     raise
                 runtime.clock.sleep(runtime.random.uniform(0, LONGEST_PAUSE))
@@ -199,7 +211,8 @@ class CatalogTable:
         return True
 
     def version(self) -> dict[str, str]:
-        """See `spark.sinks.contract.SparkSink`. As text: a browser rounds numbers of that size."""
+        """See `spark.sinks.contract.SparkSink`. The id of the snapshot is a text, because a browser rounds numbers
+        of this size."""
         from pyiceberg.exceptions import NoSuchTableError
 
         with self.errors():
@@ -210,9 +223,9 @@ class CatalogTable:
             return {} if snapshot is None else {"snapshot": str(snapshot.snapshot_id)}
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """See `worker.staging.StagingSink`. If the table has got no snapshot with the entry, makes it a
-        property of the table. An empty snapshot would have to be expired, and would refuse batches that are being
-        committed, in every catalog."""
+        """See `worker.staging.StagingSink`. If no recent snapshot of the table has the entry, stores it as a
+        property of the table. A snapshot without data would have to be expired later, and would make batches fail
+        that are being committed."""
         if known.through is None or (known.epoch, wanted) <= self._kept:
             return
         from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
@@ -231,19 +244,20 @@ class CatalogTable:
                     with tried_once(table).transaction() as transaction:
                         transaction.set_properties(completeness_record(application, known))
                 except CommitFailedException:
-                    return  # the table gets batches, and with them the entry
+                    return  # another commit was made; batches bring the entry, or the next call stores it
                 kept = known.through
             self._kept = known.epoch, kept
 
 
 def recent_summaries(table: "Table", key: str) -> list[str | None]:
-    """What the last snapshots have in their summaries under this key."""
+    """The values of this key in the summaries of the last snapshots; None for a summary without the key."""
     summaries = (snapshot.summary for snapshot in table.snapshots()[-RECENT_COMMITS:])
     return [summary.get(key) for summary in summaries if summary]
 
 
 def _append(table: "Table", addition: Addition) -> None:
-    """One snapshot; one for each partition spec, if the spec was changed since files were written."""
+    """Commit the addition in one transaction. It makes one snapshot, or one for each partition spec of the files,
+    if the table's spec was changed since they were written."""
     from pyiceberg.table.update.snapshot import ExpireSnapshots
 
     own = table.spec().spec_id
@@ -262,7 +276,8 @@ def _append(table: "Table", addition: Addition) -> None:
             _replace(transaction, addition)
             by_spec = []
         for spec, some in by_spec:
-            # pyiceberg writes manifests for the spec that is the table's in the metadata that it was given.
+            # pyiceberg writes manifests for the default spec of the metadata, so the spec of these files is set
+            # there.
             table.metadata = table.metadata.model_copy(update={"default_spec_id": spec})
             update = transaction.update_snapshot(snapshot_properties=dict(addition.summary))
             with update.merge_append() if merges else update.fast_append() as snapshot:
@@ -282,18 +297,20 @@ def _replace(transaction: "Transaction", addition: Addition) -> None:
 
 
 def _name_mapping(table: "Table") -> dict[str, str]:
-    """For readers: files have the columns' names and not their numbers."""
+    """The property that maps names of columns to their ids. Readers need it, because the files contain no ids."""
     return {"schema.name-mapping.default": table.schema().name_mapping.model_dump_json()}
 
 
 def tried_once(
     table: "Table", properties: Mapping[str, str] | None = None, expired: Collection[int] = ()
 ) -> "Table":
-    """The table, for whose commits pyiceberg does not try again. It asks the properties of the table that it was
-    given; the catalog is told only what is set, so those of the table itself, which others honour, stay.
+    """Change the table object, and return it, such that pyiceberg tries each of its commits only once.
 
-    For the same reason it is given the last snapshot only, and those that are `expired`: it copies the metadata for
-    each step of a commit.
+    `properties`: further properties for pyiceberg. pyiceberg reads these settings from the metadata of the object,
+    and sends only its updates to the catalog. So the properties in the catalog remain as they are.
+
+    Of the snapshots, the object keeps only the `expired` ones and those to which branches and tags refer. pyiceberg
+    copies the metadata for each step of a commit, so a commit takes less time.
     """
     metadata = table.metadata
     needed = {*expired, *(ref.snapshot_id for ref in metadata.refs.values()), metadata.current_snapshot_id}
@@ -310,11 +327,13 @@ def tried_once(
 
 @dataclass(frozen=True, slots=True)
 class _LooksUp:
-    """A catalog that looks up a commit which was refused. Its client may have sent the request again after an
-    answer was lost, and what is refused then is the second one. pyiceberg would delete the manifests of the first
-    one, which the table has.
+    """A catalog that loads the table if a commit was refused, and checks whether the commit was made nevertheless.
 
-    It refuses to expire snapshots that have got a tag or a branch meanwhile, see `Unreferenced`."""
+    If the response to a request was lost, the catalog's client may have sent it again. The first request has then
+    succeeded, and the second one was refused. pyiceberg would delete the manifests of the commit, although the
+    table refers to them.
+
+    The catalog also refuses to expire snapshots that have got a tag or a branch meanwhile, see `Unreferenced`."""
 
     catalog: "Catalog"
 
@@ -352,13 +371,14 @@ def _catalog(name: str, properties: Mapping[str, str]) -> "Catalog":
     try:
         return load_catalog(name, **properties)
     except Exception as error:
-        # Whatever a catalog's client raises when it is made: nothing has been asked of it yet.
+        # No request was sent for a batch yet, so any error of a catalog's client is one of its configuration.
         said = _LOGIN.sub(f"//{REDACTED}@", str(error))
         raise ConfigurationError(f"Iceberg catalog {name} cannot be used: {said}") from None
 
 
 def iceberg_options(s3: S3Options) -> dict[str, str]:
-    """pyiceberg's words for how to reach S3. Raises ConfigurationError for what pyiceberg cannot do."""
+    """pyiceberg's properties for the same access to S3. Raises ConfigurationError for options that pyiceberg does
+    not support."""
     if s3.external_id is not None:
         raise ConfigurationError(
             "pyiceberg assumes roles without an external id: give the run's own credentials access to the table, "
@@ -377,7 +397,7 @@ def iceberg_options(s3: S3Options) -> dict[str, str]:
         "s3.session-token": s3.session_token,
         "s3.role-arn": s3.role_arn,
         "s3.role-session-name": s3.session_name,
-        # For what is not S3: Glue, and the signatures of REST catalogs of AWS.
+        # Properties for other services: Glue, and the signatures of requests to REST catalogs of AWS.
         "client.region": s3.region,
         "client.profile-name": s3.profile,
         "client.access-key-id": s3.access_key,

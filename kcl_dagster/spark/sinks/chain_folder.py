@@ -1,4 +1,4 @@
-"""The place of an Iceberg table's chains (logs of committed batches): below the table's location, or elsewhere.
+"""The folder of an Iceberg table's chains (logs of committed batches): below the table's location, or elsewhere.
 
 The location is requested from the catalog when it is first needed, so that a catalog that does not respond is
 handled like any other outage.
@@ -14,7 +14,7 @@ from kcl_dagster.spark.storage import Store, StoredFile, open_store
 
 @dataclass(slots=True)
 class ChainFolder:
-    """The store of the chains, see `chains.store.FileStore`. `path`: its place, if not below the table's
+    """The store of the chains, see `chains.store.FileStore`. `path`: the folder of the chains. None: the table's
     location."""
 
     table: CatalogTable
@@ -43,7 +43,8 @@ class ChainFolder:
 
     @property
     def location(self) -> str | None:
-        """The location for a new table that has its chains below it. None: the catalog decides."""
+        """The location at which a new table must be made, so that its chains are below it. None: the chains are
+        elsewhere, and the catalog decides on the location of the table."""
         _ = self.store
         return None if self.path is not None else self._location
 

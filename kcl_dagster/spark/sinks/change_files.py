@@ -1,8 +1,8 @@
-"""Batches of change rows for a table, as executors stage them.
+"""Staging of batches of change rows, by which rows of a table are inserted, updated or deleted.
 
-The files of such a batch are no files of the table. They are staged beside the chains, and the commit that applies
-them removes them, see `delta_merges` and `iceberg_merges`. Each row says whether it deletes its key: the predicate
-is evaluated before the batch is decided, so that an error in it is the failure of the batch.
+The files of such a batch are not added to the table. They are staged beside the chains, and the commit that applies
+the changes removes them, see `delta_merges` and `iceberg_merges`. The column `DELETES` of a row shows whether the
+row deletes its key. `delete_when` is evaluated before the batch is decided, so that an error in it fails the batch.
 """
 
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ _MARK: Final = pa.field(DELETES, pa.bool_(), nullable=False)
 
 
 def change_rows(transform: Transform, changes: ChangeRules) -> Transform:
-    """The transform, whose rows say which of them delete a row of the table. It raises ConfigurationError for an
-    output without the columns that the rules name."""
+    """Wrap the transform, so that it adds the column `DELETES`: whether a change row deletes a row of the table.
+    The wrapped transform raises ConfigurationError if its output lacks columns that the rules name."""
 
     def with_deletes(records: DataFrame) -> DataFrame:
         output = transform(records)
         if not hasattr(output, "columns"):
-            return output  # no DataFrame, which is refused where all of them are
+            return output  # no DataFrame; `transform.checked` refuses it
         missing = [name for name in changes.needed if name not in output.columns]
         if missing:
             raise ConfigurationError(
@@ -56,24 +56,26 @@ def without_mark(output: pa.Schema) -> pa.Schema:
 
 
 class ChangedTable(Protocol):
-    """A table to which change rows are applied, as a batch of them needs it."""
+    """A table to which change rows are applied, as the staging of a batch uses it."""
 
     @property
     def target(self) -> Target | None:
-        """The columns of the table; None where there is no table yet."""
+        """The columns of the table; None if there is no table yet."""
 
     def applied(self, transform: Transform) -> Transform:
-        """See `WritingRules`; of change rows. Rows that delete may violate what the table demands."""
+        """See `WritingRules.applied`, but for change rows. A change row that deletes may violate the table's
+        conditions."""
 
     def fulfilled(self, rows: pa.Schema) -> TableRules:
-        """By which rules the rows were written. Makes the table if there is none. Raises SinkError if they do not
-        fit."""
+        """The rules by which rows of this schema were written. Makes the table if there is none. Raises SinkError
+        if the rows do not fit into the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeFiles:
-    """See `table_sink.WritingRules`. `name`: of the table. `store`: where files are staged. `first`: the schema of
-    the first change rows, where there is no table yet."""
+    """The writing of files of change rows, see `table_sink.WritingRules`. `name`: the name of the table. `store`:
+    the store in which the files are staged. `first`: the schema of the first change rows, if there is no table
+    yet."""
 
     name: str
     store: StagingStore
@@ -81,7 +83,7 @@ class ChangeFiles:
     table: ChangedTable
     first: pa.Schema | None = None
     layout: Layout = field(default_factory=lambda: TableFolders(()))
-    """The changes of a key are in order only if its file does not depend on them."""
+    """Change rows are not divided by partition: all changes of a key must be in one file of a task, in order."""
 
     @property
     def for_table(self) -> ForTable:
@@ -93,7 +95,8 @@ class ChangeFiles:
 
     @property
     def _accepted(self) -> Target:
-        """The columns that change rows may have. A row that deletes its key may have nulls in all others."""
+        """The columns that change rows may have. All columns but those of the key may have nulls, because a row
+        that deletes its key needs no other values."""
         known = self.first if self.table.target is None else self.table.target.schema
         assert known is not None
         fields = [field.with_nullable(field.name not in self.changes.merge_on) for field in without_mark(known)]

@@ -1,9 +1,9 @@
-"""In which steps a commit applies entries of change rows. Each step is one commit of the table.
+"""Divides the entries of a commit of change rows into steps. Each step is one commit to the table.
 
-Nearly always there is one step. More are made where entries follow different rules, and where they hold more than
-STEP_BYTES or STEP_ROWS, because the changes of a step are held in memory. The table records with each step how many
-entries are applied, so that each step is made once, also if its worker ends between two of them or several workers
-make it at once.
+There is nearly always one step. More steps are needed if entries follow different rules, or have more than
+STEP_BYTES or STEP_ROWS, because the changes of a step are in memory. The table records with each step how many
+entries were applied. So each step is made once, even if the worker ends between two steps, or several workers make
+the same step at once.
 """
 
 from collections.abc import Sequence
@@ -15,35 +15,36 @@ from kcl_dagster.chains.store import FileStore, found_content
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.change_rules import ChangeRules
 
-STEP_BYTES: Final = 64 << 20  # of compressed change files; in memory they are some five times as large
+STEP_BYTES: Final = 64 << 20  # of compressed files of changes; in memory they are about five times as large
 STEP_ROWS: Final = 5_000_000
 
 
 def holds_changes(entry: PublishingEntry) -> bool:
-    """Whether the files of an entry are change rows."""
+    """Whether the files of an entry contain change rows."""
     return entry.rules is not None and entry.rules.changes is not None
 
 
 @dataclass(frozen=True, slots=True)
 class MergeStep:
-    """Entries that are applied at once. `through`: how many entries of the commit the table contains afterwards."""
+    """Entries that are applied together. `through`: the number of entries of the commit that the table contains
+    after the step."""
 
     entries: tuple[PublishingEntry, ...]
     through: int
 
     @property
     def changes(self) -> ChangeRules | None:
-        """None: the files are added as they are."""
+        """The rules of the changes. None: the files are added to the table unchanged."""
         rules = self.entries[0].rules if self.entries else None
         return None if rules is None else rules.changes
 
     @property
     def done(self) -> int:
-        """How many entries of the commit the table contains before."""
+        """The number of entries of the commit that the table contains before the step."""
         return self.through - len(self.entries)
 
     def contents(self, files: FileStore, table: str) -> list[bytes]:
-        """Of its files, in order."""
+        """The contents of the step's files, in order. Raises SinkError if a file is missing."""
         found = []
         for entry in self.entries:
             for file in entry.files:
@@ -60,7 +61,8 @@ class MergeStep:
 def steps(
     entries: Sequence[PublishingEntry], done: int = 0, most_bytes: int = STEP_BYTES, most_rows: int = STEP_ROWS
 ) -> list[MergeStep]:
-    """The steps after the first `done` entries. A batch is applied as a whole, however large it is."""
+    """Divide the entries after the first `done` ones into steps. One entry is never divided, however large it
+    is."""
     found: list[list[PublishingEntry]] = []
     size = rows = 0
     for entry in entries[done:]:
@@ -81,7 +83,8 @@ def steps(
 
 
 def _kind(entry: PublishingEntry) -> tuple[ChangeRules | None, str | None]:
-    """Entries of one kind are applied together. A change leaves columns alone that its batch does not have."""
+    """Only consecutive entries with the same result may be in one step. The result contains the schema, because a
+    change does not set columns that its batch does not have."""
     if entry.rules is None or entry.rules.changes is None:
         return None, None
     return entry.rules.changes, entry.rules.schema

@@ -17,7 +17,7 @@ from kcl_dagster.spark.storage import Store
 
 FOLDER: Final = "_kcl_dagster_columns"
 _DIGEST_CHARACTERS: Final = 32
-_AT_ONCE: Final = 16  # files of columns: one after the other, they would delay the first batch
+_AT_ONCE: Final = 16  # files that are read at the same time; one after the other, they would delay the first batch
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -31,7 +31,8 @@ class ColumnTypes:
     _known: dict[str, pa.DataType] | None = field(default=None)
 
     def known(self) -> dict[str, pa.DataType]:
-        """Column name -> type. The first call lists the files; workers may have added others since."""
+        """The types of the columns by name. Only the first call lists the files, so types that other workers have
+        stored since may be missing."""
         if self._known is None:
             try:
                 paths = [file.path for file in self.store.files(f"{FOLDER}/", hidden=True)]
@@ -57,7 +58,8 @@ class ColumnTypes:
                 )
 
     def _stored(self, column: pa.Field) -> pa.Field:
-        """The column as it is stored: this one, unless another worker was first."""
+        """Store the column, and return it. If another worker has stored it already, return the column of that
+        worker."""
         path = path_of(column.name)
         try:
             is_new = self.store.create(path, pa.schema([column]).serialize().to_pybytes())

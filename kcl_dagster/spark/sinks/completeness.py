@@ -2,10 +2,10 @@
 
 Each entry means: every record that arrived at the streams before `through` was stored before the entry was written.
 A reset or an import begins a new epoch, in which records from before the former epoch's `through` may be stored
-again. So the newest epoch counts, and in it the latest time. Older entries are lower bounds.
+again. So the valid entry is the one with the latest time in the newest epoch. Older entries are lower bounds.
 
-In a Parquet folder, the entry is a file for each application. Tables have it in their commits. If a table gets no
-commit for longer than a window, the entry is in a commit without data, or in a property of the table.
+In a Parquet folder, the entry is a file for each application. Tables have the entry in their commits. If a table
+gets no commit for longer than a window, the entry is in a commit without data, or in a property of the table.
 """
 
 import json
@@ -21,7 +21,9 @@ from kcl_dagster.tables.completeness_row import WrittenThrough
 
 FOLDER: Final = "_kcl_dagster_complete/"  # readers ignore names that begin with an underscore
 FORMAT: Final = 1
-RECENT_COMMITS: Final = 100  # of a table, in which an entry is looked for; if it is older, another one does no harm
+# The number of last commits of a table that are searched for the entry. If the entry is in an older commit, it is
+# written again, which does no harm.
+RECENT_COMMITS: Final = 100
 
 
 class CompletenessFile(msgspec.Struct, frozen=True):
@@ -68,11 +70,11 @@ def file_of(application: str) -> str:
 
 
 def write_file(store: Store, application: str, known: WrittenThrough) -> bool:
-    """Write the application's file unless it has a time that is as late. Returns whether it was written.
+    """Write the application's file, if it does not already have this time or a later one. Returns whether the file
+    was written. Raises OSError and errors of AWS.
 
-    Two workers may write at once, and one of them may have been paused before it wrote: then the file goes back to
-    an older moment, which is a true lower bound, until the next write, ten minutes later at most. Raises OSError
-    and errors of AWS.
+    If one of two concurrent workers was paused before it wrote, the file gets an older time. This time is still a
+    true lower bound. It remains until the next write, for ten minutes at most.
     """
     if known.through is None:
         return False

@@ -13,12 +13,12 @@ from kcl_dagster.worker.staging import StagedBatch, StagingSink
 
 
 class SparkSink(StagingSink[Records], Protocol):
-    """Stages batches whose rows are in Spark (writes their files, which become visible when the batch is
-    committed)."""
+    """Stages batches whose rows are in Spark: writes their files, which become visible later, when the batch is
+    published."""
 
     @property
     def stores_into(self) -> Sequence[Store]:
-        """The stores into which executors write the files, unless a catalog decides that."""
+        """The stores into which executors write the files. Empty if a catalog decides on the location."""
 
     def staging(self) -> FetchStaging | None:
         """See `spark.engine.StagingOfFetches`."""
@@ -28,4 +28,4 @@ class SparkSink(StagingSink[Records], Protocol):
         Takes one or two requests; may be called by any thread."""
 
     def staged(self, data: Records, batch: Batch, chain: ChainId, number: int) -> Staging[StagedBatch]:
-        """Stage a batch like `stage`, but by a Spark job that others may share."""
+        """Stage a batch like `stage`, but with a Spark job that the sinks of several tables may share."""
