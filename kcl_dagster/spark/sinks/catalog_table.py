@@ -371,7 +371,8 @@ def _catalog(name: str, properties: Mapping[str, str]) -> "Catalog":
     try:
         return load_catalog(name, **properties)
     except Exception as error:
-        # No request was sent for a batch yet, so any error of a catalog's client is one of its configuration.
+        # A catalog's client may raise any class of error here. The catalog is not in use yet, so its configuration
+        # counts as the cause.
         said = _LOGIN.sub(f"//{REDACTED}@", str(error))
         raise ConfigurationError(f"Iceberg catalog {name} cannot be used: {said}") from None
 

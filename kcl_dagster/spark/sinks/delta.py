@@ -137,7 +137,7 @@ class DeltaFormat:
         return DeltaWriting(self.log, rules) if self.changes is None else self._of_changes(rules, self.changes)
 
     def first_rules(self, output: pa.Schema) -> WritingRules:
-        """The rules for a new table, which is made by the first rows."""
+        """The rules for a new table. The table is made when the first rows are staged."""
         if self.changes is None:
             return DeltaWriting(self.log, None)
         return self._of_changes(None, self.changes, without_mark(output))
@@ -188,7 +188,7 @@ class DeltaWriting:
 
 @dataclass(frozen=True, slots=True)
 class ChangedDelta:
-    """See `change_files.ChangedTable`. `rules`: None where there is no table yet."""
+    """A Delta table with change rows, see `change_files.ChangedTable`. `rules`: None if there is no table yet."""
 
     log: DeltaLog
     rules: DeltaRules | None

@@ -1,4 +1,4 @@
-"""Adding files that are there already to a Delta table, with delta-rs."""
+"""Adds files that executors have written to a Delta table, with delta-rs."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -11,7 +11,9 @@ from kcl_dagster.spark.sinks.delta_rules import DeltaRules
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 
-COMMITS_TO_CLEANING: Final = 100  # as many as are between two checkpoints, without which delta-rs deletes nothing
+# The log is cleaned with every hundredth commit. delta-rs makes a checkpoint as often, and deletes nothing without
+# one.
+COMMITS_TO_CLEANING: Final = 100
 
 
 def append(
@@ -22,7 +24,8 @@ def append(
     properties: "CommitProperties",
     hooks: "PostCommitHookProperties",
 ) -> None:
-    """Add the files of the entries in one commit, which is made in any case. Raises what delta-rs raises."""
+    """Add the files of the entries in one commit. The commit is made even if there are no files. Errors of delta-rs
+    are raised."""
     from deltalake.transaction import AddAction
 
     now = round(runtime.clock.now() * 1000)
@@ -41,8 +44,8 @@ def append(
 
 
 def commit_properties(transactions: Mapping[str, int], metadata: Mapping[str, str]) -> "CommitProperties":
-    """`transactions`: the versions of applications, by their ids. Two commits with versions of one application
-    conflict."""
+    """The properties of a commit. `transactions`: the versions of applications in the table's transaction log, by
+    the ids of the applications. Two commits with versions of one application conflict."""
     from deltalake import CommitProperties, Transaction
 
     return CommitProperties(
@@ -53,8 +56,8 @@ def commit_properties(transactions: Mapping[str, int], metadata: Mapping[str, st
 
 
 def cleaning(number: int) -> "PostCommitHookProperties":
-    """delta-rs lists the whole log before it deletes what is too old. So only some commits do it, if the table says
-    so (None)."""
+    """Whether the commit `number` removes old files of the log: only every hundredth commit does so, if the table's
+    setting permits it (None). Before it removes files, delta-rs lists the whole log."""
     from deltalake import PostCommitHookProperties
 
     return PostCommitHookProperties(cleanup_expired_logs=None if number % COMMITS_TO_CLEANING == 0 else False)

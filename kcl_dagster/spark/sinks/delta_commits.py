@@ -1,7 +1,8 @@
-"""Commits of what chains have decided to a Delta table, with delta-rs.
+"""Commits batches to a Delta table with delta-rs, after chains have decided them.
 
-Each application is an application of the table's own transaction log, with the number of its last commit as its
-version. Two commits with versions of one application conflict, so that the later one is refused.
+A Delta table's transaction log has versions of applications. Each application of this package is such an
+application, and the number of its last commit is its version. Two commits with versions of one application
+conflict, so that the later one is refused.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ class DeltaCommits:
     def commit(
         self, series: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
     ) -> None:
-        """The table is made if it was removed since the entries were decided."""
+        """See `ChainedTable.commit`. If the table was removed since the entries were decided, it is made again."""
         with self.log.errors():
             table = self.log.refreshed()
             if table is None:

@@ -1,9 +1,9 @@
-"""Making few large files out of the many small ones of a Delta table, with delta-rs.
+"""Compaction of a Delta table with delta-rs: merges the many small files into few large ones.
 
-The table's log knows which files are committed, and delta-rs refuses its own commit if another writer has deleted
-or changed rows of the files meanwhile. It does not refuse if another compaction has replaced them: both commits
-succeed, and the table has the rows twice. So compactions of one table exclude each other by a lock, as those of a
-Parquet folder do.
+The table's log shows which files are committed. delta-rs refuses its own commit if another writer has deleted or
+changed rows of the files meanwhile. But it does not refuse the commit if another compaction has replaced the files:
+both commits succeed, and the table has the rows twice. So a lock prevents two compactions of one table at once, as
+in a Parquet folder.
 """
 
 import json
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OPTIMIZE: Final = "OPTIMIZE"
-OURS: Final = "kcl-dagster/compaction"  # in the metadata of our commits
+OURS: Final = "kcl-dagster/compaction"  # a key in the metadata of this package's commits
 LOOKED: Final = f"{JOURNAL}/other-engines.json"
-COMMIT_EVERY: Final = timedelta(minutes=5)  # a compaction that is killed has lost no more
+COMMIT_EVERY: Final = timedelta(minutes=5)  # if a compaction is killed, the work of at most this time is lost
 KEPT: Final = "delta.deletedFileRetentionDuration"
 _INTERVAL: Final = re.compile(r"interval \d+ (second|minute|hour|day|week)s?")  # delta-rs understands these
-# delta-rs does not find a file whose path has one, in either spelling.
+# delta-rs does not find a file whose path contains one of these texts: a tilde, or an escaped tilde.
 _NOT_FOUND: Final = ("~", "%7E", "%7e")
 # delta-rs's names for the settings of a connection, without their `aws_`.
 _SETTINGS: Final = {
@@ -68,18 +68,21 @@ def compact_delta(
     beside_others: bool = False,
     vacuum: bool = False,
 ) -> Compaction:
-    """Merge the small files of the Delta table at `path`. May run beside the consumer. Raises StoreLocked beside
-    another compaction, which knows this one as `by`.
+    """Merge the small files of the Delta table at `path`. May run beside the consumer. Raises StoreLocked if
+    another compaction is running, which reports this one as `by`.
 
-    `storage_options` are delta-rs's, instead of what it is told of `s3`. The merged files' sources stay in the
-    folder until they are vacuumed. `vacuum`: first delete those that were removed from the table longer ago than it
-    wants to keep them. So what this compaction merges stays for readers until the next one, also in a table that
-    wants to keep nothing.
+    - `storage_options`: options of delta-rs, which replace those that are made from `s3`.
+    - `vacuum`: before merging, delete files that were removed from the table longer ago than its retention. Files
+      that are merged remain in the folder until a later vacuum. So readers can use them until the next compaction,
+      even if the retention of the table is zero.
+    - `beside_others`: compact the table although another program has compacted it.
 
-    Leaves alone, with a warning: tables that anything else has compacted, because two compactions at once have the
-    rows twice, until it was called with `beside_others`; tables that are partitioned by a decimal or binary column,
-    whose values delta-rs does not write as it reads them; and partitions with `~` in the path of a file, which it
-    does not find.
+    Logs a warning and does not merge:
+
+    - tables that another program has compacted, until this was called with `beside_others`: after two compactions
+      at once, a table has the rows twice,
+    - tables that are partitioned by a decimal or binary column: delta-rs changes values of such columns,
+    - partitions with `~` in the path of a file: delta-rs does not find such files.
     """
 
     name, runtime = f"delta at {path}", runtime or system()
@@ -100,14 +103,16 @@ def compact_delta(
 
 
 class _Looked(msgspec.Struct, frozen=True):
-    """Through which version of the table it was looked for compactions of others, and what was found."""
+    """The result of the search for compactions by other programs. `version`: the last version of the table that was
+    searched. `other`: the program that was found."""
 
     version: int
     other: str | None = None
 
 
 def _other_engine(table: "DeltaTable", store: Store, *, beside_others: bool) -> str | None:
-    """What else has compacted the table. It is remembered, because the log of the table forgets it."""
+    """The other program that has compacted the table, or None. The result is stored in a file, because the log of
+    the table keeps commits for a limited time."""
     content = found_content(store, LOOKED)
     looked = _Looked(-1) if content is None else msgspec.json.decode(content, type=_Looked)
     version = table.version()
@@ -121,15 +126,15 @@ def _other_engine(table: "DeltaTable", store: Store, *, beside_others: bool) -> 
 
 
 def _engine_of_compaction(commit: Mapping[str, Any]) -> str | None:
-    """None: the commit is none, or one of ours."""
+    """The program that has made a compaction. None if the commit is no compaction, or one of this package."""
     if commit.get("operation") != OPTIMIZE or OURS in commit:
         return None
     return str(commit.get("engineInfo") or commit.get("clientVersion") or "another engine")
 
 
 def _vacuum(table: "DeltaTable", name: str, lock: StoreLock) -> int:
-    """Returns how many files were deleted. Files that the table has never had, such as those that are staged, are
-    not looked at."""
+    """Vacuum the table. Returns the number of deleted files. Files that never belonged to the table, such as staged
+    files, are not deleted."""
     lock.check()
     with table_errors(name), renewed_in_background(lock):
         table.update_incremental()
@@ -185,7 +190,8 @@ def _optimized(
     lock: StoreLock,
     conditions: Sequence[tuple[str, str, Any]] | None = None,
 ) -> Compaction:
-    """Raises Unsafe if the lock was lost while delta-rs worked, which nothing can interrupt."""
+    """Let delta-rs merge the files of the table, or of the partitions that match `conditions`. Raises Unsafe if the
+    lock was lost meanwhile, because delta-rs cannot be interrupted."""
     from deltalake import CommitProperties
 
     lock.check()
@@ -222,14 +228,15 @@ def _is_unsuitable(kind: pa.DataType) -> bool:
 
 
 def _not_found(table: "DeltaTable", target_bytes: int) -> list[str]:
-    """Paths below the table of files that delta-rs would merge, and does not find."""
+    """The paths, relative to the table, of small files that delta-rs would have to merge, but does not find."""
     files = pa.table(table.get_add_actions())
     paths = zip(files.column("path").to_pylist(), files.column("size_bytes").to_pylist(), strict=True)
     return [path for path, size in paths if size <= target_bytes and any(text in path for text in _NOT_FOUND)]
 
 
 def _reached(s3: S3Options, storage_options: Mapping[str, str] | None) -> S3Options:
-    """Options for the lock, which is stored where delta-rs finds the table."""
+    """The options for the store of the lock. The lock is beside the table, so options of delta-rs take
+    precedence."""
     settings = {}
     for name, value in (storage_options or {}).items():
         known = _SETTINGS.get(name.lower().removeprefix("aws_"))
@@ -239,7 +246,7 @@ def _reached(s3: S3Options, storage_options: Mapping[str, str] | None) -> S3Opti
 
 
 def open_table(path: str, s3: S3Options, storage_options: Mapping[str, str] | None = None) -> "DeltaTable | None":
-    """The table of a sink at `path`, of the same options; None when there is none."""
+    """Open the Delta table at `path` with the options of a sink. Returns None if there is no table."""
     from deltalake import DeltaTable
 
     url, options = url_of(open_store(path, s3).root), dict(storage_options or delta_options(s3))

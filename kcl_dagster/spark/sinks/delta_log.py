@@ -27,14 +27,14 @@ from kcl_dagster.tables.completeness_row import WrittenThrough
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-LOG_RETRIES: Final = 15  # delta-rs's own: other shards' workers append to the same log
+LOG_RETRIES: Final = 15  # of a commit by delta-rs, because other workers append to the same log
 
 
 def check_settings(partition_by: Sequence[str]) -> None:
     """Raise PackageMissing if deltalake is not installed. Raise ConfigurationError if the table is to be
     partitioned by lease key."""
     try:
-        import deltalake  # noqa: F401 - it is an extra, and asked for when the consumer is defined
+        import deltalake  # noqa: F401 - an optional dependency, checked when the consumer is defined
     except ImportError as error:
         raise PackageMissing("the delta sink needs deltalake: pip install 'kcl-dagster[delta]'") from error
     if LEASE_KEY in partition_by:
@@ -43,17 +43,18 @@ def check_settings(partition_by: Sequence[str]) -> None:
 
 @dataclass(slots=True)
 class DeltaLog:
-    """The table at the root of a store. It is kept open: what is read again is what was committed since.
+    """The table at the root of a store. The table remains open, so that only new commits are read for each batch.
 
-    `columns`: by which a table is partitioned that is made here. `keep_complete` may be called on another thread.
+    `columns`: the partition columns, if this object makes the table. `keep_complete` may be called on another
+    thread.
     """
 
     store: Store
     options: Mapping[str, str] = field(repr=False)
     columns: Sequence[str] = ()
     _table: "DeltaTable | None" = None
-    _newest: tuple[int, bytes] | None = None  # version of the open table, and what its log says there
-    _kept: tuple[int, int] = (-1, 0)  # epoch and moment that the table has by `keep_complete`
+    _newest: tuple[int, bytes] | None = None  # the version of the open table, and the digest of its commit
+    _kept: tuple[int, int] = (-1, 0)  # the epoch and the moment that `keep_complete` has found or stored
 
     @property
     def name(self) -> str:
@@ -65,9 +66,13 @@ class DeltaLog:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """For what is done with the table that is kept open. If it fails, the next attempt opens the table anew: it
-        may have been removed, or made anew, and the one that is open then never succeeds again. Not before the next
-        attempt, whose files are written by the rules of the table that it opens."""
+        """A context for work with the open table. If the work fails, the table is closed, and the next attempt
+        opens it again. The table may have been removed or made again, and then work with the old open table always
+        fails.
+
+        The table is not opened again within the same attempt, because the files of the attempt follow the rules of
+        the table that was open. The next attempt writes files by the rules of the table that it opens.
+        """
         try:
             with table_errors(self.name):
                 yield
@@ -76,8 +81,8 @@ class DeltaLog:
             raise
 
     def open(self, schema: pa.Schema | None = None, columns: Sequence[str] | None = None) -> "DeltaTable | None":
-        """The table; made if there is none and `schema` is given. `columns`: by which it is partitioned then, if
-        not by those of the sink."""
+        """Return the table. If there is none and `schema` is given, make it. `columns`: the partition columns of a
+        new table; by default those of the sink."""
         from deltalake import DeltaTable
 
         if self._table is not None:
@@ -96,13 +101,13 @@ class DeltaLog:
         return self._table
 
     def rules_of_new_table(self, output: pa.Schema, changes: ChangeRules | None = None) -> DeltaRules:
-        """Make the table after an output whose files were written while there was none. Raises SinkError if another
-        writer has made one meanwhile, by rules that the files do not follow."""
+        """Make the table for an output whose files were written before there was a table. Returns its rules. Raises
+        SinkError if another writer has made the table meanwhile, with rules that the files do not follow."""
         table = self.open(output)
         assert table is not None
         rules = DeltaRules.of(table, self.name, changes)
         rules.target.check(output)
-        is_other = nullable(rules.target.stored(output)) != nullable(output)  # it is made without such promises
+        is_other = nullable(rules.target.stored(output)) != nullable(output)  # this package makes nullable columns
         has_rules = bool(rules.conditions or rules.target.required)
         is_partitioned_otherwise = changes is None and set(rules.partition_columns) != set(self.columns)
         if is_other or has_rules or is_partitioned_otherwise:
@@ -113,7 +118,8 @@ class DeltaLog:
         return rules
 
     def refreshed(self) -> "DeltaTable | None":
-        """The table as it is now. Raises SinkError if it is another one than before."""
+        """Return the table with all commits that were made until now. Raises SinkError if it is another table than
+        before."""
         table = self.open()
         if table is None:
             return None
@@ -124,13 +130,15 @@ class DeltaLog:
         return table
 
     def committed(self, table: "DeltaTable") -> None:
-        """A commit was made with this table."""
+        """Called after a commit was made with this table object. Records the version of the commit."""
         self._newest = self._commit_of(table)
 
     def _refuse_another(self, table: "DeltaTable") -> None:
-        """Raise SinkError if the log does not go on from the version that is known of it: the table was removed or
-        made anew. delta-rs does not notice where the log of the new table is as long as that of the old one, and
-        would append to the new one by the schema and the batch numbers of the old one."""
+        """Raise SinkError if the last known commit is not in the log any more: the table was removed or made again.
+
+        delta-rs does not detect this if the new table has at least as many versions as the old one. It would then
+        append to the new table with the schema and the batch numbers of the old one.
+        """
         if self._newest is not None and self._newest != self._commit_of(table):
             raise SinkError(
                 f"{self.name} is not the table that it was: it was removed or made anew since the last batch. The "
@@ -138,15 +146,15 @@ class DeltaLog:
             )
 
     def _commit_of(self, table: "DeltaTable") -> tuple[int, bytes] | None:
-        """The newest version that is known of a table, and the file of its log that made it. None: it has been
-        removed, as those are that a checkpoint has replaced."""
+        """The newest version that the table object knows, and a digest of the version's file in the log. None if
+        the file was removed: files are removed after a checkpoint has replaced them."""
         version = table.version()
         content = found_content(self.store, f"_delta_log/{version:020}.json")
         return None if content is None else (version, md5(content, usedforsecurity=False).digest())
 
     def add(self, columns: pa.Schema) -> None:
-        """Add those of these columns that the table does not have. Those that it has in another type remain as they
-        are: delta-rs widens none."""
+        """Add the columns that the table does not have. Columns that it has with another type remain unchanged,
+        because delta-rs does not widen types."""
         from deltalake import CommitProperties, DeltaTable, Schema
 
         table = DeltaTable(self.url, storage_options=dict(self.options))
@@ -156,8 +164,8 @@ class DeltaLog:
             table.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=LOG_RETRIES))
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """See `worker.staging.StagingSink`. If the table has got no commit with the entry, adds one that has no
-        data. Opens the table anew: batches may use the other one meanwhile."""
+        """See `worker.staging.StagingSink`. If no recent commit of the table has the entry, makes a commit without
+        data that has it. Uses a table object of its own, because batches may use the other one at the same time."""
         if known.through is None or (known.epoch, wanted) <= self._kept:
             return
         from deltalake import CommitProperties, DeltaTable
@@ -185,7 +193,8 @@ def url_of(root: str) -> str:
 
 
 def delta_options(s3: S3Options) -> dict[str, Any]:
-    """delta-rs's words for how to reach S3. Raises ConfigurationError for what delta-rs cannot do."""
+    """delta-rs's options for the same access to S3. Raises ConfigurationError for options that delta-rs does not
+    support."""
     if s3.external_id is not None:
         raise ConfigurationError(
             "delta-rs assumes roles without an external id: give the run's own credentials access to the table, or "
@@ -203,7 +212,7 @@ def delta_options(s3: S3Options) -> dict[str, Any]:
         "AWS_SERVER_SIDE_ENCRYPTION": None if s3.kms_key is None else "aws:kms",
         "AWS_SSE_KMS_KEY_ID": s3.kms_key,
         "AWS_ALLOW_HTTP": "true" if (s3.endpoint_url or "").startswith("http://") else None,
-        # Two committers of one version: S3 lets the first one win.
+        # If two writers commit the same version, S3 refuses the second one.
         "AWS_CONDITIONAL_PUT": "etag",
     }
     return {name: value for name, value in options.items() if value is not None}

@@ -1,7 +1,7 @@
-"""Commits of change rows to a Delta table: for each key, the last change is merged into the table.
+"""Commits change rows to a Delta table: for each key, the last change is merged into the table.
 
-A commit is made in steps, see `change_steps`. Each step records how many entries are applied, as a transaction of
-its own, and the last step records the number of the commit, too.
+A commit is made in steps, see `change_steps`. Each step records how many entries were applied, as the version of a
+separate application in the table's transaction log. The last step also records the number of the commit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from kcl_dagster.spark.sinks.last_changes import last_changes
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 
-TRIES: Final = 5  # another writer may commit between the look at the table and the commit
+TRIES: Final = 5  # attempts at a step: another writer may commit after the table was read
 _STEPS: Final = 1000  # more than a commit has entries
 
 assert MOST_ENTRIES < _STEPS
@@ -33,7 +33,8 @@ assert MOST_ENTRIES < _STEPS
 
 @dataclass(frozen=True, slots=True)
 class DeltaMerges:
-    """One commit of an application. `key`: its id in the log of the table. `metadata`: of the last step."""
+    """One commit of an application. `key`: the id of the application in the table's transaction log. `number`: the
+    number of the commit. `metadata`: the metadata of the last step."""
 
     log: DeltaLog
     runtime: Runtime
@@ -46,7 +47,8 @@ class DeltaMerges:
         return f"{self.key}/step"
 
     def commit(self, entries: Sequence[PublishingEntry]) -> None:
-        """Apply the entries, and remove the files of their changes. Raises what delta-rs raises, and SinkError."""
+        """Apply the entries, and remove the files of their changes. Raises SinkError; errors of delta-rs are
+        raised, too."""
         while True:
             table = self._table()
             if (table.transaction_version(self.key) or 0) >= self.number:
@@ -54,7 +56,7 @@ class DeltaMerges:
             done = max(0, (table.transaction_version(self._step_key) or 0) - self.number * _STEPS)
             step = steps(entries, done)[0]
             self._make(step, is_last=step.through == len(entries))
-        with suppress(KclError, OSError):  # else they are removed when their chains end
+        with suppress(KclError, OSError):  # remaining files are removed when their chains end
             self.log.store.delete([file.path for entry in entries if holds_changes(entry) for file in entry.files])
 
     def _table(self) -> "DeltaTable":
@@ -64,7 +66,7 @@ class DeltaMerges:
         return table
 
     def _make(self, step: MergeStep, *, is_last: bool) -> None:
-        """Does nothing if the table contains the step, or some of its entries."""
+        """Commit the step. Does nothing if the table contains some or all of its entries."""
         from deltalake.exceptions import CommitFailedError
 
         version = self.number * _STEPS + step.through
@@ -76,12 +78,12 @@ class DeltaMerges:
         for attempt in range(1, TRIES + 1):
             table = self._table()
             if (table.transaction_version(self._step_key) or 0) > version - len(step.entries):
-                return  # another worker makes this commit, too
+                return  # another worker has made this step
             rules = DeltaRules.of(table, self.log.name, changes)
             try:
                 if changes is not None and rows is not None:
                     merge(table, rows, changes, properties, cleaning(self.number))
-                if table.transaction_version(self._step_key) != version:  # delta-rs commits no merge without effect
+                if table.transaction_version(self._step_key) != version:  # delta-rs does not commit an empty merge
                     added = () if changes is not None else step.entries
                     append(table, rules, self.runtime, added, properties, cleaning(self.number))
             except CommitFailedError:
@@ -99,7 +101,7 @@ def merge(
     properties: "CommitProperties",
     hooks: "PostCommitHookProperties",
 ) -> dict[str, Any]:
-    """Apply change rows, one of each key, in one commit. None is made if they change nothing."""
+    """Apply change rows in one commit. `rows`: one row for each key. If they change nothing, no commit is made."""
     from deltalake import WriterProperties
 
     sources = {name: f"source.c{place}" for place, name in enumerate(rows.column_names)}
@@ -115,7 +117,7 @@ def merge(
         " AND ".join(keys),
         source_alias="source",
         target_alias="target",
-        streamed_exec=False,  # only then it skips files of the table by the bounds of the keys
+        streamed_exec=False,  # with True, delta-rs skips no files of the table by the bounds of the keys
         writer_properties=WriterProperties(compression="ZSTD"),
         commit_properties=properties,
         post_commithook_properties=hooks,

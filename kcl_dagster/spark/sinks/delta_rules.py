@@ -1,6 +1,6 @@
-"""What an existing Delta table demands of every writer: its partitioning, its columns, its constraints.
+"""The rules of an existing Delta table for every writer: its partitioning, its columns and its constraints.
 
-delta-rs does not look into the files that it is given, so the sink honours all of it, or refuses the table.
+delta-rs adds files to a table without reading them. So the sink itself follows all rules, or refuses the table.
 """
 
 import json
@@ -26,14 +26,15 @@ from kcl_dagster.spark.transform import Transform
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-# Features of a table that an append with statistics satisfies, or that the rules below take care of, and to which
-# delta-rs commits. It refuses others with the commit, when batches have been decided.
+# The features of a table that appends support: appended files with statistics satisfy them, or `DeltaRules` does.
+# delta-rs commits to tables with these features. It refuses other features only with the commit, after batches were
+# decided, so the sink refuses them earlier.
 _HONOURED: Final = frozenset(
     {
         "appendOnly",
         "changeDataFeed",
         "checkConstraints",
-        "columnMapping",  # where it is switched on, the table is refused below
+        "columnMapping",  # if it is switched on, `_refuse` refuses the table
         "deletionVectors",
         "generatedColumns",
         "invariants",
@@ -41,8 +42,8 @@ _HONOURED: Final = frozenset(
         "v2Checkpoint",
     }
 )
-# Features of a table that a merge of delta-rs knows. It takes tables with deletion vectors, too, and whether it
-# leaves the rows out that they delete was not shown.
+# The features of a table that merges support. delta-rs also merges into tables with deletion vectors, but it was
+# not verified that a merge leaves out the rows that they delete.
 _MERGED: Final = frozenset(
     {
         "appendOnly",
@@ -60,7 +61,7 @@ _STATISTICS: Final = "delta.dataSkippingNumIndexedCols"
 
 @dataclass(frozen=True, slots=True)
 class DeltaRules:
-    """The rules of a table, as they were when it was loaded."""
+    """The rules of a table at the time when it was loaded."""
 
     table: str
     schema: pa.Schema
@@ -68,13 +69,13 @@ class DeltaRules:
     conditions: Mapping[str, str]
     """SQL that must be true of every row, by the name of the constraint."""
     expressions: Mapping[str, tuple[str, str]]
-    """SQL and type of columns that the table computes where the output lacks them."""
+    """Generated columns: their SQL expressions and types. A column is computed if the output does not have it."""
     indexed_columns: int
 
     @classmethod
     def of(cls, table: "DeltaTable", name: str, changes: ChangeRules | None = None) -> "DeltaRules":
-        """Raises SinkError for a table that asks for more than the sink can do. `changes`: by which the rows of the
-        table are to be changed."""
+        """Read the rules of a table. `changes`: set if change rows will be merged into the table. Raises SinkError
+        if the table has rules that the sink does not support."""
         metadata = table.metadata()
         described = StructType.fromJson(json.loads(table.schema().to_json()))
         configuration: Mapping[str, str] = metadata.configuration
@@ -126,7 +127,7 @@ class DeltaRules:
         def with_rules(records: DataFrame) -> DataFrame:
             output = transform(records)
             if not hasattr(output, "columns"):
-                return output  # no DataFrame, which is refused where all of them are
+                return output  # no DataFrame; `transform.checked` refuses it
             for name, (sql, kind) in self.expressions.items():
                 if name not in output.columns:
                     output = output.withColumn(name, F.expr(sql).cast(kind))
@@ -137,12 +138,12 @@ class DeltaRules:
         return with_rules
 
     def fulfilled(self, output: pa.Schema) -> TableRules:
-        """What files of this output fulfil that were written by these rules."""
+        """The rules that files of this output satisfy, if they were written by these rules."""
         return self.target.fulfilled(output, self.conditions)
 
     def check_entry(self, entry: PublishingEntry) -> None:
-        """Raise SinkError if the files of an entry do not fit into the table: it was altered since they were
-        written."""
+        """Raise SinkError if the files of an entry do not fit into the table, because the table was altered since
+        they were written."""
         if not entry.files or entry.rules is None:
             return
         self.target.check_rules(entry.rules, self.conditions)

@@ -1,7 +1,7 @@
 """Statistics of a file in the log of a Delta table, by which readers skip files.
 
-Made from the footer of the Parquet file, so the file is not read again. Left out are bounds that the footer does
-not know well enough: of floats, because NaN is not in them, of decimals, which lose digits in JSON, and of bytes.
+The statistics are made from the footer of the Parquet file, so the file is not read again. Bounds that may be wrong
+are left out: those of floats, which do not include NaN, of decimals, which lose digits in JSON, and of bytes.
 """
 
 import json
@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 
 from kcl_dagster.spark.parquet_file import Footer, columns_of, has_readable_bounds, read_footer
 
-INDEXED_COLUMNS: Final = 32  # Delta's default: statistics of more columns cost every reader of the log
+INDEXED_COLUMNS: Final = 32  # Delta's default; more statistics would make the log larger for all readers
 LONGEST_TEXT: Final = 32  # characters of a bound
 _HIGHEST: Final = "\U0010ffff"
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def delta_statistics(footer: pq.FileMetaData, columns: int = INDEXED_COLUMNS) -> str:
-    """As JSON, of the first `columns` columns; of all, where that is negative."""
+    """The statistics of the first `columns` columns as JSON. If `columns` is negative: of all columns."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -29,7 +29,7 @@ def delta_statistics(footer: pq.FileMetaData, columns: int = INDEXED_COLUMNS) ->
         if not all(found is not None and found.has_null_count for found in statistics):
             continue
         nulls[name] = sum(found.null_count for found in statistics)
-        if not all(map(has_readable_bounds, chunks)):  # a reader without the bounds does not skip the file
+        if not all(map(has_readable_bounds, chunks)):  # without bounds, readers do not skip the file
             continue
         bounds = [(found.min, found.max) for found in statistics if found.has_min_max]
         filled = sum(found.num_values > 0 for found in statistics)
@@ -79,7 +79,7 @@ def _plain(value: object) -> int | str | None:
 
 
 def _moment(time: datetime) -> str:
-    """Delta keeps milliseconds."""
+    """The time as text in milliseconds, the precision of Delta's statistics."""
     if time.tzinfo is None:
         return time.isoformat(timespec="milliseconds")
     return time.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"

@@ -1,12 +1,15 @@
-"""Deletes the files of an Iceberg table that only expired snapshots had: manifest lists, manifests, and files of
-data and deletes that other files have replaced, whichever writer has replaced them.
+"""Deletes the files of an Iceberg table that only expired snapshots contained: manifest lists, manifests, and
+replaced data and delete files. Any writer may have replaced them.
 
-Two conditions hold for each data or delete file that is deleted. First, an expired snapshot has removed it from
-the table, or the oldest remaining snapshot has. Second, no remaining snapshot contains it, whether that snapshot
-belongs to the main branch, to another branch, to a tag or to none of them. Each snapshot names the files that it
-has removed, so the work grows with the number of changes, and not with the number of files in the table.
+A data or delete file is deleted only if two conditions hold:
 
-The files are deleted after the commit that has expired the snapshots, once the table was loaded again. If the
+- An expired snapshot, or the oldest remaining snapshot, has removed the file from the table.
+- No remaining snapshot contains the file, whether the snapshot belongs to a branch, to a tag, or to neither.
+
+The metadata of each snapshot lists the files that the snapshot has removed. So the work grows with the number of
+changes, and not with the number of files in the table.
+
+The files are deleted after the commit that has expired the snapshots, when the table was loaded again. If the
 worker is killed before it has deleted them, they become orphan files, which an engine can remove.
 """
 
@@ -27,19 +30,19 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.table.statistics import StatisticsFile
 
-_OWN: Final = application_key("")  # how the sink's entries in the summary of a snapshot begin
+_OWN: Final = application_key("")  # the prefix of the sink's entries in the summary of a snapshot
 
 log = logging.getLogger(__name__)
 
 
 def remove_expired(old: OldSnapshots, statistics: "Sequence[StatisticsFile]", table: "Table") -> None:
-    """Delete the files of these snapshots. `statistics`: of the table before the commit that has expired them.
-    `table`: after it. Raises nothing: the commit has been made."""
+    """Delete the files of these snapshots. `statistics`: the statistics files of the table before the commit that
+    has expired the snapshots. `table`: the table after this commit. Does not raise, because the commit was made."""
     if not old.expired:
         return
     try:
         paths = ExpiredFiles(old, table.metadata, table.io).paths()
-    except Exception as error:  # of whichever library the FileIO uses
+    except Exception as error:  # the class depends on the library that the FileIO uses
         log.warning("the files of %d expired snapshots of %s remain: %s", len(old.expired), table.name(), error)
         return
     remain = {one.statistics_path for one in table.metadata.statistics}
@@ -48,14 +51,16 @@ def remove_expired(old: OldSnapshots, statistics: "Sequence[StatisticsFile]", ta
 
 @dataclass(frozen=True, slots=True)
 class ExpiredFiles:
-    """`metadata`: of the table after the commit that has expired the snapshots."""
+    """Finds the files to delete. `metadata`: the metadata of the table after the commit that has expired the
+    snapshots."""
 
     old: OldSnapshots
     metadata: "TableMetadata"
     io: "FileIO"
 
     def paths(self) -> list[str]:
-        """In the order in which they are to be deleted: what others name goes first."""
+        """The paths of the files to delete. A file comes before the files that refer to it, so that the remaining
+        files can still be found if the deletion is interrupted."""
         main, others = self._remaining()
         expired = _in_parallel(self._found_manifests, self.old.expired)
         remain = [one for found in _in_parallel(self._manifests, [main[0], main[-1], *others]) for one in found]
@@ -65,7 +70,8 @@ class ExpiredFiles:
         return [*self._files(main, others), *manifests, *lists]
 
     def _remaining(self) -> "tuple[list[Snapshot], list[Snapshot]]":
-        """Of the main branch, the snapshots from the oldest one after those that are expired; and all others."""
+        """The remaining snapshots of the main branch, from the oldest one that follows the expired ones, and all
+        other remaining snapshots."""
         newest = self.metadata.current_snapshot()
         history = [] if newest is None else history_of(self.metadata.snapshots, newest)
         ids = [one.snapshot_id for one in history]
@@ -74,7 +80,7 @@ class ExpiredFiles:
         return main, [one for one in self.metadata.snapshots if one.snapshot_id not in of_main]
 
     def _files(self, main: "list[Snapshot]", others: "list[Snapshot]") -> set[str]:
-        """Files of data and deletes that no snapshot has any more."""
+        """The data and delete files that no remaining snapshot contains."""
         removals = _in_parallel(self._removed_by, self.old.later)
         if not any(removals):
             return set()
@@ -102,7 +108,8 @@ class ExpiredFiles:
         }
 
     def _added_again_by(self, snapshot: "Snapshot") -> set[str]:
-        """Files that may have been in the table before. The sink never adds such a file."""
+        """The files that a snapshot has added, and that may have been in the table before. Empty for snapshots of
+        the sink, which never adds a file again."""
         if _is_own(snapshot):
             return set()
         added = [
@@ -119,7 +126,8 @@ class ExpiredFiles:
         return snapshot.manifests(self.io)
 
     def _found_manifests(self, snapshot: "Snapshot") -> "list[ManifestFile]":
-        """None for an expired snapshot whose files another writer has deleted, which has expired it, too."""
+        """The manifests of a snapshot. Empty if another writer has also expired the snapshot and deleted its
+        files."""
         try:
             return self._manifests(snapshot)
         except FileNotFoundError:
@@ -129,8 +137,8 @@ class ExpiredFiles:
 
 
 def delete_files(io: "FileIO", paths: Iterable[str]) -> None:
-    """Delete these files, several at a time. Files that cannot be deleted are left to the removal of orphan files.
-    If the store permits no deletion, only the first ones are tried."""
+    """Delete these files, several at a time. Files that cannot be deleted remain until an engine removes orphan
+    files. If the store does not permit deletion, only the first files are tried."""
     forbidden = Event()
     failures: list[str] = []
 
@@ -141,7 +149,7 @@ def delete_files(io: "FileIO", paths: Iterable[str]) -> None:
             io.delete(path)
         except FileNotFoundError:
             pass
-        except Exception as error:  # of whichever library the FileIO uses
+        except Exception as error:  # the class depends on the library that the FileIO uses
             if isinstance(error, PermissionError):
                 forbidden.set()
             failures.append(f"{path}: {error}")
@@ -152,13 +160,13 @@ def delete_files(io: "FileIO", paths: Iterable[str]) -> None:
 
 
 def _is_own(snapshot: "Snapshot") -> bool:
-    """Whether a commit of a sink has made it."""
+    """Whether a commit of a sink has made the snapshot."""
     summary = snapshot.summary
     return summary is not None and any(name.startswith(_OWN) for name in summary.additional_properties)
 
 
 def _in_parallel(call: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
-    """By the threads with which pyiceberg reads manifests."""
+    """Call the function for each value, on the threads on which pyiceberg reads manifests."""
     from pyiceberg.utils.concurrent import ExecutorFactory
 
     return list(ExecutorFactory.get_or_create().map(call, values))

@@ -20,7 +20,8 @@ from kcl_dagster.spark.sinks.target import Target, fits, nullable
 
 @dataclass(frozen=True, slots=True)
 class CastColumns:
-    """A step that stores columns in the types that the folder has for them, which hold all of their values."""
+    """A step that converts columns to the types that they have in the folder. These types can represent all
+    values."""
 
     target: Target
 
@@ -31,10 +32,10 @@ class CastColumns:
 
 @dataclass(slots=True)
 class FolderColumns:
-    """Fits the outputs of DataFrame functions to the columns below a path. Used on the driver.
+    """Fits the outputs of DataFrame functions to the columns of the files below a path. Used on the driver.
 
-    `partitions`: columns that become names of folders, and are in no file. `evolve`: what becomes of a column that
-    no file has; the first output decides which columns there are.
+    `partitions`: columns whose values become names of folders, and which are in no file. `evolve`: what happens to
+    a column that no file has. It does not apply to the first output, which determines the columns.
     """
 
     name: str
@@ -49,14 +50,14 @@ class FolderColumns:
         return self.evolve == "add" or not known or set(RECORDS.names) - self.partitions <= known.keys()
 
     def fitted(self, output: DataFrame) -> tuple[DataFrame, tuple[Step, ...]]:
-        """The output with the columns that are stored, and the steps by which they are. Raises SinkError for a
-        column that does not fit."""
+        """Return the output with only the columns to store, and the steps that convert them. Raises SinkError if a
+        column does not fit."""
         known = self.types.known()
         schema = self._schema(output)
         target = Target(self.name, pa.schema(list(known.items())))
         self._refuse(schema, target)
         new = [one for one in schema if one.name not in known and one.name not in self.partitions]
-        # Readers know no type of a column that has no values.
+        # A column without values has no type that readers know.
         dropped = {one.name for one in new if kinds.is_null(one.type) or (known and self.evolve == "ignore")}
         if dropped:
             schema = pa.schema([one for one in schema if one.name not in dropped])
@@ -66,8 +67,8 @@ class FolderColumns:
         return output, () if target.stored(schema) == schema else (CastColumns(target),)
 
     def stored(self, files: Sequence[BatchFile]) -> None:
-        """Keep the types of what the files hold, before readers see them. Raises SinkError if they do not fit:
-        another worker has stored a column of the name meanwhile."""
+        """Store the types of the columns in these files, before readers see the files. Raises SinkError if they do
+        not fit, because another worker has stored a column with the same name meanwhile."""
         known = self.types.known()
         for schema in {file.columns: None for file in files}:
             self._refuse(schema, Target(self.name, pa.schema(list(known.items()))))
@@ -104,12 +105,13 @@ class FolderColumns:
             )
 
     def _schema(self, output: DataFrame) -> pa.Schema:
-        """Asks Spark only when the columns have changed."""
+        """The Arrow schema of the output. A request is sent to Spark only if the columns have changed."""
         if self._last is None or self._last[0] != output.schema:
             self._last = output.schema, nullable(schema_of(output))
         return self._last[1]
 
 
 def _is_partly_open(kind: pa.DataType) -> bool:
-    """Whether a part of the type is not known, as with `array(null)`. A column without any type is left out."""
+    """Whether a nested type is not known, as with `array(null)`. False if the whole type is not known, because such
+    a column is left out."""
     return has_null(kind) and not kinds.is_null(kind)

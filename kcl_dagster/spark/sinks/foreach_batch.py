@@ -16,11 +16,11 @@ class ForeachBatchSink:
     """Calls `store` with the transformed records and the batch's identity, on the worker's main thread.
 
     Delivery is at least once: after a crash the same parts are delivered again with the same records, each alone or
-    together with other parts. Each record is stored exactly once if either
+    together with other parts. Each record is stored exactly once in either of two cases:
 
-    - what `store` writes is keyed by part, or
-    - for each (application, stream, shard) `store` rejects a `number` that is not above the last one. The number
-      never decreases, even if the shard's owner changes.
+    - `store` writes its output under a key that identifies the part.
+    - For each (application, stream, shard), `store` rejects a part whose `number` is not above the last one. The
+      number never decreases, even if the shard's owner changes.
     """
 
     def __init__(self, store: StoreBatch, *, transform: Transform = unchanged) -> None:
