@@ -1,13 +1,14 @@
 """Batches that former versions of this package have stored, for leases that are still pinned to such a batch.
 
-Those versions announced a batch in its leases before they wrote the files. If the worker was killed, the leases
-still name the batch: they are pinned to it. A file was stored for each lease and partition value of a batch.
+Those versions wrote the end of a batch into its leases before they wrote the files of the batch. If the worker was
+killed, the leases still name the batch: they are pinned to it. A worker then has to find out whether the batch was
+stored, or to remove its files. A file was stored for each lease and partition value of a batch.
 
 - In a folder, the file's name identifies its part (the records of one shard in a batch). A failed attempt may have
-  stored some files of a part and not the others.
-- A table got all files of a batch with one commit, which also recorded the last part of each shard, so that no part
-  was added twice. The record of a withdrawn part keeps a worker of such a version, which may still run, from adding
-  it later. If there is no table yet, there is no such record.
+  stored only some files of a part.
+- A table got all files of a batch with one commit. The commit also recorded the last part of each shard, so that no
+  part was added twice. If a part is withdrawn, this is recorded, too. Then a worker of a former version, which may
+  still run, cannot add the part later. If there is no table yet, nothing is recorded.
 """
 
 import hashlib
@@ -37,10 +38,11 @@ if TYPE_CHECKING:
 # Version 0.1 counted the batches of a lease from 1 and named files without the application.
 _NUMBERS_OF_VERSION_0_1: Final = range(10**12)
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
-# Names the application to which names of version 0.1 in a folder belong; batches of others were rejected there.
 _PART_FILE: Final = re.compile(r".+\.[A-Z_0-9]+-\d+\.\d+\.parquet")
+# This file has the name of the application whose files in the folder have names of version 0.1. Batches of other
+# applications were rejected there.
 OWNER_FILE: Final = "_kcl_dagster_application"
-LISTED_SECONDS: Final = 60.0  # how long a listing of a folder is used
+LISTED_SECONDS: Final = 60.0  # for this time, a listing of a folder is reused
 
 
 # Folders
@@ -51,8 +53,8 @@ def file_stem(part: Part) -> str:
 
     - application and lease, because applications may share a folder,
     - the checkpoint after which the part begins,
-    - the part's number, because a part that was split begins where its first half does, and a lease that was made
-      again begins where the former one did.
+    - the part's number, because a part and its first half begin at the same checkpoint, and so do the first parts
+      of a lease and of a lease that was made again.
     """
     stem = _stem_of_version_0_1(part)
     return stem if part.number in _NUMBERS_OF_VERSION_0_1 else f"{_short_name(part.application)}.{stem}"
@@ -64,8 +66,8 @@ def _stem_of_version_0_1(part: Part) -> str:
 
 
 def _short_name(application: str) -> str:
-    """A name of limited length, distinct for each application. The application's own name may be as long as a
-    file's name may be."""
+    """A short name that is different for each application. The application's own name may be as long as the name of
+    a file."""
     if _PLAIN_NAME.fullmatch(application):
         return application
     digest = hashlib.sha256(application.encode()).hexdigest()[:8]
@@ -74,9 +76,9 @@ def _short_name(application: str) -> str:
 
 def _file_names(part: Part, owner: str | None) -> Iterator[str]:
     """All names that files of the part, and of the parts that it replaces, may have. `owner`: the application to
-    which names of version 0.1 belong. It may have a part of the same lease, place and number, because numbers of
-    that version begin at 1."""
-    is_owner = owner in (None, part.application.partition("/")[0])  # also for the replays of an application
+    which names of version 0.1 in the folder belong. Another application does not get these names, because the owner
+    may have a part with the same lease, checkpoint and number: numbers of version 0.1 begin at 1."""
+    is_owner = owner in (None, part.application.partition("/")[0])  # replays have the name `application/...`
     for number in range(_first_number(part), part.number + 1):
         one = replace(part, number=number)
         if is_owner or number not in _NUMBERS_OF_VERSION_0_1:
@@ -85,19 +87,19 @@ def _file_names(part: Part, owner: str | None) -> Iterator[str]:
 
 
 def _first_number(part: Part) -> int:
-    """The first number of the part and of those that it replaces."""
+    """The lowest number among the part and the parts that it replaces."""
     return part.number if part.instead_of is None else part.instead_of
 
 
 @dataclass(slots=True)
 class FolderParts:
-    """The parts in a folder, see `worker.staging.FormerParts`. It is not known which files a part should have,
-    so no part counts as stored."""
+    """The parts in a folder, see `worker.staging.FormerParts`. No part counts as stored, because it is not known
+    which files a part should have."""
 
     store: Store
     clock: Clock = field(default_factory=lambda: system().clock)
     _files: dict[str, list[str]] = field(default_factory=dict)
-    """File name -> paths, as they were last listed."""
+    """The paths of the files with each name, from the last listing."""
 
     _listed: float = float("-inf")
 
@@ -120,9 +122,9 @@ class FolderParts:
             ) from error
 
     def _paths(self, name: str) -> list[str]:
-        """The paths of files with this name. The listing is reused, because many leases may be pinned and
-        listing a large folder takes minutes. It cannot miss files: the workers that wrote them have ended long
-        before."""
+        """The paths of files with this name. A listing is reused, because many leases may be pinned, and listing a
+        large folder takes minutes. A former listing misses no file, because the workers that wrote such files have
+        ended long before."""
         now = self.clock.monotonic()
         if now - self._listed > LISTED_SECONDS:
             self._files.clear()
@@ -168,15 +170,16 @@ class StoredPart:
 
 
 def owner_key(part: Part) -> str:
-    """The name of the writer of a shard's parts within a table, which several applications may share."""
+    """The key of a shard's parts in the metadata of a table. It contains the application, because several
+    applications may share a table."""
     return f"{application_key(part.application)}/{part.stream}/{part.shard_id}"
 
 
 def stored_to(
     part: Part, newest: int | None, records: Callable[[], Iterable[str]], table: str
 ) -> Checkpoint | None:
-    """See `worker.staging.FormerParts`. `newest`: the number of the last part of the shard in the table; `records`:
-    what the table says of its parts, the last one first."""
+    """See `worker.staging.FormerParts`. `newest`: the number of the last part of the shard in the table. `records`:
+    returns the records of the shard's parts in the table, the last one first."""
     first = _first_number(part)
     if newest is None or newest < first:
         return None
@@ -209,16 +212,16 @@ class NoParts:
     """The parts in a table to which no earlier version could write, see `worker.staging.FormerParts`."""
 
     def stored_to(self, part: Part) -> None:
-        """None: no part is stored."""
+        """Return None: no part is stored."""
 
     def withdraw(self, part: Part) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaParts:
-    """The parts in a Delta table, see `worker.staging.FormerParts`. Each shard is an application in the table's
-    transaction log."""
+    """The parts in a Delta table, see `worker.staging.FormerParts`. In the table's transaction log, each shard is
+    an application whose version is the number of its last part."""
 
     log: DeltaLog
 
@@ -248,7 +251,7 @@ class DeltaParts:
                 app_transactions=[Transaction(key, part.number)],
                 max_commit_retries=LOG_RETRIES,
             )
-            # It fails if another writer of this shard has committed meanwhile: the next attempt reads the table
+            # This raises if another writer of this shard has committed meanwhile. The next attempt reads the table
             # again.
             table.create_write_transaction(
                 [], "append", table.schema(), partition_by=list(columns) or None, commit_properties=properties
@@ -257,16 +260,16 @@ class DeltaParts:
 
 
 def _delta_records(table: "DeltaTable", key: str) -> Iterator[str]:
-    """What the commits of the table record about the parts of one shard. The last commits are read first. They are
-    mostly sufficient, and reading all commits of a month takes minutes."""
+    """The records of one shard's parts in the commits of the table. The last commits are read first. They are
+    usually sufficient, and reading all commits of a month takes minutes."""
     for limit in (RECENT_COMMITS, None):
         yield from (commit[key] for commit in table.history(limit) if key in commit)
 
 
 @dataclass(frozen=True, slots=True)
 class IcebergParts:
-    """The parts in an Iceberg table, see `worker.staging.FormerParts`. Properties of the table have the last
-    part of each shard."""
+    """The parts in an Iceberg table, see `worker.staging.FormerParts`. The last part of each shard is a property of
+    the table."""
 
     table: CatalogTable
     runtime: Runtime

@@ -1,5 +1,7 @@
-"""Iceberg tables whose batches are decided in chains of entries, see `table_sink`. The first batch makes the
-table: by its partition spec files are written."""
+"""Iceberg tables whose batches are decided in chains (logs of committed batches), see `table_sink`.
+
+Files are written by the partition spec of the table, so the table is made before the first batch is staged.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,14 +49,16 @@ from kcl_dagster.worker.table_committer import COMMIT_SECONDS, ChainedTable
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-SNAPSHOTS_KEPT: Final = timedelta(hours=2)  # a commit takes longer with each
-# Of a manifest, which names five thousand files then. Merges write the last one anew until it has this size: with
-# the 8 MiB that are Iceberg's default, each takes some seconds in the end.
+SNAPSHOTS_KEPT: Final = timedelta(hours=2)  # each snapshot makes commits slower
+# The size of a manifest that lists five thousand files. A commit that merges manifests writes the last manifest
+# again until it has this size. With Iceberg's default of 8 MiB, this takes some seconds for a manifest that is
+# almost full.
 MANIFEST_BYTES: Final = 1 << 20
-# Of a table that is made here. A commit every half minute would leave thousands of manifests, of snapshots and of
-# versions of the metadata a day. Manifests are merged, snapshots are expired, and a hundred versions remain.
+# The properties of a new table. With a commit every half minute, thousands of manifests, snapshots and versions of
+# the metadata would remain each day. With these properties, manifests are merged, snapshots are expired, and only a
+# hundred versions of the metadata remain.
 PROPERTIES: Final = {
-    "format-version": str(NEWEST_VERSION),  # a server may have another default
+    "format-version": str(NEWEST_VERSION),  # a catalog's server may have another default
     MERGES: "true",
     AGE: str(SNAPSHOTS_KEPT // timedelta(milliseconds=1)),
     "write.metadata.delete-after-commit.enabled": "true",
@@ -63,8 +67,11 @@ PROPERTIES: Final = {
 
 
 class IcebergSink(TableSink):
-    """Stages batches for an Iceberg table, see `CatalogTable`. `chains_path`: see `ChainFolder`. `commit_seconds`:
-    between two commits. `merge_on`, `delete_when`, `order_by`: the output is change rows, see `model.change_rules`.
+    """Stages batches for an Iceberg table, see `CatalogTable`.
+
+    - `chains_path`: see `ChainFolder`.
+    - `commit_seconds`: the time between two commits.
+    - `merge_on`, `delete_when`, `order_by`: the output consists of change rows, see `model.change_rules`.
     """
 
     def __init__(
@@ -105,7 +112,7 @@ class IcebergSink(TableSink):
 
     @property
     def stores_into(self) -> tuple[()]:
-        """See `spark.sinks.contract.SparkSink`. The catalog says it."""
+        """See `spark.sinks.contract.SparkSink`. Empty: the catalog decides on the location."""
         return ()
 
     def version(self) -> dict[str, str]:
@@ -115,7 +122,7 @@ class IcebergSink(TableSink):
 
 @dataclass(frozen=True, slots=True)
 class IcebergFormat:
-    """See `table_sink.TableFormat`."""
+    """The Iceberg format, see `table_sink.TableFormat`."""
 
     table: CatalogTable
     chains: ChainFolder
@@ -175,7 +182,8 @@ class IcebergFormat:
 
 @dataclass(frozen=True, slots=True)
 class IcebergWriting:
-    """See `table_sink.WritingRules`. `loaded`: the table as it was then."""
+    """The writing to an Iceberg table, see `table_sink.WritingRules`. `loaded`: the table at the time when the
+    rules were read."""
 
     table: CatalogTable
     loaded: "Table"
@@ -186,7 +194,7 @@ class IcebergWriting:
 
     @property
     def layout(self) -> Layout:
-        """Executors need pyiceberg for a partitioned table only."""
+        """The layout of the files. For an unpartitioned table, executors do not need pyiceberg."""
         return UNPARTITIONED if self._partitions.is_flat else self._partitions
 
     @property
@@ -213,7 +221,8 @@ class IcebergWriting:
 
 @dataclass(frozen=True, slots=True)
 class ChangedIceberg:
-    """See `change_files.ChangedTable`. `loaded`: the table as it was then."""
+    """An Iceberg table with change rows, see `change_files.ChangedTable`. `loaded`: the table at the time when the
+    rules were read."""
 
     table: CatalogTable
     loaded: "Table"
@@ -231,7 +240,7 @@ class ChangedIceberg:
         def with_conditions(records: DataFrame) -> DataFrame:
             output = transform(records)
             if not hasattr(output, "columns"):
-                return output  # no DataFrame, which is refused where all of them are
+                return output  # no DataFrame; `transform.checked` refuses it
             conditions = conditions_of_required(required, output.columns)
             return fulfilling(output, self.target.table, conditions, unless=DELETES)
 

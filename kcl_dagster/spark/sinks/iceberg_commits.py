@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 
 class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the table stores, as JSON, about the application's last commit. `chains`: the folder of the chains whose
-    entries it contains. `entries`: how many entries of an unfinished commit the table contains; 0 if the commit is
-    finished."""
+    """The record of the application's last commit, which the table stores as JSON. `chains`: the folder of the
+    chains whose entries the commit contains. `entries`: the number of entries of an unfinished commit that the
+    table contains; 0 if the commit is finished."""
 
     number: int
     chains: str
@@ -53,7 +53,8 @@ class IcebergCommits:
     chains: ChainFolder
     runtime: Runtime
     _merges: dict[tuple[str, int, int, int], IcebergMerge] = field(default_factory=dict, compare=False)
-    """The last step that was begun. If its outcome is not known, the next attempt uses what it has written."""
+    """The last step that was begun. If its outcome is not known, the next attempt uses the files that it has
+    written."""
 
     def committed(self, series: str) -> int:
         with self.table.errors():
@@ -66,7 +67,7 @@ class IcebergCommits:
         with self.table.errors():
             while self._made_step(series, number, entries, complete).through < len(entries):
                 continue
-            with suppress(KclError, OSError):  # else they are removed when their chains end
+            with suppress(KclError, OSError):  # remaining files are removed when their chains end
                 self.chains.delete([file.path for one in entries if holds_changes(one) for file in one.files])
 
     def _made_step(
@@ -106,7 +107,7 @@ class IcebergCommits:
                 f"{self.table.name} was removed. Put it back; or stop the workers, remove _chains and _commits "
                 f"below {self.chains.root}, and reset the leases"
             )
-        # Other files were written for a former snapshot, so that no request can add them any more.
+        # Files that the commit does not use were written for a former snapshot. No request can add them any more.
         if prepared is not None:
             table, addition = prepared
             for merge in self._merges.values():
@@ -149,7 +150,8 @@ class IcebergCommits:
         return self._last(table, series, commit_key(series)).number
 
     def _done(self, table: "Table", series: str, number: int) -> int:
-        """How many entries of the commit the table contains, if earlier steps of it were made."""
+        """The number of entries of the commit that the table contains, because earlier steps of the commit were
+        made."""
         last = self._last(table, series, step_key(series))
         return last.entries if last.number == number else 0
 
@@ -175,10 +177,10 @@ class IcebergCommits:
 
 
 def commit_key(series: str) -> str:
-    """The name of a table's property, and of an entry in the summaries of its snapshots."""
+    """The key of a `CommitRecord` in a table's properties, and in the summaries of its snapshots."""
     return f"{application_key(series)}/commit"
 
 
 def step_key(series: str) -> str:
-    """As `commit_key`, for commits of change rows that are made in several steps."""
+    """The key of a `CommitRecord` of an unfinished commit, which is made in several steps. See `commit_key`."""
     return f"{commit_key(series)}/step"

@@ -1,4 +1,4 @@
-"""The files of an Iceberg table: what its manifests say of them, made from the footers of the Parquet files."""
+"""Makes the entries of data files in the manifests of an Iceberg table, from the footers of the Parquet files."""
 
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
 
-NEWEST_VERSION: Final = 2  # of the format, that pyiceberg writes
-_DATA_PATH: Final = "write.data.path"  # a table's property
+NEWEST_VERSION: Final = 2  # the newest version of the format that pyiceberg writes
+_DATA_PATH: Final = "write.data.path"  # a property of Iceberg tables
 
 
 class FileStatistics(msgspec.Struct, frozen=True):
-    """What a manifest keeps of a file beside its partition, by the ids of the table's columns."""
+    """The statistics of a file in a manifest, by the ids of the table's columns."""
 
     record_count: int
     column_sizes: dict[int, int]
@@ -36,8 +36,8 @@ class FileStatistics(msgspec.Struct, frozen=True):
 
 
 class FileOfTable(msgspec.Struct, frozen=True):
-    """What an entry of a chain keeps as the statistics of a file. `spec`: by which it is partitioned. `order`: by
-    which its rows are sorted, an id of the table's."""
+    """The statistics of a file in an entry of a chain. `spec`: the id of the partition spec of the file. `order`:
+    the id of the sort order of its rows, if they follow one exactly."""
 
     spec: int
     manifest: FileStatistics
@@ -45,12 +45,12 @@ class FileOfTable(msgspec.Struct, frozen=True):
 
 
 def data_root(table: "Table") -> str:
-    """Where the data files of a table are."""
+    """The folder of a table's data files."""
     return table.properties.get(_DATA_PATH, f"{table.location().rstrip('/')}/data").rstrip("/")
 
 
 def check_version(table: "Table", name: str) -> None:
-    """Raise SinkError for a table that pyiceberg can read and not write."""
+    """Raise SinkError if pyiceberg can read the table, but cannot write to it."""
     if table.format_version > NEWEST_VERSION:
         raise SinkError(
             f"{name} is of version {table.format_version} of the format, and pyiceberg writes version "
@@ -65,7 +65,7 @@ def target_of(table: "Table", name: str) -> Target:
 
 
 def file_statistics(table: "Table", footer: Footer) -> FileStatistics:
-    """By the table's own settings of metrics."""
+    """Make the statistics of a file, according to the table's settings for metrics."""
     from pyiceberg.io.pyarrow import (
         MetricModeTypes,
         MetricsMode,
@@ -89,7 +89,8 @@ def file_statistics(table: "Table", footer: Footer) -> FileStatistics:
 def data_file(
     place: str, size: int, partition: Mapping[str, str | None], about: FileOfTable, of: IcebergPartitions
 ) -> "DataFile":
-    """As a manifest has it. `partition`: see `IcebergPartitions.values`."""
+    """Make the entry of a file for a manifest. `place`: the path of the file. `partition`: see
+    `IcebergPartitions.values`. `of`: the partitions of the spec by which the file was written."""
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 
     file = DataFile.from_args(
@@ -108,21 +109,22 @@ def data_file(
 
 
 def encoded_footer(footer: Footer) -> str:
-    """See `batch_files.ForTable`: the driver alone knows which ids the columns have, and makes the statistics."""
+    """The footer as text, see `ForTable.statistics`. Only the driver knows the ids of the columns, so it makes the
+    statistics from the footer."""
     return b64encode(footer).decode()
 
 
 def staged_file(table: "Table", file: BatchFile, of: IcebergPartitions, order: int | None = None) -> StagedFile:
-    """As an entry has it. `order`: see `FileOfTable`. Its path is the whole one: where the data files of a table
-    are may be changed."""
+    """The file in the form of a chain's entry. `order`: see `FileOfTable`. Its path is absolute, because the folder
+    of the table's data files may be changed later."""
     statistics = FileOfTable(of.spec.spec_id, file_statistics(table, b64decode(file.statistics or "")), order)
     text = msgspec.json.encode(statistics).decode()
     return StagedFile(f"{data_root(table)}/{file.path}", file.rows, file.bytes, file.partition, text)
 
 
 def files_of_entry(table: "Table", entry: PublishingEntry) -> "list[DataFile]":
-    """As manifests have them. A file stays in the partition of the spec by which it was written, also if the table
-    has another spec since."""
+    """The entries of these files for manifests. If the table's partition spec was changed since a file was written,
+    the file remains in its partition of the former spec."""
     return [data_file_of(table, file) for file in entry.files]
 
 

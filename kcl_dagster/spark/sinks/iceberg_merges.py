@@ -1,11 +1,13 @@
-"""Change rows of an Iceberg table: data files that hold a key of a change are written anew, one after the other.
+"""Applies change rows to an Iceberg table. Data files with changed rows are written again, one after the other.
 
-A file is read if its partition and the bounds of its columns allow one of the keys. First its key columns are read,
-and the file is written anew if a change has an effect on one of its rows. Rows keep their places: a file gets its
-rows back, with the changes in them, or without those that were deleted. Keys that no row has are inserted in files
-of their own. Rows that position deletes remove are not read, so that they stay deleted.
+A file is read if it may contain a key of a change, according to its partition and the bounds of its columns. First,
+only the columns of the key are read. If a change has an effect on a row of the file, the whole file is written
+again. The new file has the same rows in the same order, with the changes, and without deleted rows. For keys that
+no row has, rows are inserted in separate files. Rows that position deletes have removed are not read, so they
+remain deleted.
 
-What was written for a commit that another writer's commit has refused is used again for files that are still there.
+If another writer's commit came first, the commit is repeated. Files that were written for the first attempt are
+used again if they replace a file that is still in the table.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,12 +42,13 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import FileScanTask, Table
 
-SORTED_BYTES: Final = 256 << 20  # in memory, of rows that are sorted at once: each such run becomes a file
-_MOST_LISTED: Final = 200  # values by which pyiceberg looks for partitions; it passes over longer lists
+SORTED_BYTES: Final = 256 << 20  # of rows that are sorted together in memory; each such run becomes a file
+_MOST_LISTED: Final = 200  # values in a filter; pyiceberg ignores longer lists when it selects files
 
 
 def refuse_changes(table: "Table", name: str, changes: ChangeRules) -> None:
-    """Raise SinkError for a table whose rows cannot be changed. Called before a batch is decided, too."""
+    """Raise SinkError if the rows of the table cannot be changed by these rules. Called before a batch is decided,
+    and again before a commit."""
     known = {field.name for field in table.schema().fields}
     missing = [column for column in changes.needed if column not in known]
     if missing:
@@ -76,8 +79,8 @@ def _has_equality_deletes(table: "Table") -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """What became of a data file. `seen`: the places of the changes whose keys it has. `by`: the files that take
-    its place; None: it stays as it is."""
+    """The result for one data file. `seen`: the places of the changes whose keys are in the file. `by`: the files
+    that replace the file; None if it remains unchanged."""
 
     seen: np.ndarray
     by: "tuple[DataFile, ...] | None"
@@ -85,8 +88,8 @@ class Replaced:
 
 @dataclass(slots=True)
 class IcebergMerge:
-    """The changes of one step of a commit. `rows`: one change for each key. `unique`: a part of the names of files,
-    which no other merge has."""
+    """The changes of one step of a commit. `rows`: one change for each key. `unique`: a text in the names of the
+    files, which no other merge has."""
 
     table: CatalogTable
     changes: ChangeRules
@@ -94,17 +97,18 @@ class IcebergMerge:
     unique: str
     _keys: ChangeKeys | None = None
     _rules: tuple[Any, ...] = ()
-    """The table's schema, partitions and so on, by which files were written; see `_follow`."""
+    """The ids of the table's schema, partition spec and other rules by which files were written; see `_follow`."""
 
     _replaced: "dict[tuple[str, frozenset[str]], Replaced]" = field(default_factory=dict)
-    """By the path of the data file, and those of the files of deletes that apply to it."""
+    """The results by the path of the data file and the paths of the delete files that apply to it."""
 
     _inserted: "tuple[bytes, tuple[DataFile, ...]] | None" = None
     _written: list[str] = field(default_factory=list)
     _number: int = 0
 
     def applied_to(self, loaded: "Table") -> "tuple[list[DataFile], list[DataFile]]":
-        """The files that the table gets, and those that it loses. May be called again for a later state of it."""
+        """Write the new files. Returns the files that the commit adds to the table, and the files that it removes.
+        May be called again for a later state of the table."""
         self._follow(loaded)
         added: list[DataFile] = []
         removed: list[DataFile] = []
@@ -121,12 +125,12 @@ class IcebergMerge:
         return [*added, *self._inserts(loaded, seen)], removed
 
     def remove_unused(self, loaded: "Table", used: "Iterable[DataFile]") -> None:
-        """Remove what was written and is not among these files. What cannot be removed is left to the removal of
-        orphan files."""
+        """Delete the files that were written and are not in `used`. Files that cannot be deleted remain until an
+        engine removes orphan files."""
         kept = {file.file_path for file in used}
         for path in self._written:
             if path not in kept:
-                with suppress(Exception):  # of whichever library the FileIO uses
+                with suppress(Exception):  # the class depends on the library that the FileIO uses
                     loaded.io.delete(path)
         self._written = [path for path in self._written if path in kept]
 
@@ -154,10 +158,11 @@ class IcebergMerge:
         return self._keys
 
     def _filter(self) -> "BooleanExpression":
-        """What rows with the keys of the changes fulfil, by which pyiceberg finds manifests and files."""
+        """A condition that all rows with the keys of the changes satisfy. pyiceberg uses it to select manifests and
+        files."""
         from pyiceberg import expressions
 
-        terms: Any = expressions  # whose models say less of their arguments than they take
+        terms: Any = expressions  # the type hints of these classes accept fewer arguments than the classes
         found: BooleanExpression = terms.AlwaysTrue()
         for name in self.changes.merge_on:
             values = comparable(self.rows.column(name))
@@ -192,7 +197,7 @@ class IcebergMerge:
         return Replaced(seen, self._write(loaded, self._changed(self._read(loaded, task), places)))
 
     def _bounds(self, loaded: "Table", file: "DataFile") -> dict[str, tuple[Any, Any]]:
-        """Of the columns of the key, as far as they are known."""
+        """The bounds of the columns of the key in a file. Columns without known bounds are left out."""
         from pyiceberg.conversions import from_bytes
         from pyiceberg.types import PrimitiveType
 
@@ -206,8 +211,8 @@ class IcebergMerge:
         return found
 
     def _newer(self, places: np.ndarray, known: pa.ChunkedArray) -> np.ndarray:
-        """Without changes that are older than the row that they would change. Null is the least value, and NaN is
-        the greatest one."""
+        """Return `places` with NONE for each row that is newer than its change. `known`: the values of `order_by`
+        in the rows. Null is the lowest value, and NaN is the highest value."""
         hits = np.flatnonzero(places != NONE)
         known = known.take(pa.array(hits))
         change = self.rows.column(self.changes.order_by).take(pa.array(places[hits]))
@@ -222,8 +227,8 @@ class IcebergMerge:
     def _read(
         self, loaded: "Table", task: "FileScanTask", names: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a file that are not deleted, in the columns and types of the table. Some batches at a time:
-        pyiceberg's own scan holds all of a file."""
+        """Read the rows of a file that are not deleted, with the columns and types of the table. Yields batch after
+        batch, because pyiceberg's own scan would keep a whole file in memory."""
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import ArrowScan, _read_all_delete_files
 
@@ -236,7 +241,7 @@ class IcebergMerge:
             yield rows if rows.schema == wanted else rows.cast(wanted)
 
     def _changed(self, batches: Iterable[pa.RecordBatch], places: np.ndarray) -> Iterator[pa.RecordBatch]:
-        """The rows of a file with the changes at these places in them."""
+        """Apply changes to the rows of a file. `places`: for each row, the place of its change, or NONE."""
         deletes = self.rows.column(DELETES).to_numpy()
         first = 0
         for batch in batches:
@@ -266,7 +271,8 @@ class IcebergMerge:
     # New files
 
     def _inserts(self, loaded: "Table", seen: np.ndarray) -> "tuple[DataFile, ...]":
-        """Files with the changes whose keys no row has, as far as they do not delete."""
+        """Write files with new rows: the changes whose keys no row has, without changes that delete. `seen`: for
+        each change, whether a row has its key."""
         are_new = ~seen & ~self.rows.column(DELETES).to_numpy()
         which = are_new.tobytes()
         if self._inserted is None or self._inserted[0] != which:

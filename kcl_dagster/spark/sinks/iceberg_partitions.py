@@ -1,6 +1,7 @@
-"""The partitions of an Iceberg table: each file belongs to one, and its value is kept in the table's metadata.
+"""The partitions of an Iceberg table. Each file belongs to one partition, whose value is in the table's metadata.
 
-The table's own spec decides, with pyiceberg's own transforms. Executors need pyiceberg for a partitioned table.
+The partitions follow the table's own partition spec, and are calculated with pyiceberg's transforms. So executors
+need pyiceberg for a partitioned table.
 """
 
 from base64 import b64decode, b64encode
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
     from pyiceberg.typedef import Record
     from pyiceberg.types import PrimitiveType
 
-FIRST_FIELD_ID: Final = 1000  # by the format: partition fields are numbered from here
+FIRST_FIELD_ID: Final = 1000  # the lowest id of a partition field in Iceberg's format
 
 
 @dataclass(frozen=True)
 class IcebergPartitions:
-    """The layout of a table with this spec. Both are JSON, as the format writes them, so a layout can be sent to an
-    executor."""
+    """The layout of the files of a table with this partition spec and schema. Both are JSON in Iceberg's format, so
+    that a layout can be sent to an executor."""
 
     table: str
     spec_json: str
@@ -41,7 +42,7 @@ class IcebergPartitions:
         return cls(table, spec.model_dump_json(), schema.model_dump_json())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Without what was parsed."""
+        """Pickle without the parsed spec and schema."""
         return IcebergPartitions, (self.table, self.spec_json, self.schema_json)
 
     @cached_property
@@ -75,7 +76,7 @@ class IcebergPartitions:
         return "/".join(table_folder(field.name, None if value is None else str(value)) for field, value in named)
 
     def values(self, key: Sequence[Any]) -> dict[str, Any]:
-        """In the format's binary form of a single value, which is exact for all types."""
+        """The partition values in Iceberg's binary form of a single value, which is exact for all types."""
         from pyiceberg.conversions import to_bytes
 
         return {
@@ -113,19 +114,20 @@ class IcebergPartitions:
 
     def _transformed(self, field: "PartitionField", rows: pa.RecordBatch) -> pa.Array:
         first, *inside = self._source(field).split(".")
-        if first not in rows.schema.names:  # change rows need not have it
+        if first not in rows.schema.names:  # change rows need not have the column
             return pa.nulls(rows.num_rows)
         column = rows.column(first)
         for name in inside:
             column = pc.struct_field(column, name)
         if pa.types.is_timestamp(column.type) and _is_of_time(field):
-            # No transform of a time is finer than an hour. pyiceberg then transforms a few values, and not each.
+            # No transform of a time is finer than an hour. With times rounded down to the hour, pyiceberg has to
+            # transform only a few distinct values.
             column = pc.floor_temporal(column, unit="hour")
         few, places = distinct(column)
         transform = field.transform.transform(self.schema.find_type(field.source_id))
         try:
             values = [None if value is None else transform(value) for value in few.to_pylist()]
-        except (ValueError, OverflowError) as error:  # a year beyond 9999
+        except (ValueError, OverflowError) as error:  # a year after 9999
             raise RecordRefused(
                 f"partition column {self._source(field)} has a value of type {column.type} that {field.transform} "
                 f"cannot be evaluated for ({type(error).__name__})"
@@ -136,23 +138,24 @@ class IcebergPartitions:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsOfChanges:
-    """The layout of change rows of a partitioned table: one file, whatever partitions its rows go to. That they
-    have one is seen before the batch is decided."""
+    """The layout of change rows of a partitioned table. A file may have change rows of all partitions. The
+    partition values are still calculated, so that a row without a valid value fails before the batch is decided."""
 
     partitions: IcebergPartitions
     is_flat: bool = False
 
     def check(self, output: StructType) -> None:
-        """A column that the output lacks keeps its value, or is null."""
+        """Check nothing. If the output lacks a column, the column keeps its value in existing rows, and is null in
+        new rows."""
 
     def keys(self, rows: pa.RecordBatch) -> list[pa.Array]:
         self.partitions.keys(rows)
         return []
 
-    def folder(self, key: Sequence[Any]) -> str:  # noqa: ARG002 - there is one
+    def folder(self, key: Sequence[Any]) -> str:  # noqa: ARG002 - there is only one folder
         return ""
 
-    def values(self, key: Sequence[Any]) -> dict[str, Any]:  # noqa: ARG002 - see above
+    def values(self, key: Sequence[Any]) -> dict[str, Any]:  # noqa: ARG002 - the files have no partition
         return {}
 
     def body(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -169,7 +172,7 @@ def _keeps_type(field: "PartitionField") -> bool:
 
 
 def spec_of(terms: Sequence[PartitionTerm], schema: "Schema") -> "PartitionSpec":
-    """For a table that is made with this schema."""
+    """Make the partition spec of a new table with this schema. Raises ConfigurationError if it lacks a column."""
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.transforms import parse_transform
 

@@ -1,4 +1,4 @@
-"""Snapshots of an Iceberg table in which some data files take the place of others, with pyiceberg's own parts."""
+"""Snapshots of an Iceberg table in which data files replace other data files, made from classes of pyiceberg."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class FileReplacement(_OverwriteFiles, _MergeAppendFiles):
-    """An overwrite as pyiceberg makes it, which merges small manifests as its appends do. pyiceberg's own leaves
-    one more manifest with each commit."""
+    """An overwrite that merges small manifests, as pyiceberg's appends do. pyiceberg's own overwrites add a
+    manifest with each commit."""
 
     def _build_delete_files_partition_predicate(self) -> None:
-        """In which partitions the files are, so that other manifests are not read."""
+        """Determine the partitions of the removed files, so that manifests of other partitions are not read."""
         try:
             super()._build_delete_files_partition_predicate()
         except ValueError:  # pyiceberg has no expression for NaN
@@ -26,12 +26,13 @@ class FileReplacement(_OverwriteFiles, _MergeAppendFiles):
                 self.partition_filters[spec] = AlwaysTrue()
 
     def _existing_manifests(self) -> list[ManifestFile]:
-        """Without those whose files have all been removed by former snapshots."""
+        """The manifests of the table, without manifests whose files were all removed by former snapshots."""
         found: list[ManifestFile] = super()._existing_manifests()
         return [one for one in found if one.has_added_files() or one.has_existing_files()]
 
     def _deleted_entries(self) -> list[ManifestEntry]:
-        """Not all versions of pyiceberg see that a file is missing, whose rows would be there twice then."""
+        """The entries of the removed files. Raises CommitFailedException if the table does not have one of these
+        files any more: its rows would then be in the table twice. Not all versions of pyiceberg detect this."""
         found: list[ManifestEntry] = super()._deleted_entries()
         if len(found) != len(self._deleted_data_files):
             raise CommitFailedException("files that are to be replaced are not in the table any more")
@@ -39,7 +40,7 @@ class FileReplacement(_OverwriteFiles, _MergeAppendFiles):
 
 
 def replacement(transaction: "Transaction", summary: Mapping[str, str]) -> FileReplacement:
-    """`summary`: of the snapshot."""
+    """Begin a replacement in this transaction. `summary`: entries for the summary of the snapshot."""
     return FileReplacement(
         operation=Operation.OVERWRITE,
         transaction=transaction,

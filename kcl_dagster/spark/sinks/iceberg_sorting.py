@@ -1,7 +1,7 @@
 """The sort order of an Iceberg table, by which the rows of each file are sorted before they are written.
 
-Rows are sorted within each task of Spark, so nothing is shuffled. A file names the order in the table's metadata
-only if its rows follow it exactly.
+Rows are sorted within each task of Spark, so nothing is shuffled. The table's metadata has the id of the sort order
+for a file only if the rows of the file follow the order exactly.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.sorting import SortField
 
-# Transforms whose values follow the order of the column. After one, rows of an equal value are in the order of the
-# column and not in that of the next field: so it is exact for the last field only.
+# Transforms whose values have the same order as the column. Rows are then sorted by the column itself. So rows with
+# an equal value of the transform are not sorted by the next field, and such an order is exact only for the last
+# field.
 _MONOTONIC: Final = ("year", "month", "day", "hour", "truncate")
 
 
 @dataclass(frozen=True, slots=True)
 class SortKey:
-    """`path`: of the column, one name for each level of structs."""
+    """One field of a sort order. `path`: the path of the column, with one name for each level of structs."""
 
     path: tuple[str, ...]
     is_descending: bool
@@ -47,15 +48,16 @@ class SortKey:
 
 @dataclass(frozen=True, slots=True)
 class RowOrder:
-    """`keys`: the fields by which rows can be sorted, from the first one on. `exact_id`: of the order, if rows that
-    are sorted by the keys follow it."""
+    """The sort order of rows. `keys`: the first fields of the table's sort order, as far as rows can be sorted by
+    them. `exact_id`: the id of the table's sort order, if rows that are sorted by `keys` follow it exactly."""
 
     keys: tuple[SortKey, ...] = ()
     exact_id: int | None = None
 
     @classmethod
     def of(cls, table: "Table") -> "RowOrder":
-        """Of an output, columns that it lacks are null in every row, and need no sorting."""
+        """The sort order of the table. Columns that an output lacks need no sorting, because they are null in every
+        row."""
         order = table.sort_order()
         keys: list[SortKey] = []
         for number, field in enumerate(order.fields):
@@ -72,21 +74,21 @@ class RowOrder:
         return cls(tuple(keys), order.order_id if is_exact else None)
 
     def applied(self, transform: Transform) -> Transform:
-        """The transform, with its output sorted."""
+        """Wrap the transform, so that its output is sorted within each task."""
         if not self.keys:
             return transform
 
         def sorted_rows(records: DataFrame) -> DataFrame:
             output = transform(records)
             if not hasattr(output, "columns"):
-                return output  # no DataFrame, which is refused where all of them are
+                return output  # no DataFrame; `transform.checked` refuses it
             keys = [key.column for key in self.keys if key.path[0] in output.columns]
             return output.sortWithinPartitions(*keys) if keys else output
 
         return sorted_rows
 
     def sorted(self, rows: pa.Table) -> pa.Table:
-        """The rows in this order, those that are equal in the order that they have."""
+        """Sort rows. Rows with equal keys remain in the order that they have."""
         columns: list[pa.ChunkedArray] = []
         directions = []
         for number, key in enumerate(self.keys):
@@ -114,7 +116,8 @@ def _key(table: "Table", field: "SortField") -> SortKey:
 
 
 def _is_floating(table: "Table", field: "SortField") -> bool:
-    """Spark takes the two zeros for one value, and Iceberg does not."""
+    """Whether the field is a float. Rows that Spark has sorted by floats do not follow Iceberg's order exactly,
+    because 0.0 and -0.0 are equal in Spark, but not in Iceberg."""
     from pyiceberg.types import DoubleType, FloatType
 
     return isinstance(table.schema().find_type(field.source_id), DoubleType | FloatType)

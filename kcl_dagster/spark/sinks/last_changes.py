@@ -1,4 +1,4 @@
-"""The last change of each key, of the change rows of some batches. Pure."""
+"""Finds the last change of each key in the change rows of batches. Pure."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -14,8 +14,9 @@ _IS_KNOWN, _PLACE, _RANK = "_kcl_is_known", "_kcl_place", "_kcl_rank"
 
 
 def last_changes(contents: Sequence[bytes], changes: ChangeRules) -> pa.Table:
-    """The last change of each key. The files are Parquet, in the order of their changes. A change with a higher
-    value of `order_by` is later; where the values are equal, the order in the files decides."""
+    """The last change of each key. `contents`: Parquet files, in the order of their changes. A change with a higher
+    value of `order_by` is later. If the values are equal or there is no `order_by`, the order in the files
+    decides."""
     files = [pq.ParquetFile(BytesIO(content)) for content in contents]
     read = [file.read(columns=list(changes.needed)) for file in files]
     keys = pa.concat_tables(read, promote_options="default")

@@ -1,12 +1,12 @@
-"""The distribution of a batch's rows among files, and the folder of each file.
+"""Determines in which file a row of a batch is stored, and the folder of each file.
 
 Partition values in folder names and in the log of a Delta table are text, in the form in which Spark writes them:
 
-- Null and the empty string are one value, and read back as null.
-- NaN is one value. 0.0 and -0.0 are two.
+- Null and the empty string are the same value, which readers read as null.
+- All NaNs are the same value. 0.0 and -0.0 are two values.
 - The text `__HIVE_DEFAULT_PARTITION__` is not null. Its folder name is escaped, and Spark reads the text back.
-  Readers that remove escapes before they compare with null, such as pyarrow, read null. No row shares a file with a
-  null.
+  Readers such as pyarrow remove the escapes before they compare the text with the name for null, and read null.
+  Rows with this text are never in one file with rows with null.
 - A timestamp is written in UTC, so that the same records are stored in the same folder, whatever time zone a
   session has.
 """
@@ -29,11 +29,11 @@ from kcl_dagster.errors import ConfigurationError, RecordRefused
 from kcl_dagster.spark.sinks.split import distinct
 from kcl_dagster.spark.storage import is_hidden
 
-NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"  # expected by Hive, Spark and Athena
+NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"  # the name for null in Hive, Spark and Athena
 
-# The characters that Spark escapes. Others must not be escaped: Spark reads %C3%BC as two characters.
+# The characters that Spark escapes. Other characters must not be escaped: Spark reads %C3%BC as two characters.
 _ESCAPED: Final = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
-# The folder name of a table's file need not contain the value, so only values without special characters are kept.
+# The folder name of a table's file need not contain the value. So it contains only values of this form.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _DIGEST_CHARACTERS: Final = 32
 _HAVE_TEXT: Final = (
@@ -51,22 +51,23 @@ _WORDS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 class Layout(Protocol):
-    """How the rows of a lease are distributed among files. A layout is a value that can be sent to an executor."""
+    """Divides rows by partition values, and names the folder of each partition. A layout is a value that can be
+    sent to an executor."""
 
     @property
     def is_flat(self) -> bool:
-        """Whether there is one file per lease, with all columns, at the root."""
+        """Whether there are no partitions: all files are at the root, and have all columns."""
 
     def check(self, output: StructType) -> None:
-        """Raise ConfigurationError if an output of this schema cannot be partitioned like this."""
+        """Raise ConfigurationError if an output of this schema cannot be partitioned by this layout."""
 
     def keys(self, rows: pa.RecordBatch) -> list[pa.Array]:
-        """For each level of the partitioning, the value of each row. Raises RecordRefused for a value that
+        """For each level of the partitioning, the partition value of each row. Raises RecordRefused if a value
         cannot be a partition value."""
 
     def folder(self, key: Sequence[Any]) -> str:
-        """The folder of the rows with these values, relative to the sink's root; empty for the root itself. Two
-        keys never have the same folder."""
+        """The folder of the rows with these partition values, relative to the sink's root; empty for the root
+        itself. Different values never have the same folder."""
 
     def values(self, key: Sequence[Any]) -> dict[str, Any]:
         """The partition values of a file by column, in types that JSON supports."""
@@ -112,7 +113,7 @@ class Folders(TextPartitions):
 
     @classmethod
     def of(cls, columns: Sequence[str]) -> Self:
-        """Make the partitioning. Raises ConfigurationError for columns whose folders readers would ignore."""
+        """Make the partitioning. Raises ConfigurationError if readers would ignore the folders of a column."""
         hidden = [name for name in columns if is_hidden(name)]
         if hidden:
             raise ConfigurationError(f"readers pass over folders that begin with {hidden}: rename the columns")
@@ -124,7 +125,7 @@ class Folders(TextPartitions):
 
 @dataclass(frozen=True, slots=True)
 class TableFolders(TextPartitions):
-    """Partitions of a table that has the values in its log, so that their length is not limited."""
+    """Partitions of a table. The table has the values in its log, so that their length is not limited."""
 
     def folder(self, key: Sequence[Any]) -> str:
         return "/".join(table_folder(name, text) for name, text in zip(self.columns, key, strict=True))
@@ -134,7 +135,7 @@ UNPARTITIONED: Final = Folders(())
 
 
 def hive_folder(name: str, text: str | None) -> str:
-    """The folder of a partition value, with the name that Spark uses; an empty text is null."""
+    """The folder of a partition value, with the name that Spark uses. An empty text counts as null."""
     if not text:
         return f"{_escaped(name)}={NULL_PARTITION}"
     if text == NULL_PARTITION:
@@ -160,7 +161,7 @@ def _plain(text: str) -> str:
 
 
 def texts(values: pa.Array, name: str) -> pa.Array:
-    """The values of a partition column as text. Null and empty values are null."""
+    """The values of a partition column as text. Empty values become null."""
     few, places = distinct(values)
     try:
         words = [_text(value, values.type) for value in few.to_pylist()]
@@ -179,7 +180,7 @@ def _text(value: object, kind: pa.DataType) -> str | None:
         case bool():
             return "true" if value else "false"
         case float():
-            # A 32-bit float has fewer digits than the double into which Python converts it.
+            # `repr` would give a 32-bit float the additional digits of the double to which Python has converted it.
             word = str(np.float32(value)) if kind == pa.float32() else repr(value)
             return _WORDS.get(word, word)
         case Decimal():
