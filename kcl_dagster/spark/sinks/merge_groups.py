@@ -1,14 +1,16 @@
-"""Which files of a Parquet folder are merged, and which of them into one.
+"""Chooses which files of a Parquet folder a compaction merges, and groups the files that become one file. Pure.
 
-Pure. Other programs may store below the folder, too: only files whose names are those of the sink are merged, and
-none in a folder below that is a table, or belongs to another sink.
+Other programs may store files below the folder, too. So only files with names of the sink's form are merged. Files
+in a subfolder that is a table or belongs to another sink are not merged.
 
-A part can be written again until its owner has committed it, and a rewritten file beside its merged copy would be
-stored twice. So the last part of each shard is left alone, however old it is: it may be a batch that has been
-failing for days. Parts before it are committed, or the next could not have begun. The last part has the highest
-number. Version 0.1 gave low numbers again to leases that were made anew, so the part that begins last is left
-alone, too.
-Parts of replays by former versions are left alone: a replay that is repeated recognises what it has stored by name.
+Former versions of this package named files after parts (the records of one shard in a batch). Such a version writes
+a part again until its owner has committed it. If the file was merged meanwhile, its records would then be stored
+twice. So the last part of each shard is not merged, however old it is: its batch may have been failing for days.
+All parts before it were committed, because otherwise the next part would not have begun.
+
+The last part of a shard has the highest number. But version 0.1 began with low numbers again if a lease was made
+again. So the part that begins last in the stream is not merged either. Parts of replays by former versions are not
+merged, because a repeated replay recognises by name which parts it has stored.
 """
 
 import re
@@ -22,15 +24,15 @@ from kcl_dagster.spark.sinks.letter_case import plain_name
 from kcl_dagster.spark.storage import StoredFile, is_hidden
 
 MERGED: Final = "merged-"
-BEFORE_ANY: Final = -1  # TRIM_HORIZON and its like
+BEFORE_ANY: Final = -1  # the place of start positions such as TRIM_HORIZON, before all sequence numbers
 _MERGED: Final = re.compile(MERGED + r"(?:(?P<newest>\d{13})-)?[A-Za-z0-9-]+\.parquet")
 _NAMED_AFTER_A_PART: Final = re.compile(
     r"(?P<lease>.+)\.(?P<after>\d+|[A-Z_]+)-(?P<sub>\d+)(\.(?P<number>\d+))?\.parquet"
 )
-_OF_A_REPLAY: Final = re.compile(r"(?:.+\.)?\d{4}-\d{2}[A-Za-z0-9_-]*\.[^.].*")  # a window, and a lease after it
+_OF_A_REPLAY: Final = re.compile(r"(?:.+\.)?\d{4}-\d{2}[A-Za-z0-9_-]*\.[^.].*")  # a window, followed by a lease
 
 _TABLES: Final = frozenset({"_delta_log"})
-# Of Spark's streams, and of sinks of ours.
+# Folders that show that a stream of Spark, or a sink of this package, stores files in the same folder.
 _OWNERS: Final = frozenset({
     "_spark_metadata",
     "_chains",
@@ -40,13 +42,14 @@ _OWNERS: Final = frozenset({
     "_compaction_turns",
     "_drafts",
 })  # fmt: skip
-_MARKS: Final = "_kcl_dagster"  # what sinks tell each other, and readers
+_MARKS: Final = "_kcl_dagster"  # the prefix of files of sinks for other sinks and for readers
 _ICEBERG: Final = re.compile(r"(?:(?P<table>.+)/)?metadata/[^/]+\.metadata\.json")
 
 
 def own_files(files: Iterable[StoredFile], root: str) -> list[StoredFile]:
-    """Those that the sink at `root` has stored, of all files there, hidden ones included. Raises ConfigurationError
-    if the folder is a table, of which a file is not merged without its log."""
+    """Select the files that the sink at `root` has stored. `files`: all files there, including hidden ones. Raises
+    ConfigurationError if the folder is a table, because files of a table can be merged only together with its
+    log."""
     found, foreign = [], set()
     for file in files:
         owned = _owned_folder(file.path)
@@ -62,17 +65,18 @@ def own_files(files: Iterable[StoredFile], root: str) -> list[StoredFile]:
 
 
 def is_own(path: str) -> bool:
-    """Whether a sink, or a compaction, has given the file its name, and no replay by a former version."""
+    """Whether the name of the file was made by a sink or a compaction, but not by a replay of a former version."""
     part = _NAMED_AFTER_A_PART.fullmatch(plain_name(path))
     if part is not None:
         return _OF_A_REPLAY.fullmatch(part["lease"]) is None
-    # What is staged for a file has to be found before it is merged.
+    # The sink's file names must have the form that `staged_for` recognises: before a merge, staged copies are
+    # removed.
     return staged_for(path) is not None or _MERGED.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def _owned_folder(path: str) -> str | None:
-    """The folder that a file marks as a table (the root, too, which is ""), or as one of another owner below the
-    root."""
+    """The folder which a file shows to be a table, or to belong to another owner. None if the file shows neither.
+    The root is "", and may be a table, but has no other owner."""
     table = _ICEBERG.fullmatch(path)
     if table is not None and not is_hidden(path):
         return table["table"] or ""
@@ -93,8 +97,9 @@ def _folders(path: str) -> Iterator[str]:
 
 
 def groups(files: Sequence[StoredFile], target_bytes: int, before: float) -> Iterator[list[StoredFile]]:
-    """Files of one folder, last written until `before`, that together come near the target, in the order in which
-    they were written. What is large already stays as it is."""
+    """Yield groups of files to merge. The files of a group are in one folder, were last written until `before`, and
+    together have almost the target size. They are in the order in which they were written. Files of at least half
+    the target size are left out."""
     folders: dict[str, list[StoredFile]] = defaultdict(list)
     last = _last_parts(files)
     for file in files:
@@ -117,7 +122,8 @@ def groups(files: Sequence[StoredFile], target_bytes: int, before: float) -> Ite
 
 
 def merged_name(sources: Iterable[StoredFile], unique: str) -> str:
-    """Of the file that takes the place of these. It has the time of the newest one in the order of records."""
+    """The name of the file that replaces these files. It contains the time of the newest file, by which a later
+    compaction orders the merged file."""
     newest = max(_order(file)[0] for file in sources)
     return f"{MERGED}{min(int(newest * 1000), 10**13 - 1):013d}-{unique}.parquet"
 
@@ -130,7 +136,7 @@ def _order(file: StoredFile) -> tuple[float, bool, str]:
 
 
 class _Place(NamedTuple):
-    """Where a part begins. One that failed as a whole and its first half begin at the same place."""
+    """The checkpoint at which a part begins. A part that was split, and its first half, begin at the same place."""
 
     lease: str
     after: int
@@ -138,7 +144,8 @@ class _Place(NamedTuple):
 
 
 def _part_of(file: StoredFile) -> tuple[_Place, int] | None:
-    """Place and number of the part that a sink's file belongs to (see `former_parts.file_stem`)."""
+    """The place and the number of the part to which a file belongs, see `former_parts.file_stem`. None if the file
+    is not named after a part."""
     found = _NAMED_AFTER_A_PART.fullmatch(plain_name(file.path))
     if found is None:
         return None
@@ -147,8 +154,9 @@ def _part_of(file: StoredFile) -> tuple[_Place, int] | None:
 
 
 def _last_parts(files: Sequence[StoredFile]) -> set[_Place]:
-    """Of each lease the part that begins last, the one with the highest number, and the one that was written last:
-    others after a reset, and where a stream or its leases were made anew. A lease may be pinned to any of them."""
+    """For each lease, the places of three parts: the part that begins last, the part with the highest number, and
+    the part that was written last. They may be different parts after a reset, or if a stream or its leases were
+    made again. A lease may be pinned to any of them."""
     furthest: dict[str, _Place] = {}
     newest: dict[str, tuple[int, _Place]] = {}
     latest: dict[str, tuple[float, _Place]] = {}

@@ -17,7 +17,7 @@ _MINUTE_MICROS: Final = 60_000_000
 
 @dataclass(slots=True)
 class MinuteCounts:
-    """Counts rows by the minutes of `time_column`, and by those of their arrival if that is another column."""
+    """Counts rows by the minute of `time_column`. If the arrival time is in another column, also by its minute."""
 
     time_column: str
     _rows: Counter[tuple[int, int | None]] | None = field(default_factory=Counter)
@@ -41,7 +41,7 @@ class MinuteCounts:
 
     @property
     def counted(self) -> list[list[int | None]] | None:
-        """The counts as JSON, for `minute_rows`. None if the column has no times."""
+        """The counts in a form that JSON supports, for `minute_rows`. None if the column has no times."""
         if self._rows is None:
             return None
         return [[at, came, rows] for (at, came), rows in self._rows.items()]
@@ -52,8 +52,8 @@ def minute_rows(counted: Sequence[Sequence[Any]] | None) -> tuple[MinuteRows, ..
 
 
 def _minutes_in(rows: pa.RecordBatch, column: str) -> "np.ndarray[Any, np.dtype[np.float64]] | None":
-    """Minutes of the epoch, NaN for null. None if the column is missing or is no timestamp. A time without a
-    zone is interpreted as UTC."""
+    """The time of each row in minutes since the epoch; NaN for null. None if the column is missing or is no
+    timestamp. A time without a zone is interpreted as UTC."""
     place = rows.schema.get_field_index(column)
     if place < 0 or not pyarrow.types.is_timestamp(rows.schema.field(place).type):
         return None

@@ -1,9 +1,10 @@
-"""A Delta table by its name in the catalog of a Spark session, which Spark's own Delta writes.
+"""A Delta table that is addressed by its name in the catalog of a Spark session. Spark's own Delta library writes
+it.
 
 The sink needs no access to the files of the table, and no key of the catalog: all requests are SQL and DataFrames
-of the session. A session does not show everything that a table demands, such as which columns are identity columns.
-So before the first batch with other columns is decided, Delta is given these columns without rows, and refuses what
-it would refuse of a commit.
+of the session. A session does not show all rules of a table, such as which columns are identity columns. So before
+the first batch with new columns is decided, the sink makes a commit with these columns and without rows. Delta
+refuses this commit if it would refuse a commit with rows.
 """
 
 import hashlib
@@ -40,15 +41,15 @@ from kcl_dagster.worker.processing_watch import uninterrupted
 
 _CONSTRAINT: Final = "delta.constraints."
 _WIDENS: Final = "delta.enableTypeWidening"
-_IS_DELTA: Final = "delta.minReaderVersion"  # a property that Delta shows of each of its tables
+_IS_DELTA: Final = "delta.minReaderVersion"  # a property that every Delta table has
 _MISSING: Final = frozenset(
     {"DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND"}
 )
 _EXISTS: Final = frozenset({"DELTA_TABLE_ALREADY_EXISTS", "TABLE_OR_VIEW_ALREADY_EXISTS"})
-# What Spark says without Delta's jars, and Delta without its extension or catalog.
+# Error conditions of Spark if it lacks Delta's jars, and of Delta if its extension or catalog is not configured.
 _WITHOUT_DELTA: Final = ("DATA_SOURCE_NOT_FOUND", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG")
 _NO_CATALOG: Final = ("CATALOG_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE")
-_EPOCHS: Final = 1 << 40  # more than the seconds of a time
+_EPOCHS: Final = 1 << 40  # above every time in epoch seconds, so that a version can have an epoch and a time
 
 NEEDED: Final = (
     "the Spark session has no Delta Lake. Give it, or the Spark Connect server, the jars of io.delta:delta-spark "
@@ -59,24 +60,24 @@ NEEDED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class NamedDeltaRules:
-    """The rules of a table as a session shows them, when it was looked at."""
+    """The rules of a table, as the session showed them when they were read."""
 
     table: str
     schema: pa.Schema
-    """With all columns, also those that the table computes itself."""
+    """All columns of the table, including columns that the table computes itself."""
 
     properties: Mapping[str, str]
 
     @property
     def target(self) -> Target:
-        """All columns allow nulls here: a session does not show which of the required ones the table fills
-        itself."""
+        """The columns of the table. All of them allow nulls here, because a session does not show which of the
+        required columns the table computes itself."""
         fields = [one.with_nullable(True) for one in self.schema]
         return Target(self.table, pa.schema(fields), " (ALTER TABLE ... ADD COLUMNS)")
 
     def applied(self, transform: Transform) -> Transform:
-        """The transform, failing for rows that violate constraints of the table. Constraints on columns that the
-        output does not have are left to Delta."""
+        """Wrap the transform, so that it fails for rows that violate a constraint of the table. Delta itself checks
+        constraints on columns that the output does not have."""
         constraints = {
             name.removeprefix(_CONSTRAINT): sql
             for name, sql in self.properties.items()
@@ -89,7 +90,7 @@ class NamedDeltaRules:
         def with_rules(records: DataFrame) -> DataFrame:
             output = transform(records)
             if not hasattr(output, "columns"):
-                return output  # no DataFrame, which is refused where all of them are
+                return output  # no DataFrame; `transform.checked` refuses it
             known = {name: sql for name, sql in constraints.items() if _is_about(output, sql)}
             return fulfilling(output, self.table, {**known, **conditions_of_required(required, output.columns)})
 
@@ -101,16 +102,16 @@ class NamedDeltaRules:
 
 @dataclass(slots=True)
 class NamedDelta:
-    """The table. `identifier`: as it is written in SQL of the session. `columns`: by which a table is partitioned
-    that is made here. `keep_complete` may be called on another thread."""
+    """The table. `identifier`: its name in the session's SQL. `columns`: the partition columns, if this object
+    makes the table. `keep_complete` may be called on another thread."""
 
     identifier: str
     columns: Sequence[str] = ()
     session: Callable[[], SparkSession] = SparkSession.active
     _accepted: set[str] = field(default_factory=set)
-    """Digests of columns that Delta has accepted."""
+    """Digests of the schemas that Delta has accepted."""
 
-    _kept: tuple[int, int] = (-1, 0)  # epoch and moment that the table has by `keep_complete`
+    _kept: tuple[int, int] = (-1, 0)  # the epoch and the moment that `keep_complete` has found or stored
 
     def __post_init__(self) -> None:
         if isinstance(self.columns, str):
@@ -124,8 +125,8 @@ class NamedDelta:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Map errors of Spark and of Delta, of which no code of the consumer is the cause, to one line. No time
-        limit of the consumer's code applies."""
+        """A context for work with the table that runs no code of the consumer. Maps errors of Spark and of Delta to
+        errors of this package with one line. Time limits of the consumer's code do not apply."""
         try:
             with uninterrupted(), write_failures(self.name):
                 yield
@@ -140,8 +141,8 @@ class NamedDelta:
             raise SinkError(f"{self.name}: {text}") from error
 
     def rules(self) -> NamedDeltaRules | None:
-        """As the table is now; None if there is none. Raises ConfigurationError for a table of another format,
-        which would not skip a commit that it has."""
+        """Read the rules of the table; None if there is no table. Raises ConfigurationError if the table has
+        another format, because it could then get a commit twice."""
         spark = self.session()
         try:
             columns = spark.table(self.identifier)
@@ -157,7 +158,7 @@ class NamedDelta:
         return NamedDeltaRules(self.name, _with_nulls_of(columns.schema, schema), properties)
 
     def make(self, output: pa.Schema) -> None:
-        """Make the table for an output of this schema, unless another worker has."""
+        """Make the table for an output of this schema. Does nothing if another worker has made it."""
         empty = self._empty(nullable(output))
         writer = empty.writeTo(self.identifier).using("delta")
         if self.columns:
@@ -170,8 +171,8 @@ class NamedDelta:
                 raise
 
     def add(self, columns: pa.Schema) -> None:
-        """Add those of these columns that the table does not have, and widen the others if the table widens types.
-        Otherwise they remain as they are."""
+        """Add the columns that the table does not have. Columns that it has get a wider type if the table permits
+        that; otherwise they remain unchanged."""
         rules = self.rules()
         if rules is None:
             return
@@ -185,16 +186,16 @@ class NamedDelta:
                 spark.sql(f"ALTER TABLE {self.identifier} ALTER COLUMN {_quoted(name)} TYPE {kinds[name]}")
 
     def check_columns(self, columns: pa.Schema) -> None:
-        """Let Delta check that it accepts these columns, by a commit without rows. Each table gets one such commit
-        for each output."""
+        """Check by a commit without rows that Delta accepts these columns. The table gets one such commit for each
+        schema."""
         digest = hashlib.sha256(encoded_schema(columns).encode()).hexdigest()[:16]
         if digest not in self._accepted:
             self.append(self._empty(columns), application_key(f"columns/{digest}"), 1, {})
             self._accepted.add(digest)
 
     def append(self, rows: DataFrame, application: str, version: int, metadata: Mapping[str, str]) -> None:
-        """Append the rows in one commit. Delta makes none if the table has one of this application with this
-        version or a higher one, and refuses one of two that are made at once."""
+        """Append the rows in one commit. Delta makes no commit if the table has a commit of this application with
+        this version or a higher one. If two such commits are made at the same time, it refuses one of them."""
         writer = rows.writeTo(self.identifier)
         writer = writer.option("txnAppId", application).option("txnVersion", str(version))
         if metadata:
@@ -202,21 +203,21 @@ class NamedDelta:
         writer.append()
 
     def history(self, limit: int | None) -> Iterator[Mapping[str, Any]]:
-        """What the last commits have recorded with `append`, the newest first. Delta forgets commits after
-        `delta.logRetentionDuration`."""
+        """The metadata that the last commits have recorded with `append`, the newest first. `limit`: the number of
+        commits; None: all that the history has. Delta keeps commits for `delta.logRetentionDuration`."""
         most = "" if limit is None else f" LIMIT {limit}"
         found = self.session().sql(f"DESCRIBE HISTORY {self.identifier}{most}").select("userMetadata")
         for row in found.where("userMetadata IS NOT NULL").collect():
             try:
                 recorded = json.loads(row["userMetadata"])
             except ValueError:
-                continue  # of another writer
+                continue  # metadata of another writer
             if isinstance(recorded, dict):
                 yield recorded
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """See `worker.staging.StagingSink`. If the table has got no commit with the entry, adds one without
-        rows."""
+        """See `worker.staging.StagingSink`. If no recent commit of the table has the entry, makes a commit without
+        rows that has it."""
         if known.through is None or (known.epoch, wanted) <= self._kept:
             return
         with self.errors():
@@ -236,8 +237,9 @@ class NamedDelta:
 
 
 def _some_columns(rules: NamedDeltaRules) -> list[str]:
-    """The columns of a commit without rows. Delta demands the required columns. If there are none, it demands any
-    column that is no identity column. Identity columns are of type int64, and a session does not show them."""
+    """The columns of a commit without rows. Delta needs all required columns. If there are none, it needs any
+    column that is no identity column. A session does not show identity columns, but they are always of type
+    int64."""
     required = [one.name for one in rules.schema if not one.nullable]
     others = sorted(rules.schema, key=lambda one: pa.types.is_int64(one.type))
     return [_quoted(name) for name in required or [others[0].name]]

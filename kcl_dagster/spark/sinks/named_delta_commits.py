@@ -1,13 +1,14 @@
 """Commits of staged rows to a Delta table with Spark's own writer, after chains have decided them.
 
-Each application is an application (`txnAppId`) of the table's transaction log, and the number of a commit is its
-version (`txnVersion`). Delta skips a commit whose version the table has, without an error. Its answer does not say
-whether it has skipped one, and a session does not show the versions. So each commit records its number and a digest
-of its batches in the history of the table (`userMetadata`), and a commit counts as made when it was found there.
+In the table's transaction log, each application of this package is an application (`txnAppId`). The number of a
+commit is its version (`txnVersion`). If the table already has a version, Delta skips the commit without an error.
+Delta does not report whether it has skipped a commit, and a session does not show the versions. So each commit
+records its number and a digest of its batches in the history of the table (`userMetadata`). A commit counts as made
+when it was found in the history.
 
-The number of the last commit that was found is a file beside the chains, because the history ends after
-`delta.logRetentionDuration`. If a commit was skipped and is not in the history with the same batches, the commits
-stop: the folder of plans is an older copy, and its batches are not in the table.
+Delta keeps the history only for `delta.logRetentionDuration`. So the number of the last commit that was found is in
+a file beside the chains. If Delta has skipped a commit, and the history does not have the same number with the same
+batches, an error stops all commits: the folder of plans is an older copy, and its batches are not in the table.
 """
 
 import hashlib
@@ -37,9 +38,9 @@ from kcl_dagster.spark.storage import Store
 from kcl_dagster.tables.completeness_row import WrittenThrough
 
 FOLDER: Final = "_table_commits"
-TASK_BYTES: Final = 32 << 20  # of staged files; a commit has to be made before the next one is due
-_STEPS: Final = 1000  # more than a commit has entries
-_NEWEST: Final = 10  # commits of the table; a new commit is usually one of them
+TASK_BYTES: Final = 32 << 20  # of staged files for each task: a commit must be made before the next one is due
+_STEPS: Final = 1000  # more than the number of entries in a commit
+_NEWEST: Final = 10  # last commits of the table, among which a new commit usually is
 
 assert MOST_ENTRIES < _STEPS
 
@@ -52,7 +53,7 @@ class LastCommit(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NamedDeltaCommits:
-    """See `worker.table_committer.ChainedTable`. `store`: of the chains and the staged files."""
+    """See `worker.table_committer.ChainedTable`. `store`: the store of the chains and the staged files."""
 
     table: NamedDelta
     store: Store
@@ -73,8 +74,8 @@ class NamedDeltaCommits:
     def commit(
         self, series: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
     ) -> None:
-        """Rows with other columns are committed one after the other: a column that a batch does not have gets its
-        default."""
+        """See `ChainedTable.commit`. Batches with different columns are appended one after the other, so that a
+        column that a batch does not have gets its default value."""
         if self.committed(series) < number:
             key = application_key(series)
             record = {key: str(number), _batches_key(key): _digest(entries)}
@@ -86,12 +87,12 @@ class NamedDeltaCommits:
                         metadata = record | completeness_record(application_of(series), complete) if is_last else {}
                         self.table.append(self._rows(group), key, number * _STEPS + place, metadata)
             except KclError:
-                if not self._has(record):  # another worker has made it at the same time
+                if not self._has(record):  # if it has the commit, another worker has made it at the same time
                     raise
             else:
                 self._check(key, record)
             self._note(series, number)
-        with suppress(KclError, OSError):  # else they are removed when their chains end
+        with suppress(KclError, OSError):  # remaining files are removed when their chains end
             self.discard([file.path for entry in entries for file in entry.files])
 
     def discard(self, paths: Sequence[str]) -> None:
@@ -117,7 +118,8 @@ class NamedDeltaCommits:
             )
 
     def _has(self, record: Mapping[str, str]) -> bool:
-        """Whether the history has the commit. All of it is read only if the commit was made long ago."""
+        """Whether the history has the commit with this record. The whole history is read only if the newest commits
+        do not have it."""
         with self.table.errors():
             for limit in (_NEWEST, None):
                 if any(record.items() <= one.items() for one in self.table.history(limit)):
@@ -134,7 +136,8 @@ class NamedDeltaCommits:
 
 @dataclass(frozen=True, slots=True)
 class ReadStaged:
-    """For `mapInArrow` over numbers of shares: yields the rows of the staged files of each share."""
+    """A function for `mapInArrow` that reads staged files. Each input row is the number of a share, and the output
+    is the rows of the files of this share."""
 
     store: Store
     shares: tuple[tuple[str, ...], ...]
@@ -170,7 +173,8 @@ def _columns_of(entry: PublishingEntry) -> pa.Schema:
 
 
 def _digest(entries: Sequence[PublishingEntry]) -> str:
-    """Distinguishes the batches of a commit: no other entry has the same attempt."""
+    """A digest of the batches of a commit. It is different for other batches, because no two entries have the same
+    `attempt`."""
     return hashlib.sha256(" ".join(entry.attempt for entry in entries).encode()).hexdigest()[:32]
 
 

@@ -1,6 +1,6 @@
-"""Delta tables by name whose batches are committed in chains (logs of committed batches), with Spark's own writer.
+"""Delta tables that are addressed by name, and whose batches are committed in chains (logs of committed batches).
 
-The rows of a batch are staged beside the chains, as change rows are, and the commit appends them with Spark.
+The rows of a batch are staged beside the chains. The commit appends them to the table with Spark's own writer.
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ class NamedDeltaSink(TableSink):
 
 @dataclass(frozen=True, slots=True)
 class NamedDeltaFormat:
-    """See `table_sink.TableFormat`."""
+    """The format of Delta tables by name, see `table_sink.TableFormat`."""
 
     table: NamedDelta
     chains: Store
@@ -119,13 +119,13 @@ class NamedDeltaFormat:
 
 @dataclass(frozen=True, slots=True)
 class RowFiles:
-    """The writing of staged rows, see `table_sink.WritingRules`. `store`: where they are staged."""
+    """The writing of staged rows, see `table_sink.WritingRules`. `store`: the store in which they are staged."""
 
     table: NamedDelta
     rules: NamedDeltaRules
     store: Store
     layout: Layout = field(default_factory=lambda: TableFolders(()))
-    """Spark distributes the rows by the partitioning of the table."""
+    """Staged files have no partitions. When Spark appends the rows, it divides them by the table's partitioning."""
 
     @property
     def for_table(self) -> ForTable:

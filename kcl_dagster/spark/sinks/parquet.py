@@ -1,11 +1,11 @@
-"""Parquet files of batches that are committed in a chain (a worker's log of committed batches): each record once,
-whatever the transform does.
+"""A folder of Parquet files, whose batches are committed in chains (logs of committed batches). Each record is
+stored once, whatever the transform does.
 
-The output of a batch is one set of files: a file may have rows of several shards, and rows need no `lease_key`. The
-executors stage the files (write them under temporary names); when the batch is committed, they get the names by
-which readers find them. The fetch itself stages the files in two cases:
+A file may have rows of several shards, and rows need no `lease_key`. The executors stage the files: they write them
+under temporary names. When the batch is committed, the files get the names by which readers find them. The fetch
+itself stages the files in two cases:
 
-- The transform is no more than `return records`, so records are stored as they were read.
+- The transform only returns its argument, so records are stored as they were read.
 - The transform is a function of Arrow tables. This applies from the second batch of a chain on.
 """
 
@@ -61,18 +61,18 @@ from kcl_dagster.worker.processing_watch import uninterrupted
 from kcl_dagster.worker.staging import Destination, StagedBatch
 
 TARGET_BYTES: Final = 128 * 1024 * 1024  # the size that query engines read best
-# Names of staged files contain the number of the batch. The numbers of files that fetches stage are above all those
-# of batches.
+# Names of staged files contain the number of the batch. If a fetch stages files, it does not know this number, and
+# uses a number above the numbers of all batches.
 FIRST_NUMBER_OF_FETCHES: Final = 10**12
-# Tasks of the first attempt may use different types for a column; the second attempt knows all of them.
+# In the first attempt, tasks may use different types for a column. The second attempt uses one type for all tasks.
 ATTEMPTS_AT_TYPES: Final = 2
 
 
 class ParquetSink:
     """Stages batches below `path`: a local directory that driver and executors share, or `s3://bucket/prefix`.
 
-    - `partition_by`: columns of the output that become folders (`kind=buy/`), or units of their time
-      (`day(arrival_timestamp)`), see `spark.partitioning`.
+    - `partition_by`: columns of the output whose values become folders (`kind=buy/`), or units of time of such
+      columns (`day(arrival_timestamp)`), see `spark.partitioning`.
     - `target_bytes`: a file of this size is closed, and the next one is begun.
 
     Applications may share a path.
@@ -119,7 +119,7 @@ class ParquetSink:
         return (self._store,)
 
     def version(self) -> dict[str, int]:
-        """See `spark.sinks.contract.SparkSink`. Folders have none."""
+        """See `spark.sinks.contract.SparkSink`. Empty, because folders have no version."""
         return {}
 
     @property
@@ -152,8 +152,12 @@ class ParquetSink:
         return FetchStaging(chain, number, self._store, files)
 
     def _is_staged_by_fetches(self, chain: ChainId) -> bool:
-        """A function of the consumer runs in no fetch before a batch of the chain was staged. By then, the worker
-        has written down that it has begun: if a record ends the process, the next owner of the lease counts it."""
+        """Whether fetches for this chain stage the files.
+
+        A function of the consumer runs in a fetch only after a batch of the chain was staged. By then, the worker
+        has recorded in its claims that batches are begun. So if a record crashes the worker during a fetch, the
+        next owner of the lease counts a loss.
+        """
         if self._arrow is not None:
             return chain == self._staged_chain
         return self._is_as_read and self._columns.take_records()
@@ -191,12 +195,13 @@ class ParquetSink:
                 self._check_store()
                 return (yield from self._stage(data, batch, chain, number))
         except BaseException:
-            with suppress(KclError, OSError), uninterrupted():  # the settling of the chain removes the rest
+            with suppress(KclError, OSError), uninterrupted():  # settling the chain removes the remaining files
                 self._store.delete(staged_of_batch(self._store, chain, number))
             raise
 
     def _check_store(self) -> None:
-        """Check the store, before the first batch of this process."""
+        """Before the first batch of this process, check that the store supports chains. Raises SinkError if it does
+        not."""
         if not self._is_checked:
             try:
                 check_store(self._store, self._runtime.new_id())
@@ -278,8 +283,8 @@ def _staged_files(files: Sequence[BatchFile]) -> tuple[StagedFile, ...]:
 
 
 def as_read_counts(files: Sequence[BatchFile], batch: Batch) -> dict[LeaseKey, PartCounts]:
-    """The counts for records that are stored as they were read, whose rows are counted by the fetch. The bytes
-    of the files are distributed by records, and the files are counted with the first lease."""
+    """The counts for records that are stored as they were read. The fetch has counted their rows. The bytes of the
+    files are divided among the leases by the number of records, and the files are counted with the first lease."""
     size, records = sum(file.bytes for file in files), max(1, batch.records)
     return {
         part.lease: PartCounts(None, size * part.records // records, len(files) if place == 0 else 0)

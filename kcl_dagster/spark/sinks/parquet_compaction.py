@@ -1,14 +1,14 @@
 """Compaction of a Parquet folder: merges the many small files of batches into few large ones.
 
-- Which files: `merge_groups` chooses them. It takes no file that may still be written again, and none of other
-  programs. Because a stale writer may still write an older part, files must have a minimum age, and the drafts of
-  such a writer are removed first (see `_compact`).
+- Files: `merge_groups` chooses them. It leaves out files that may be written again, and files of other programs. A
+  stale writer may still write an older part. So files must have a minimum age, and drafts of stale writers are
+  removed first (see `_compact`).
 - Order: folder by folder, oldest files first, several merges at a time.
-- Crashes: each merge is recorded in a journal before its result becomes visible, so the next compaction finishes
-  one that was interrupted.
-- Locking: two compactions at once would merge the same files, so a lock prevents that.
+- Crashes: each merge is recorded in a journal before its result becomes visible. If a merge is interrupted, the
+  next compaction finishes it.
+- Locking: two compactions at once would merge the same files. A lock prevents this.
 
-Files that cannot be read or merged remain unchanged, and the others are merged.
+Files that cannot be read or merged remain unchanged, and the other files are merged.
 """
 
 import logging
@@ -44,17 +44,17 @@ log = logging.getLogger(__name__)
 
 # The size that query engines read best, and that fits in memory while a file is written.
 TARGET_BYTES: Final = 128 * 1024 * 1024
-# A stale writer has lost its lease long before, but its last task may still be writing.
+# The minimum age of a file. A stale writer has lost its lease long before, but its last task may still be writing.
 MIN_AGE_SECONDS: Final = 3600.0
 JOURNAL: Final = "_compaction"  # readers ignore names that begin with an underscore
-DRAFTS: Final = "_drafts"  # of version 0.1: files that a fetch has written and no batch has published
+DRAFTS: Final = "_drafts"  # the folder in which fetches of version 0.1 wrote files that were not published yet
 LOCKS: Final = "_compaction_turns"
-MERGES_AT_ONCE: Final = 2  # each has its sources, its result and its request in memory
-GETS_AT_ONCE: Final = 8  # of each merge
-# No merge is begun later. Compactions are hourly, and the next one continues in a large folder.
+MERGES_AT_ONCE: Final = 2  # each merge has its sources, its result and its request in memory
+GETS_AT_ONCE: Final = 8  # files that one merge reads at the same time
+# After this time, no merge is begun. Compactions are hourly, and the next one continues in a large folder.
 MOST_SECONDS: Final = 2700.0
 ROWS_AT_ONCE: Final = 65_536
-# Errors with which the next file or group would fail, too.
+# Errors that the next file or group would have, too.
 _OF_ALL: Final = (Unsafe, CredentialsRefused, EndpointUnreachable, OutcomeUnknown, Throttled)
 
 
@@ -66,13 +66,13 @@ class Compaction:
     into: int
     bytes: int
     finished: int = 0
-    """Merges of an earlier compaction that was interrupted."""
+    """The number of merges that an earlier compaction has begun and this one has finished."""
     failed: tuple[str, ...] = ()
-    """Files that could not be merged, with the reason. The others were merged."""
+    """Files that could not be merged, with the reasons. The other files were merged."""
     left_alone: str | None = None
-    """The reason why nothing was merged, if so."""
+    """The reason why nothing was merged. None if the compaction was not refused."""
     deleted: int = 0
-    """Files that a vacuum has deleted."""
+    """The number of files that a vacuum has deleted."""
 
 
 def compact(
@@ -89,7 +89,8 @@ def compact(
     running, which reports this one as `by`.
 
     Between the appearance of a merged file and the removal of its sources, readers find the records twice. This
-    takes some milliseconds. If this compaction is killed at that moment, it lasts until the next one.
+    takes some milliseconds. If this compaction is killed at that moment, the records remain there twice until the
+    next compaction.
     """
     if target_bytes <= 0 or min_age_seconds < 0 or merges_at_once < 1:
         raise ConfigurationError(
@@ -110,10 +111,10 @@ def _compact(
 ) -> Compaction:
     """Merge files that were last written until `before`.
 
-    A worker that was paused after it had pinned a part (announced it in the lease) may have a draft of the part, or
-    a file that is written and not yet renamed. Its successor has stored the part later than that. So if the part's
-    file is old enough to be merged, the file of the stale writer is older still: it is removed before any file is
-    chosen, and a later copy or rename by the stale writer fails. Two cases remain:
+    A stale writer may still have a draft of a part, or a file that it has written and not renamed. The successor of
+    the writer has stored the part later. So if the successor's file is old enough to be merged, the file of the
+    stale writer is old enough to be removed. It is removed before files are chosen, so that a later copy or rename
+    by the stale writer fails. Two cases remain in which records are stored twice:
 
     - S3 was already copying the draft when it was removed, and the copy takes longer than the merge of a group.
     - A Spark job writes the part `min_age_seconds` late, because its worker was paused exactly between the check of
@@ -125,7 +126,8 @@ def _compact(
     files = [file for file in own_files(store.files(hidden=True), store.root) if file.path not in unfinished]
     planned = list(groups(files, target_bytes, before))
     if planned:
-        # Without the right to delete, the sources would remain beside the merged file.
+        # Without the right to delete, the sources would remain beside the merged file. So this right is checked
+        # first.
         store.delete([f"{MERGED}{runtime.new_id()}.parquet"])
     done = merging.all_of(planned, merges_at_once)
     if merging.is_late():
@@ -148,19 +150,20 @@ class _Merging:
 
     failed: list[str] = field(default_factory=list)
     _over: Event = field(default_factory=Event)
-    """Set when a merge has failed with an error that all others would have, and when the compaction is
-    interrupted."""
+    """Set when a merge has failed with an error that all other merges would have, or when the compaction was
+    interrupted. No merge is begun afterwards."""
 
     def is_late(self) -> bool:
         return self.runtime.clock.monotonic() >= self.until
 
     def all_of(self, planned: Iterable[Sequence[StoredFile]], at_once: int) -> Compaction:
-        """Carry out merges, several at a time: half of a merge is waiting for S3, and pyarrow releases the GIL."""
+        """Carry out merges, several at a time. A merge waits for S3 for half of its time, and pyarrow releases the
+        GIL."""
         with ThreadPoolExecutor(at_once, "kcl-merge") as pool:
             asked = [pool.submit(self._group, group) for group in planned]
             try:
                 done = [one.result() for one in asked]
-            except BaseException:  # only this thread gets an interruption
+            except BaseException:  # only this thread receives an interruption, so it stops the others
                 self._over.set()
                 raise
         return Compaction(*(sum(getattr(one, name) for one in done) for name in ("merged", "into", "bytes")))
@@ -193,15 +196,16 @@ def _note(failed: list[str], what: str, error: Exception) -> None:
 
 @dataclass(slots=True)
 class _Sources:
-    """Files that can be merged into one. Their contents are kept compressed, as they were read."""
+    """Files that can be merged into one file. Their contents are in memory in compressed form, as they were
+    read."""
 
     schema: pa.Schema
     files: list[StoredFile] = field(default_factory=list)
     contents: list[pa.Buffer] = field(default_factory=list)
 
     def take(self, file: StoredFile, content: pa.Buffer, schema: pa.Schema) -> bool:
-        """Add a file, and return whether that was possible. Two column names that differ only in case are two
-        columns in Parquet, but the same column in Spark."""
+        """Add a file if its columns fit. Returns whether it was added. Columns do not fit if their types differ, or
+        if their names differ only in case: these are two columns in Parquet, but the same column in Spark."""
         try:
             both = pa.unify_schemas([self.schema, schema])
         except pa.ArrowException:
@@ -226,10 +230,10 @@ class _Unreadable(Exception):
 
 
 def _mergeable(store: Store, group: Sequence[StoredFile], lock: StoreLock, failed: list[str]) -> list[_Sources]:
-    """The files of a group, divided into those that can be merged into one file.
+    """Read the files of a group, and divide them into sets of files that can be merged into one file.
 
-    A column whose type was changed begins another file, because readers use the schema of each file. A file that
-    cannot be read remains unchanged.
+    If the type of a column was changed, files with different types are in different sets. A file that cannot be
+    read remains unchanged.
     """
     found: list[_Sources] = []
     for file, asked in _contents(store, group):
@@ -255,14 +259,14 @@ def _is_gone(error: Exception) -> bool:
 
 
 def _of_any(schema: pa.Schema) -> pa.Schema:
-    """A schema without properties that differ between files and that the merged file does not need: Spark's
-    literals are non-nullable columns, and the descriptions of other writers apply to their file only."""
+    """The schema without properties that may differ between files, and that the merged file does not need. Spark
+    makes columns of literals non-nullable, and metadata of other writers applies to their file only."""
     return pa.schema([one.with_nullable(True) for one in schema])
 
 
 def _contents(store: Store, group: Sequence[StoredFile]) -> Iterator[tuple[StoredFile, Future[bytes]]]:
-    """The contents of one group's files, which together have the size of a merged file. Several are read at a
-    time, because most of the time is spent waiting for S3."""
+    """Yield each file of a group with its content, in order. Several files are read at the same time, because most
+    of the time is spent waiting for S3. Together, the contents have about the size of one merged file."""
     asked: deque[tuple[StoredFile, Future[bytes]]] = deque()
     with ThreadPoolExecutor(GETS_AT_ONCE) as pool:
         for file in group:
@@ -273,8 +277,12 @@ def _contents(store: Store, group: Sequence[StoredFile]) -> Iterator[tuple[Store
 
 
 def _merge(store: Store, sources: _Sources, name: str, lock: StoreLock, failed: list[str]) -> int:
-    """Carry out one merge: write the journal, make the result visible, and only then remove its sources. Sources
-    that cannot be read are removed from `sources`; all of them if another program has changed one meanwhile."""
+    """Carry out one merge: write the journal, make the result visible, and only then remove its sources. Returns
+    the size of the result.
+
+    Files that cannot be read are not merged, and are removed from `sources`. If another program has changed a file
+    meanwhile, nothing is merged, and all files are removed from `sources`.
+    """
     content = _content(store, sources, failed)
     lock.check()
     if content is not None and not _are_unchanged(store, sources.files):
@@ -287,7 +295,8 @@ def _merge(store: Store, sources: _Sources, name: str, lock: StoreLock, failed: 
     folder = paths[0].rpartition("/")[0]
     target = "/".join(part for part in (folder, merged_name(sources.files, name)) if part)
     lock.check()  # the lock lasts far longer than the remaining steps take
-    # Another process may publish a staged file of a chain again, as long as its staged form exists.
+    # Another process may publish a file again as long as its staged copy exists, so staged copies are removed
+    # first.
     store.delete([staged for path in paths if (staged := staged_for(path)) is not None])
     journal = f"{JOURNAL}/{name}.json"
     store.put(journal, msgspec.json.encode(_Merge(target, tuple(paths))))
@@ -310,7 +319,8 @@ def _content(store: Store, sources: _Sources, failed: list[str]) -> memoryview |
 
 
 def _merged(sources: _Sources) -> memoryview:
-    """Merge the contents, some rows at a time, because well-compressed data take many times the space in memory."""
+    """Merge the contents, some rows at a time, because well-compressed data need many times the memory of the
+    files."""
     whole = ParquetFile(sources.schema)
     for place, content in enumerate(sources.contents):
         try:
@@ -332,16 +342,16 @@ def _conformed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _are_unchanged(store: Store, files: Sequence[StoredFile]) -> bool:
-    """Whether the files are as they were listed: another program may have redacted or deleted records.
+    """Whether the files are unchanged since they were listed. Another program may have redacted or deleted records.
 
-    Each file is requested by name. Listing would take one pass over the whole folder for each merge.
+    Each file is requested by name, because a listing would read the names of all files for each merge.
     """
     with ThreadPoolExecutor(GETS_AT_ONCE) as pool:
         return all(map(_is_same, files, pool.map(store.found, [file.path for file in files])))
 
 
 def _is_same(listed: StoredFile, now: StoredFile | None) -> bool:
-    # S3 lists times with fractions of a second, but reports those of a single file without.
+    # S3 lists times with fractions of a second, but reports the time of a single file in whole seconds.
     return now is not None and now.bytes == listed.bytes and abs(now.modified - listed.modified) < 1
 
 
@@ -355,15 +365,15 @@ def sweep(store: Store, before: float) -> int:
 
 
 class _Merge(msgspec.Struct, frozen=True):
-    """The content of a journal."""
+    """The content of a journal: the paths of the merged file and of its sources."""
 
     target: str
     sources: tuple[str, ...]
 
 
 def _finish_all(store: Store, lock: StoreLock, failed: list[str]) -> tuple[int, set[str]]:
-    """Finish the merges in journals of interrupted compactions: once the merged file exists, it replaces its
-    sources. Returns the number of finished merges, and the files of merges that cannot be finished."""
+    """Finish the merges in the journals of interrupted compactions. If the merged file exists, its sources are
+    removed. Returns the number of finished merges, and the paths of the files of merges that cannot be finished."""
     finished, unfinished = 0, set()
     for journal in list(store.files(f"{JOURNAL}/", hidden=True)):
         lock.check()  # listing a large store takes time, and by now the journals may belong to another compaction
@@ -371,7 +381,7 @@ def _finish_all(store: Store, lock: StoreLock, failed: list[str]) -> tuple[int, 
             plan = _read_journal(store, journal.path)
         except (KclError, OSError) as error:
             if _is_gone(error):
-                continue  # finished by a compaction that has lost its lock
+                continue  # a compaction that has lost its lock has finished the merge
             raise
         try:
             is_shown = store.found(plan.target) is not None

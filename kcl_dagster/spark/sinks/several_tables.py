@@ -1,8 +1,8 @@
-"""Several tables of one consumer, whose function returns a DataFrame for each, by name.
+"""Several tables of one consumer, whose function returns a DataFrame for each table, by name.
 
-One entry in the chain (log of committed batches) beside the first table commits a batch for all of them. So it
-becomes visible in all tables or in none, whatever their formats are. Readers may see it in one table before they
-see it in another.
+One entry in the chain (log of committed batches) beside the first table decides a batch for all tables. So the
+batch becomes visible in all tables or in none, whatever their formats are. Readers may see it in one table earlier
+than in another.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,8 +33,8 @@ OutputsTransform = Callable[[DataFrame], Mapping[str, DataFrame]]
 
 @dataclass(slots=True)
 class _Outputs:
-    """The result of the function for the records of one batch. Each table takes its rows from it, so that the
-    function is called only once."""
+    """The result of the function for the records of one batch. Each table takes its rows from this result, so that
+    the function is called only once for a batch."""
 
     transform: OutputsTransform
     names: tuple[str, ...]
@@ -66,8 +66,9 @@ class _Outputs:
 
 
 class SeveralTables:
-    """Stages batches for several sinks. `opened`: makes the sink of each table, from a function that turns
-    records into the rows of this table. The chains are beside the first table."""
+    """Stages batches for several sinks, one for each table. `opened`: for each table, a function that makes the
+    sink from the table's own transform. `transform`: returns the rows of all tables. The chains are beside the
+    first table."""
 
     def __init__(self, opened: Mapping[str, Callable[[Transform], SparkSink]], transform: OutputsTransform) -> None:
         called: Any = guarded(transform)  # type: ignore[arg-type]
@@ -113,7 +114,7 @@ class SeveralTables:
         for sink in self.sinks.values():
             try:
                 sink.keep_complete(application, known, wanted)
-            except Exception as error:  # an error of one store; the others are called nevertheless
+            except Exception as error:  # if one sink raises, the others are called nevertheless
                 problems.append(error)
         if problems:
             raise problems[0]
@@ -147,9 +148,9 @@ class SeveralTables:
         )
 
     def _refuse_shared(self) -> None:
-        """Raise ConfigurationError if two names are the same table. It would get the rows of only one of them,
-        because the other commit would have the same number. Called before the first batch of this process: the
-        location of a catalog's table is not known earlier."""
+        """Raise ConfigurationError if two names belong to the same table. Both commits to it would have the same
+        number, so the table would get the rows of only one name. Called before the first batch of this process,
+        because the location of a catalog's table is not known earlier."""
         if self._is_checked:
             return
         owners: dict[str, str] = {}
@@ -161,8 +162,8 @@ class SeveralTables:
         self._is_checked = True
 
     def _discard(self, chain: ChainId, key: str, batch: StagedBatch) -> None:
-        """Remove the files of a table if another one failed. Files that cannot be removed now are removed with
-        the chain, or by a vacuum of the table."""
+        """Remove the files of one table. Called if another table has failed. Files that cannot be removed now are
+        removed with the chain, or by a vacuum of the table."""
         place, paths = self.destinations[key], [file.path for file in batch.files]
         with suppress(KclError, OSError):
             if place.commits is None:

@@ -1,14 +1,15 @@
-"""Which snapshots of an Iceberg table the next commit expires: the oldest ones of its main branch. Each commit
-reads and writes the list of all snapshots, and files that other files have replaced remain until the snapshots that
-have them are expired.
+"""Chooses the snapshots of an Iceberg table that the next commit expires: the oldest snapshots of its main branch.
 
-- Only in tables that set how long snapshots are kept (`history.expire.max-snapshot-age-ms`, or the same setting of
-  the main branch).
-- Snapshots of tags remain. So do those that another branch keeps, by its own settings or by those of the table.
-- Snapshots that do not belong to the history of the main branch are left to engines: those of other branches, those
-  after which the table was rolled back, and those that another writer has staged.
+Snapshots have two costs. Each commit reads and writes the list of all snapshots. Files that were replaced remain
+until the snapshots that contain them are expired.
 
-What is deleted afterwards is in `expired_files`.
+- Snapshots are expired only in tables that set for how long they are kept (`history.expire.max-snapshot-age-ms`, or
+  the same setting of the main branch).
+- Snapshots of tags remain. So do snapshots that another branch keeps, by its own settings or by those of the table.
+- Snapshots outside the history of the main branch are not expired here, but by engines: snapshots of other
+  branches, snapshots that were rolled back, and snapshots that another writer has staged.
+
+`expired_files` then deletes the files of the expired snapshots.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,13 +25,13 @@ AGE: Final = "history.expire.max-snapshot-age-ms"  # properties of a table that 
 _MIN_SNAPSHOTS: Final = "history.expire.min-snapshots-to-keep"
 _MAY_DELETE: Final = "gc.enabled"
 _MAIN: Final = "main"
-# If the table does not set it: two hours of commits. A snapshot has the time of the worker that made it, and if
-# that worker's clock was ahead, all other snapshots would count as old.
+# If the table does not set how many snapshots remain, so many do: those of two hours of commits. A snapshot has the
+# time of the worker that made it. If the clock of that worker was ahead, all other snapshots would count as old.
 LEAST_KEPT: Final = 240
-FEWEST: Final = 20  # at a time, because a commit that expires some reads the manifest list of each
-MOST: Final = 100  # at a time, so that a commit does not take long
-# Files of the snapshots that remain outside the history of the main branch. They are compared with the files that
-# are to be deleted, which takes four seconds for so many; see `expired_files`.
+FEWEST: Final = 20  # snapshots are expired together, because a commit then reads further manifest lists
+MOST: Final = 100  # snapshots in one commit, so that the commit does not take long
+# The most files in snapshots that remain outside the history of the main branch. They are compared with the files
+# to delete, which takes four seconds for so many files; see `expired_files`.
 MOST_COMPARED: Final = 20_000
 
 
@@ -51,8 +52,9 @@ NOTHING_OLD: Final = OldSnapshots()
 
 
 def old_snapshots(metadata: "TableMetadata") -> OldSnapshots:
-    """What the next commit expires; nothing if there are too few, or if they are left to an engine. The age is that
-    at the time of the newest snapshot, and a minimum number of snapshots remains whatever their age is."""
+    """Choose the snapshots that the next commit expires. There are none if too few are old, or if an engine has to
+    expire them. The age of a snapshot is the time until the newest snapshot. A minimum number of snapshots remains,
+    whatever their age is."""
     properties, newest, main = metadata.properties, metadata.current_snapshot(), metadata.refs.get(_MAIN)
     if newest is None or main is None or properties.get(_MAY_DELETE, "true").lower() == "false":
         return NOTHING_OLD
@@ -60,8 +62,8 @@ def old_snapshots(metadata: "TableMetadata") -> OldSnapshots:
     if age is None or least is None:
         return NOTHING_OLD
     history = history_of(metadata.snapshots, newest)
-    # All are counted, and not only those before the first younger one: a snapshot with a clock that was ahead would
-    # otherwise keep all later ones.
+    # All old snapshots are counted, and not only those before the first younger one. Otherwise a snapshot of a
+    # worker whose clock was ahead would keep all later snapshots.
     aged = sum(one.timestamp_ms < newest.timestamp_ms - age for one in history)
     candidates = history[: max(0, min(aged, len(history) - max(1, least)))]
     kept = _kept_by_others(metadata, newest.timestamp_ms)
@@ -76,12 +78,12 @@ def old_snapshots(metadata: "TableMetadata") -> OldSnapshots:
 
 @dataclass(frozen=True, slots=True)
 class Unreferenced:
-    """A requirement of a commit that expires these snapshots: none of them has got a tag or a branch since the
-    commit was prepared. Catalogs would remove these together with the snapshot.
+    """A requirement of a commit that expires these snapshots: none of them has a tag or a branch. Catalogs would
+    remove a tag that was made since the commit was prepared, together with the snapshot.
 
-    If pyiceberg makes the new state of the table itself, it validates the requirement against the state that the
-    commit replaces. REST catalogs do not know it: if a tag is made there between the last request and the commit,
-    it is lost, as with engines that expire snapshots."""
+    If pyiceberg itself makes the new state of the table, it validates the requirement against the state that the
+    commit replaces. REST catalogs do not know this requirement. If a tag is made there between the last request and
+    the commit, the tag is lost, as with engines that expire snapshots."""
 
     snapshots: frozenset[int]
 
@@ -100,7 +102,7 @@ def history_of(snapshots: "Iterable[Snapshot]", newest: "Snapshot") -> "list[Sna
 
 
 def _ancestors(snapshots: "Iterable[Snapshot]", snapshot: int | None) -> "Iterator[Snapshot]":
-    """The newest first, from this snapshot on."""
+    """The snapshot and its ancestors, the newest first."""
     known = {one.snapshot_id: one for one in snapshots}
     while snapshot is not None and snapshot in known:
         one = known.pop(snapshot)
@@ -109,7 +111,8 @@ def _ancestors(snapshots: "Iterable[Snapshot]", snapshot: int | None) -> "Iterat
 
 
 def _age(ref: "SnapshotRef", properties: dict[str, str]) -> int | None:
-    """In milliseconds. None: neither the branch nor the table says it."""
+    """The age in milliseconds at which a snapshot of this branch may be expired. None: neither the branch nor the
+    table sets it."""
     return ref.max_snapshot_age_ms or _number(properties.get(AGE, ""))
 
 
@@ -122,7 +125,7 @@ def _number(text: str) -> int | None:
 
 
 def _kept_by_others(metadata: "TableMetadata", now: int) -> set[int]:
-    """Snapshots that tags and branches other than the main one keep."""
+    """The ids of the snapshots that tags keep, and branches other than the main branch."""
     from pyiceberg.table.refs import SnapshotRefType
 
     kept = set()
@@ -139,8 +142,8 @@ def _kept_by_others(metadata: "TableMetadata", now: int) -> set[int]:
 
 
 def _can_be_compared(metadata: "TableMetadata", not_compared: set[int]) -> bool:
-    """Whether all other snapshots, which are neither expired nor later ones of the main branch, have few enough
-    files."""
+    """Whether the snapshots that are not in `not_compared` have few enough files together. False if their number is
+    not known."""
     total = 0
     for one in metadata.snapshots:
         if one.snapshot_id in not_compared:

@@ -1,7 +1,7 @@
 """Splits the rows of a record batch by key.
 
-Pure. Every row is in exactly one group. Rows are assigned by their number, and not by comparing values again,
-because null, NaN and zeros compare differently from how they are grouped.
+Pure. Every row is in exactly one group. The rows of a group are selected by their index, and not by a comparison of
+values: for null, NaN and zeros, a comparison would give other results than the grouping.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,10 @@ class Group:
 
 
 def split(rows: pa.RecordBatch, keys: Sequence[pa.Array]) -> list[Group]:
-    """The groups of `rows` by `keys`, arrays of the same length, in the order in which they first appear.
+    """Group `rows` by `keys`. Each array of `keys` has a value for each row. The groups are in the order of their
+    first rows.
 
-    Null is a separate key, and so is NaN, whatever its bits are. 0.0 and -0.0 are two keys, as in Spark.
+    All nulls are one key, and so are all NaNs, whatever their bits are. 0.0 and -0.0 are two keys, as in Spark.
     """
     if rows.num_rows == 0:
         return []

@@ -1,6 +1,7 @@
-"""The Spark job that stages a batch: it writes the files of a batch that is committed in a chain (a log of
-committed batches). One job may write the files of several tables; then all of them use the same evaluation of
-`current_timestamp()`.
+"""The Spark job that stages a batch: writes the files of a batch that is committed in a chain (log of committed
+batches).
+
+One job may write the files of several tables. Then `current_timestamp()` has the same value in all of them.
 """
 
 import logging
@@ -41,7 +42,7 @@ from kcl_dagster.worker.stored_counts import ARRIVAL
 log = logging.getLogger(__name__)
 
 _SINK: Final = "sink"
-MANY_FILES: Final = 100  # of one batch; a small file takes some tens of milliseconds
+MANY_FILES: Final = 100  # in one batch; writing a small file takes some tens of milliseconds
 _WARNED_SECONDS: Final = 3600.0
 
 
@@ -64,13 +65,14 @@ _warned = _Warned()
 Manifest = list[dict[str, Any]]
 T = TypeVar("T")
 Staging = Generator[DataFrame, Manifest, T]
-"""The steps of a sink that stages a batch. It yields the DataFrame whose rows are the manifest of the files, is
-sent these rows, and returns what was staged. A sink whose files exist already yields nothing.
+"""A generator by which a sink stages a batch. It yields a DataFrame whose evaluation writes the files and returns
+their manifest. It is then sent the rows of the manifest, and returns the staged batch. If the fetch has already
+staged the files, the generator yields nothing.
 """
 
 
 def stage(staging: Staging[T]) -> T:
-    """Run the job of a staging, and return what was staged."""
+    """Run the job of a staging, and return the staged batch."""
     try:
         job = next(staging)
     except StopIteration as end:
@@ -78,14 +80,15 @@ def stage(staging: Staging[T]) -> T:
     try:
         manifest = [row.asDict() for row in job.collect()]
     except BaseException as error:
-        staging.throw(error)  # the sink knows what the error means
+        staging.throw(error)  # the sink maps the error
         raise
     return _ended(staging, manifest)
 
 
 def together(stagings: Mapping[str, Staging[T]], discard: Callable[[str, T], None]) -> Staging[dict[str, T]]:
-    """One job for all. If one of them fails, none is staged: `discard` is called for those that had been staged. If
-    the job itself fails, it is not known which files its tasks have written for tables."""
+    """Combine the stagings of several tables, by name, into one staging with one job. If one of them fails, all
+    fail: `discard` is called for each table whose batch was staged. If the job itself fails, files that its tasks
+    have written for tables remain, because their names are not known."""
     jobs: dict[str, DataFrame] = {}
     staged: dict[str, T] = {}
     try:
@@ -99,16 +102,14 @@ def together(stagings: Mapping[str, Staging[T]], discard: Callable[[str, T], Non
         for name in jobs:
             try:
                 staged[name] = _ended(stagings[name], manifests[name])
-            except (
-                BaseException
-            ) as error:  # the other sinks get their manifests nevertheless, so that their files can be removed
+            except BaseException as error:  # the other sinks still get their manifests, to remove files
                 problems.append(error)
         if problems:
             raise next((one for one in problems if not isinstance(one, Exception)), problems[0])
     except BaseException:
         with uninterrupted():
             for staging in stagings.values():
-                with suppress(Exception):  # of its clean-up: that of the others counts, and the error that led here
+                with suppress(Exception):  # if the clean-up of one sink fails, the others follow nevertheless
                     staging.close()
             for name, one in staged.items():
                 discard(name, one)
@@ -117,13 +118,13 @@ def together(stagings: Mapping[str, Staging[T]], discard: Callable[[str, T], Non
 
 
 def _manifests(jobs: Mapping[str, DataFrame], stagings: Mapping[str, Staging[T]]) -> Staging[dict[str, Manifest]]:
-    """The manifests by sink. An error of the job is raised in the first sink, because each sink can interpret
-    such errors."""
+    """Run one job for all sinks. Returns the manifest of each sink. An error of the job is raised in the first
+    sink, because every sink can map such errors."""
     found: dict[str, Manifest] = {name: [] for name in jobs}
     if not jobs:
         return found
     try:
-        # The method of the frame itself: those of Spark Connect are of another class.
+        # The method is called on the frame itself, because frames of Spark Connect are of another class.
         parts = [frame.withColumn(_SINK, functions.lit(name)) for name, frame in jobs.items()]
         rows = yield reduce(lambda one, other: one.unionAll(other), parts)
     except BaseException as error:
@@ -167,15 +168,15 @@ class StagingJob:
         *,
         is_as_read: bool,
     ) -> "Staging[tuple[list[BatchFile], dict[LeaseKey, PartCounts]]]":
-        """Write the files, and count the rows of each lease in them. Raises what Spark raises. `held`: the
-        records in the form of the fetch, if the output is the unchanged records without further columns.
-        `is_as_read`: whether each record is a row."""
+        """Write the files, and count the rows of each lease in them. Errors of Spark are raised. `held`: the
+        records in the form of the fetch; None if the output is not the unchanged records. `is_as_read`: whether
+        each record is stored as one row, so that the number of rows can be checked."""
         if not self.layout.is_flat:
             self.layout.check(output.schema)
         if self.table is not None and self.table.target is not None and self.schema is not None:
             self.table.target.check(self.schema)
         if isinstance(held, Sealed):
-            rows, unseal = held.frame, held.unseal()  # opened in the task that writes it
+            rows, unseal = held.frame, held.unseal()  # the task that writes the records opens them
         else:
             rows, unseal = output, None
         time_column = batch.time_column
@@ -207,15 +208,15 @@ class StagingJob:
         return files, {} if time_column is None else counts_of(files, batch)
 
     def check_rows(self, files: Sequence[BatchFile], batch: Batch) -> None:
-        """Raise SinkError if records that are stored as they were read would be stored in another number of
-        rows."""
+        """Raise SinkError if the files do not have exactly one row for each record of the batch."""
         rows = sum(file.rows for file in files)
         if rows != batch.records:
             raise SinkError(f"{self.sink}: a batch of {batch.records} records would be stored in {rows} rows")
 
     def discard(self, files: Sequence[BatchFile]) -> None:
-        """Remove the files of a table's batch that is not committed. Files that cannot be removed now remain
-        until the table is vacuumed. Files in staging folders are removed with their chain."""
+        """Remove the files of a batch of a table, if the batch will not be committed. Files that cannot be removed
+        now remain until the table is vacuumed. Files in staging folders are not removed here, but with their
+        chain."""
         if self.table is not None and not self.table.is_staged:
             with suppress(KclError, OSError), uninterrupted():
                 self.store.delete([file.path for file in files])
@@ -226,14 +227,15 @@ def _has_texts(output: DataFrame, column: str) -> bool:
 
 
 def _has_times(output: DataFrame, files: Sequence[BatchFile], column: str) -> bool:
-    """Whether the output has the column, and the files have times in it, as far as is known."""
+    """Whether the output has the column, and it contains times in at least one file. If the files have no counts,
+    only the output is checked."""
     counted = [held.minutes for file in files for held in (file.leases or {}).values()]
     return column in output.columns and (not counted or any(minutes is not None for minutes in counted))
 
 
 def counts_of(files: Sequence[BatchFile], batch: Batch) -> dict[LeaseKey, PartCounts]:
-    """The counts of each lease of the batch in the files. Empty if they are not known: the output does not
-    contain the lease of a row, or contains leases that are not of the batch."""
+    """The counts of each lease of the batch in the files. Empty if they are not known, because the output does not
+    have the leases of rows, or has leases that are not in the batch."""
     found: dict[LeaseKey, list[tuple[FileCounts, RowsOfLease]]] = {part.lease: [] for part in batch.parts}
     for file in files:
         if file.leases is None or not file.leases.keys() <= found.keys():
@@ -265,8 +267,8 @@ def has_own_times(time_column: str | None) -> bool:
 
 
 def warn_of_no_times(root: str, column: str) -> None:
-    """Warn that the output has no event times, at most once an hour. No batch fails because of this: the failure
-    policy could then set all records aside, although they are valid."""
+    """Warn that the output has no event times, at most once an hour. No batch fails because of this: otherwise the
+    failure policy could make dead letters of all records, although they are valid."""
     if _warned.is_due(f"{root} {column}"):
         log.warning(
             "the output for %s has no timestamp column %s, which event_time names: its rows count for no window, "
@@ -277,8 +279,8 @@ def warn_of_no_times(root: str, column: str) -> None:
 
 
 def warn_of_large_batch(root: str, files: int) -> None:
-    """Warn of a batch with many files, at most once an hour. Only for batches whose files are shared by all
-    their shards."""
+    """Warn of a batch with many files, at most once an hour. Only for batches in which a file may have rows of all
+    shards."""
     if files > MANY_FILES and _warned.is_due(root):
         log.warning(
             "a batch wrote %d files into %s, one for each task and partition value: partition by a column with "

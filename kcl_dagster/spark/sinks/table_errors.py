@@ -10,8 +10,8 @@ from kcl_dagster.worker.processing_watch import uninterrupted
 
 @contextmanager
 def table_errors(table: str) -> Iterator[None]:
-    """Map the errors of a table's own library; see `spark.failures.of_table`. No code of the consumer runs in
-    it, so `batch.max_process_seconds` does not interrupt it."""
+    """A context that maps errors of the library of a table format; see `spark.failures.of_table`. No code of the
+    consumer runs in this context, so `batch.max_process_seconds` does not interrupt it."""
     try:
         with uninterrupted():
             yield

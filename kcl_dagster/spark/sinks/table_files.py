@@ -1,7 +1,7 @@
 """Writes the files of a table through the table's own access to its storage.
 
-A catalog may issue credentials for one table and some minutes (Polaris, Unity, Lake Formation, S3 Tables). They are
-in the properties of the loaded table, so the table is loaded for each batch.
+A catalog may issue credentials that are valid for one table and some minutes (Polaris, Unity, Lake Formation, S3
+Tables). The credentials are in the properties of the loaded table, so the table is loaded for each batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _WITHOUT_COPIES: Final = "--table-s3"  # the end of the names of buckets of S3 T
 
 @dataclass(frozen=True, slots=True)
 class TableFiles:
-    """Stores files below `root`, a URL, with pyiceberg's FileIO. Executors need pyiceberg for it."""
+    """Stores files below the URL `root` with pyiceberg's FileIO. Executors need pyiceberg for this."""
 
     root: str
     properties: Mapping[str, str] = field(repr=False)
@@ -33,7 +33,7 @@ class TableFiles:
             output = load_file_io(dict(self.properties), self.root).new_output(f"{self.root}/{path}")
             with output.create(overwrite=True) as stream:
                 stream.write(bytes(content))
-        except Exception as error:  # of the library that the FileIO uses
+        except Exception as error:  # the class depends on the library that the FileIO uses
             raise SinkError(f"{self.root}/{path}: {type(error).__name__}: {error}") from error
 
     def delete(self, paths: Sequence[str]) -> None:
@@ -50,11 +50,12 @@ class TableFiles:
 
 
 def files_of(root: str, properties: Mapping[str, Any], own: Mapping[str, str], s3: S3Options) -> Store | TableFiles:
-    """The store for files below `root`: the sink's own client, or the table's FileIO.
+    """Return the store for files below `root`: a store with the sink's own client, or the table's FileIO.
 
-    `own`: the properties that the sink gave to the catalog. `properties`: those of the loaded table. If they differ
-    in how files are reached, the catalog has set that, for example credentials for this table, and the table's
-    FileIO is used. It is also used for bucket types and URL schemes that the sink's client does not support.
+    `own`: the properties that the sink has given to the catalog. `properties`: the properties of the loaded table.
+    If their settings for files differ, the catalog has changed them, for example to credentials for this table. The
+    table's FileIO is then used. It is also used for bucket types and URL schemes that the sink's client does not
+    support.
     """
     given = {name: str(value) for name, value in properties.items() if isinstance(value, str)}
     is_ours = _about_files(given) == _about_files(own)

@@ -1,10 +1,12 @@
-"""Tables whose batches are decided in chains of entries: each record once, whatever the transform does.
+"""Tables whose batches are decided in chains (logs of committed batches). Each record is stored once, whatever the
+transform does.
 
-The executors write the files of a batch once, under their final names. The table gets them with the next commit,
-which one worker makes for all, see `worker.table_committer`. Until then no reader sees them. Files of batches that
-came to nothing, such as those of a worker that was killed, are in no commit. A vacuum (Delta) or the removal of
-orphan files (Iceberg) deletes them; it must not delete files that are younger than the longest time for which the
-table may take no commit.
+The executors write the files of a batch once, under their final names. The next commit adds them to the table. One
+worker makes this commit for all workers, see `worker.table_committer`. Until then, no reader sees the files.
+
+Files of void batches, such as those of a worker that was killed, are in no commit. A vacuum (Delta) or the removal
+of orphan files (Iceberg) deletes them. It must not delete young files: the table may get no commit for some time,
+and its next commit adds files that were written since the last one.
 """
 
 from collections.abc import Sequence
@@ -39,11 +41,11 @@ ADDING_ATTEMPTS: Final = 3  # another worker may add the same columns
 
 
 class WritingRules(Protocol):
-    """By what rules of a table the files of one batch are written."""
+    """The rules of a table by which the files of one batch are written."""
 
     @property
     def store(self) -> StagingStore:
-        """Below which the files are written."""
+        """The store in which the files are written."""
 
     @property
     def layout(self) -> Layout: ...
@@ -53,21 +55,24 @@ class WritingRules(Protocol):
 
     @property
     def target(self) -> Target | None:
-        """The columns of the table; None where there is no table yet."""
+        """The columns of the table; None if there is no table yet."""
 
     def applied(self, transform: Transform) -> Transform:
-        """The transform, with what the table computes, and failing for rows that it does not allow."""
+        """Wrap the transform. The wrapped transform adds columns that the table computes, and fails for rows that
+        the table does not allow."""
 
     def staged(self, files: Sequence[BatchFile], output: pa.Schema) -> tuple[tuple[StagedFile, ...], TableRules]:
-        """The files as an entry has them. `output`: its schema. Raises SinkError if they do not fit."""
+        """The files in the form of a chain's entry, and the rules that they satisfy. `output`: the schema of the
+        output. Raises SinkError if the files do not fit into the table."""
 
 
 class TableFormat(Protocol):
-    """A table of one format, as batches are staged for it. Raises what the format's library raises."""
+    """A table of one format, as the staging of batches uses it. Methods raise the errors of the format's
+    library."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name of the table in messages."""
 
     @property
     def place(self) -> str:
@@ -75,7 +80,7 @@ class TableFormat(Protocol):
 
     @property
     def chains(self) -> FileStore:
-        """Where the chains are."""
+        """The store of the chains."""
 
     @property
     def commits(self) -> ChainedTable: ...
@@ -88,26 +93,26 @@ class TableFormat(Protocol):
     def former_parts(self) -> FormerParts: ...
 
     def errors(self) -> AbstractContextManager[None]:
-        """For what is done with the table: maps what the format's library raises to SinkError."""
+        """A context for work with the table: maps errors of the format's library to SinkError."""
 
     def rules(self) -> WritingRules | None:
-        """As the table is now; None if there is none."""
+        """Read the current rules of the table; None if there is no table."""
 
     def first_rules(self, output: pa.Schema) -> WritingRules:
-        """Where there was no table: for an output of this schema."""
+        """The rules for an output of this schema, if there was no table. May make the table."""
 
     def add(self, columns: pa.Schema) -> None:
-        """Add these columns to the table, all of which allow nulls, and widen those that it has in another type.
-        Where that cannot be, the table remains as it is, or SinkError is raised."""
+        """Add these columns to the table, and widen columns that it has with another type. All `columns` allow
+        nulls. If this is not possible, the table remains unchanged, or SinkError is raised."""
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         """See `worker.staging.StagingSink`."""
 
 
 class TableSink:
-    """Stages batches for a table. `commit_seconds`: between two commits. `evolve`: what becomes of columns that the
-    table does not have. A column is added in a commit of its own before the batch is staged, so that every batch
-    which is decided fits the table. Readers see the column some seconds before its values."""
+    """Stages batches for a table. `commit_seconds`: the time between two commits. `evolve`: what happens to columns
+    that the table does not have. A column is added by a separate commit before the batch is staged, so that every
+    decided batch fits into the table. Readers see the column some seconds before its values."""
 
     def __init__(
         self,
@@ -145,14 +150,15 @@ class TableSink:
         return self._table.former_parts
 
     def staging(self) -> None:
-        """See `spark.engine.StagingOfFetches`. What a table demands of its rows is looked up for each batch."""
+        """See `spark.engine.StagingOfFetches`. None: the rules of a table are read for each batch, after its
+        fetch."""
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         """See `worker.staging.StagingSink`."""
         self._table.keep_complete(application, known, wanted)
 
     def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
-        """See `worker.staging.StagingSink`. Fetches stage nothing for a table."""
+        """See `worker.staging.StagingSink`. Does nothing, because fetches stage nothing for a table."""
 
     def stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """See `worker.staging.StagingSink.stage`."""
@@ -194,7 +200,8 @@ class TableSink:
         return StagedBatch(staged, counts, fulfilled)
 
     def _known(self, output: DataFrame, rules: WritingRules) -> DataFrame:
-        """Without the columns that the table does not have. Raises SinkError as `Target.known` does."""
+        """Return the output without the columns that the table does not have. Raises SinkError if no column
+        remains, and as `Target.known` does."""
         if rules.target is None:
             return output
         kept = rules.target.known(output.columns)
@@ -203,8 +210,8 @@ class TableSink:
         return output if len(kept) == len(output.columns) else output.select(*kept)
 
     def _evolved(self, output: pa.Schema, rules: WritingRules) -> WritingRules:
-        """The rules of the table after it got the columns of the output. Other workers may add them, too. If the
-        table could not be given a column, the batch is refused when it is staged."""
+        """Add the columns of the output to the table, and return its new rules. Other workers may add the same
+        columns at the same time. If a column could not be added, the batch is refused when it is staged."""
         before: pa.Schema | None = None
         for attempt in range(1, ADDING_ATTEMPTS + 1):
             strange = pa.schema([]) if rules.target is None else rules.target.strange(output)
@@ -226,8 +233,9 @@ class TableSink:
         return rules
 
     def _check_sharing(self, spark: SparkSession, store: StagingStore) -> None:
-        """Before the first batch below a root: if a catalog determines where the files are, that is not known
-        earlier. No batch may be decided whose files are on the disk of an executor."""
+        """Raise ConfigurationError if the driver does not find files that executors write into the store: no batch
+        may be decided whose files are on the local disk of an executor. Called before the first batch below each
+        root, because the root is not known earlier if a catalog decides on it."""
         if not isinstance(store, LocalStore) or store.root == self._shared_root:
             return
         wrong = why_not_shared(spark, store, self._runtime.new_id())
@@ -236,7 +244,8 @@ class TableSink:
         self._shared_root = store.root
 
     def _check_store(self) -> None:
-        """Before the first batch of this process."""
+        """Before the first batch of this process, check that the store of the chains supports them. Raises
+        SinkError if it does not."""
         if not self._is_checked:
             try:
                 check_store(self._table.chains, self._runtime.new_id())

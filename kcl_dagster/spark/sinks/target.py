@@ -1,7 +1,8 @@
-"""The columns of a table, and whether an output with columns of other types can be stored in it.
+"""The columns of a table, and whether an output with columns of other types can be stored in the table.
 
-A type of the output may be narrower than the table's: integers, floats and decimals are widened when the file is
-written. A type that might lose a value, or break a guarantee of the table, is rejected.
+A type of the output may be narrower than the table's type: integers, floats and decimals are widened when the file
+is written. A column is rejected if the table's type cannot represent all of its values, or if the table's type
+makes a promise that the output's type does not make.
 """
 
 from base64 import b64decode, b64encode
@@ -53,14 +54,14 @@ class Target:
             raise SinkError(f"{self.table}: the output lacks {missing}, which the table requires{added}")
 
     def strange(self, output: pa.Schema) -> pa.Schema:
-        """The columns of an output that the table does not have, or whose values do not fit its type. Raises
-        SinkError as `known` does."""
+        """The columns of an output that the table does not have, or whose type does not fit the table's type.
+        Raises SinkError as `known` does."""
         self.known(output.names)
         return pa.schema(field for field in output if not self._holds(field))
 
     def known(self, output: Sequence[str]) -> list[str]:
-        """Select the columns that the table has. Raises SinkError if a name differs from a column's only in
-        case: most readers treat both as the same column."""
+        """Select the columns that the table has. Raises SinkError if a name differs from the name of a table's
+        column only in case, because most readers treat both as the same column."""
         names = {name.casefold(): name for name in self.schema.names}
         for name in sorted(set(output) - set(self.schema.names)):
             if name.casefold() in names:
@@ -86,8 +87,8 @@ class Target:
         return TableRules(encoded_schema(self.stored(output)), self.required, dict(conditions or {}), table)
 
     def check_rules(self, rules: TableRules, conditions: Mapping[str, str] | None = None) -> None:
-        """Raise SinkError if files that were written by these rules do not fit into the table because it was
-        altered since. `conditions`: conditions that every row of the table satisfies."""
+        """Raise SinkError if files that were written by these rules do not fit into the table, because the table
+        was altered since. `conditions`: the conditions that every row of the table has to satisfy."""
         self.check(decoded_schema(rules.schema))
         nulls = set(self.required) - set(rules.required)
         others = {name for name, sql in (conditions or {}).items() if rules.conditions.get(name) != sql}
@@ -158,8 +159,8 @@ def _field_fits(output: pa.Field, table: pa.Field) -> bool:
 
 
 def nullable(schema: pa.Schema) -> pa.Schema:
-    """The schema with nullable columns, for a table that is created from an output: a literal is never null in
-    this output, but the next output may have nulls."""
+    """The schema with nullable columns, for a table that is created from an output. For example, Spark makes a
+    column of literals non-nullable, but the next output may have nulls in the column."""
     return pa.schema([pa.field(field.name, _nullable(field.type)) for field in schema])
 
 
