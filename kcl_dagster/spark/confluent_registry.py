@@ -31,7 +31,7 @@ from kcl_dagster.worker.error_text import redacted
 Secret = str | Callable[[], str]
 """A text, a `dagster.EnvVar`, or a function that is called for each request and returns the text."""
 
-REPEAT_SECONDS: Final = 15.0  # of retries, until a node has restarted; after them the batch fails and is retried
+REPEAT_SECONDS: Final = 15.0  # of retries, enough for a node to restart; then the batch fails and is retried
 LARGEST_ANSWER: Final = 16 * 1024 * 1024  # bytes; a registry accepts schemas of a megabyte
 MOST_REFERENCES: Final = 1_000  # of one schema, including indirect references
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"

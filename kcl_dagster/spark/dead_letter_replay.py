@@ -270,7 +270,7 @@ class ToProcessors:
     def begin(self) -> bool:
         return False
 
-    def has_stored(self, letters: Sequence[DeadLetter], number: int) -> bool:  # noqa: ARG002 - of any
+    def has_stored(self, letters: Sequence[DeadLetter], number: int) -> bool:  # noqa: ARG002 - the same for all letters
         return False
 
     def take(self, letters: Sequence[DeadLetter], number: int) -> None:

@@ -62,7 +62,8 @@ def find_java(environment: Mapping[str, str], cache: Path | None = None) -> Java
         release = _release(Path(on_path))
         version = _major(release)
         if version is not None and version >= OLDEST_JAVA:
-            # Spark's launcher prefers JAVA_HOME to PATH, even if JAVA_HOME does not work. So it gets a new value.
+            # Spark's launcher prefers JAVA_HOME to PATH, even if JAVA_HOME does not work. So JAVA_HOME gets a new
+            # value.
             return Java(Path(on_path).resolve().parent.parent if configured else None, version, release)
         rejected.append(f"{on_path} is {_described(version)}")
     packaged = _packaged(cache or default_cache(environment))

@@ -40,7 +40,7 @@ class FetchOutcome:
             else:
                 progress[range_.lease] = _progress(range_, trailer)
             if trailer.misplaced:
-                # Normal for some time after a reshard: the producer library sends these records again.
+                # This is normal for some time after a reshard. The producer library sends these records again.
                 log.info("%s: %d aggregated records belong to other shards", range_.lease, trailer.misplaced)
         return cls(trailers, progress, failures)
 

@@ -13,7 +13,7 @@ Compression = Literal["gzip", "zstd", "auto"]
 unchanged.
 """
 
-MOST_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024  # a megabyte can contain a compressed gigabyte of zeros
+MOST_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024  # a compressed megabyte can contain a gigabyte of zeros
 _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _GZIP_FORMAT: Final = 16 + zlib.MAX_WBITS  # makes zlib expect the header of gzip

@@ -90,7 +90,8 @@ def with_decoded(
     malformed: Malformed = "null",
     compression: Compression | None = None,
 ) -> DataFrame:
-    """Decode `data` in the executors with the decoder that `make_decoder` returns. Each task calls it once.
+    """Decode `data` in the executors with the decoder that `make_decoder` returns. Each task calls `make_decoder`
+    once.
 
     This is the hook for schema registries: `make_decoder` may send requests to a registry, read the executor's
     credentials, and cache results. Spark sends `make_decoder` to the executors by name or by value, so it must not

@@ -22,7 +22,8 @@ from kcl_dagster.worker.batch import Budget, Range
 # Kinesis iterators expire after 300 s; using one that is about to expire would waste a request.
 BOOKMARK_SECONDS: Final = 240.0
 # The time for which a batch waits until all new consumers are active; its other shards wait, too. AWS takes some
-# seconds. A consumer that is not active by then is a failure, which is retried according to the failure policy.
+# seconds. A consumer that is not active by then counts as a failure, and is retried according to the failure
+# policy.
 CONSUMERS_SECONDS: Final = 5.0
 # Errors that show that a known consumer does not exist any more.
 _CONSUMER_IS_GONE: Final = frozenset({ConsumerNotFound.__name__, StreamNotFound.__name__})
@@ -42,8 +43,8 @@ class EngineSettings:
     """The name under which a consumer is registered with each stream for enhanced fan-out. None: polling."""
 
     consumer_arns: Mapping[str, str] = field(default_factory=dict)
-    """The ARNs of consumers that the owners of streams have registered, by stream. These consumers are used
-    instead of a registered one."""
+    """The ARNs of consumers that the owners of streams have registered, by the name of the stream. For these
+    streams, no other consumer is registered."""
 
     opens_aggregates: bool = True
 

@@ -38,7 +38,8 @@ PRELOADED: Final = (
 """Modules that every fetch imports. None of them may import pyarrow, numpy or pandas, or start a thread."""
 
 AddPath = Callable[..., bool]
-"""The type of `add_path`, which Spark's worker calls with each folder and archive of files that were added."""
+"""The type of `add_path`, which Spark's worker calls with the path of each folder or archive that a user has
+added."""
 
 Serve = Callable[..., int]
 """The type of `worker`, which Spark's daemon calls in a worker with the connection to the JVM; it returns the

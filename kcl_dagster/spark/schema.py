@@ -4,16 +4,16 @@
 |-----------------------|-----------|---------------------------------------------------------------------|
 | `data`                | binary    | the payload, de-aggregated                                          |
 | `partition_key`       | string    |                                                                     |
-| `explicit_hash_key`   | string    | of an aggregated record that has one, else null                     |
+| `explicit_hash_key`   | string    | of an aggregated record that has one; otherwise null                |
 | `sequence_number`     | string    | of the Kinesis record                                               |
 | `sub_sequence_number` | long      | place inside the aggregate, 0 for a plain record; an unopened       |
 |                       |           | aggregate has the place of its last record                          |
-| `arrival_timestamp`   | timestamp | when Kinesis received it                                            |
+| `arrival_timestamp`   | timestamp | when Kinesis received the record                                    |
 | `stream`              | string    |                                                                     |
 | `shard_id`            | string    |                                                                     |
 | `lease_key`           | string    | of the shard's lease; see below when to keep it                     |
-| `aggregate_problem`   | string    | why an aggregate could not be opened (`data` is then the whole of   |
-|                       |           | it, untouched); null for every good record                          |
+| `aggregate_problem`   | string    | why an aggregate could not be opened (`data` is then the whole      |
+|                       |           | aggregate, unchanged); null for all other records                   |
 
 (`sequence_number`, `sub_sequence_number`) orders the records of a shard and identifies each record.
 

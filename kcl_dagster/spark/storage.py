@@ -397,7 +397,7 @@ class S3Store:
                 return
             token = {"ContinuationToken": page["NextContinuationToken"]}
 
-    def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:  # noqa: ARG002 - of any prefix
+    def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:  # noqa: ARG002 - the same for any prefix
         return iter(())
 
     def delete(self, paths: Sequence[str]) -> None:

@@ -68,7 +68,7 @@ _INPUT_OUTPUT: Final = re.compile(
 @dataclass(frozen=True, slots=True)
 class Throwable:
     kind: str
-    """The full name of its class."""
+    """The full name of the exception's class."""
 
     message: str
     frames: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The user's transform: what it may return, and how its errors are distinguished from ours."""
+"""The user's transform: what it may return, and how its errors are distinguished from errors of this package."""
 
 import functools
 from collections.abc import Callable
@@ -19,13 +19,13 @@ batch is interrupted, none of it is stored, and its records are transformed agai
 
 
 def unchanged(records: DataFrame) -> DataFrame:
-    """The transform of a consumer that has none."""
+    """The transform of a consumer without a function of its own."""
     return records
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A transform, and a function that is called with each of its outputs."""
+    """A transform that also calls `observe` with each of its outputs."""
 
     transform: Transform
     observe: Callable[[DataFrame], None]

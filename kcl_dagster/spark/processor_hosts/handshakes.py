@@ -7,8 +7,8 @@ from socket import SHUT_RDWR, socket
 from typing import Final
 
 MOST_OPEN: Final = 64  # each costs a thread
-# A handshake takes milliseconds. If `MOST_OPEN` are open and another peer waits, the oldest is ended after this
-# time.
+# A handshake takes milliseconds. If `MOST_OPEN` handshakes are open and another peer waits, the oldest handshake is
+# ended after this time.
 LEAST_SECONDS: Final = 1.0
 
 

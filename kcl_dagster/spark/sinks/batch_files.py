@@ -49,8 +49,8 @@ MANIFEST_DDL: Final = ddl(_MANIFEST)
 
 @dataclass(frozen=True, slots=True)
 class RowsOfLease:
-    """The number of rows of one lease in a file, and their numbers by minute. `minutes`: None if the rows have no
-    column of times."""
+    """The rows of one lease in a file. `rows`: their number. `minutes`: their numbers by minute; None if the rows
+    have no column of times."""
 
     rows: int
     minutes: tuple[MinuteRows, ...] | None

@@ -1,7 +1,7 @@
 """An Iceberg table in its catalog, as a sink uses it. Executors write the files, and pyiceberg commits them.
 
-If another commit came first, this module repeats a commit, and not pyiceberg. pyiceberg would add the same files to
-the new state of the table, although the other commit may have added them already.
+If another commit came first, this module tries the commit again, and pyiceberg does not. pyiceberg's own retry
+would add the same files to the new state of the table, although the other commit may have added them already.
 """
 
 import re
@@ -154,7 +154,7 @@ class CatalogTable:
         if isinstance(self.catalog, MetastoreCatalog):
             self.catalog.create_namespace_if_not_exists(self._namespace)
             name = self.identifier.rpartition(".")[2]
-            return self.catalog._resolve_table_location(None, self._namespace, name)  # noqa: SLF001 - no other way
+            return self.catalog._resolve_table_location(None, self._namespace, name)  # noqa: SLF001 - no public method
         raise ConfigurationError(
             f"{self.name} does not exist, and its catalog decides where it lies when it is made. Chains of entries "
             "need a place before that: make the table first, or name another place with chains_path"

@@ -83,8 +83,9 @@ def steps(
 
 
 def _kind(entry: PublishingEntry) -> tuple[ChangeRules | None, str | None]:
-    """Only consecutive entries with the same result may be in one step. The result contains the schema, because a
-    change does not set columns that its batch does not have."""
+    """The rules and the schema of an entry's changes; both are None without changes. Only consecutive entries with
+    the same result are in one step. The schema counts, because a change does not set columns that its batch does
+    not have."""
     if entry.rules is None or entry.rules.changes is None:
         return None, None
     return entry.rules.changes, entry.rules.schema

@@ -11,8 +11,8 @@ from kcl_dagster.spark.sinks.delta_rules import DeltaRules
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 
-# The log is cleaned with every hundredth commit. delta-rs makes a checkpoint as often, and deletes nothing without
-# one.
+# The log is cleaned with every hundredth commit. delta-rs makes a checkpoint equally often, and deletes no file of
+# the log without a checkpoint.
 COMMITS_TO_CLEANING: Final = 100
 
 

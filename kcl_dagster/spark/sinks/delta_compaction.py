@@ -36,10 +36,10 @@ OURS: Final = "kcl-dagster/compaction"  # a key in the metadata of this package'
 LOOKED: Final = f"{JOURNAL}/other-engines.json"
 COMMIT_EVERY: Final = timedelta(minutes=5)  # if a compaction is killed, the work of at most this time is lost
 KEPT: Final = "delta.deletedFileRetentionDuration"
-_INTERVAL: Final = re.compile(r"interval \d+ (second|minute|hour|day|week)s?")  # delta-rs understands these
+_INTERVAL: Final = re.compile(r"interval \d+ (second|minute|hour|day|week)s?")  # the form that delta-rs parses
 # delta-rs does not find a file whose path contains one of these texts: a tilde, or an escaped tilde.
 _NOT_FOUND: Final = ("~", "%7E", "%7e")
-# delta-rs's names for the settings of a connection, without their `aws_`.
+# delta-rs's names for the settings of a connection, without the prefix `aws_`.
 _SETTINGS: Final = {
     "region": "region",
     "default_region": "region",

@@ -54,7 +54,7 @@ def file_stem(part: Part) -> str:
     - application and lease, because applications may share a folder,
     - the checkpoint after which the part begins,
     - the part's number, because a part and its first half begin at the same checkpoint, and so do the first parts
-      of a lease and of a lease that was made again.
+      of a lease before and after the lease was made again.
     """
     stem = _stem_of_version_0_1(part)
     return stem if part.number in _NUMBERS_OF_VERSION_0_1 else f"{_short_name(part.application)}.{stem}"

@@ -236,7 +236,7 @@ class IcebergMerge:
         deletes = _read_all_delete_files(loaded.io, [task])
         scan = ArrowScan(loaded.metadata, loaded.io, schema, AlwaysTrue())
         wanted = _nullable(_fields(loaded, self.table.name, names))
-        for batch in scan._record_batches_from_scan_tasks_and_deletes([task], deletes):  # noqa: SLF001 - see above
+        for batch in scan._record_batches_from_scan_tasks_and_deletes([task], deletes):  # noqa: SLF001 - see the docstring
             rows = batch.select(wanted.names)
             yield rows if rows.schema == wanted else rows.cast(wanted)
 

@@ -75,8 +75,8 @@ def is_own(path: str) -> bool:
 
 
 def _owned_folder(path: str) -> str | None:
-    """The folder which a file shows to be a table, or to belong to another owner. None if the file shows neither.
-    The root is "", and may be a table, but has no other owner."""
+    """If a file shows that its folder is a table, or belongs to another owner, return this folder; otherwise None.
+    The root is "". It may be a table, but never belongs to another owner."""
     table = _ICEBERG.fullmatch(path)
     if table is not None and not is_hidden(path):
         return table["table"] or ""

@@ -176,7 +176,7 @@ class ParquetSink:
             steps=(function, self._times, RequireColumns(self._layout.columns)),
         )
 
-    def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:  # noqa: ARG002 - of tables
+    def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:  # noqa: ARG002 - for tables
         """See `worker.staging.StagingSink`."""
         write_file(self._store, application, known)
 

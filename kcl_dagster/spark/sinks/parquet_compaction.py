@@ -70,7 +70,7 @@ class Compaction:
     failed: tuple[str, ...] = ()
     """Files that could not be merged, with the reasons. The other files were merged."""
     left_alone: str | None = None
-    """The reason why nothing was merged. None if the compaction was not refused."""
+    """The reason why the whole table was left unchanged, if it was."""
     deleted: int = 0
     """The number of files that a vacuum has deleted."""
 

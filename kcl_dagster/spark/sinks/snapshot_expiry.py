@@ -25,10 +25,11 @@ AGE: Final = "history.expire.max-snapshot-age-ms"  # properties of a table that 
 _MIN_SNAPSHOTS: Final = "history.expire.min-snapshots-to-keep"
 _MAY_DELETE: Final = "gc.enabled"
 _MAIN: Final = "main"
-# If the table does not set how many snapshots remain, so many do: those of two hours of commits. A snapshot has the
-# time of the worker that made it. If the clock of that worker was ahead, all other snapshots would count as old.
+# The number of snapshots that remain if the table does not set it: those of two hours of commits. A snapshot has
+# the time of the worker that made it. If the clock of that worker was ahead, all other snapshots would count as
+# old.
 LEAST_KEPT: Final = 240
-FEWEST: Final = 20  # snapshots are expired together, because a commit then reads further manifest lists
+FEWEST: Final = 20  # snapshots in one commit: a commit that expires snapshots has to read many manifest lists
 MOST: Final = 100  # snapshots in one commit, so that the commit does not take long
 # The most files in snapshots that remain outside the history of the main branch. They are compared with the files
 # to delete, which takes four seconds for so many files; see `expired_files`.
@@ -52,9 +53,9 @@ NOTHING_OLD: Final = OldSnapshots()
 
 
 def old_snapshots(metadata: "TableMetadata") -> OldSnapshots:
-    """Choose the snapshots that the next commit expires. There are none if too few are old, or if an engine has to
-    expire them. The age of a snapshot is the time until the newest snapshot. A minimum number of snapshots remains,
-    whatever their age is."""
+    """Choose the snapshots that the next commit expires. Chooses none if fewer than `FEWEST` are old, or if their
+    expiry is left to an engine. The age of a snapshot is the time between it and the newest snapshot. A minimum
+    number of snapshots remains, whatever their age is."""
     properties, newest, main = metadata.properties, metadata.current_snapshot(), metadata.refs.get(_MAIN)
     if newest is None or main is None or properties.get(_MAY_DELETE, "true").lower() == "false":
         return NOTHING_OLD

@@ -118,8 +118,8 @@ def together(stagings: Mapping[str, Staging[T]], discard: Callable[[str, T], Non
 
 
 def _manifests(jobs: Mapping[str, DataFrame], stagings: Mapping[str, Staging[T]]) -> Staging[dict[str, Manifest]]:
-    """Run one job for all sinks. Returns the manifest of each sink. An error of the job is raised in the first
-    sink, because every sink can map such errors."""
+    """Combine the jobs of all sinks into one job. Returns the manifest of each sink. An error of the job is raised
+    in the first sink, because every sink can map such errors."""
     found: dict[str, Manifest] = {name: [] for name in jobs}
     if not jobs:
         return found

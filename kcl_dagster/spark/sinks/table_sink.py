@@ -5,8 +5,8 @@ The executors write the files of a batch once, under their final names. The next
 worker makes this commit for all workers, see `worker.table_committer`. Until then, no reader sees the files.
 
 Files of void batches, such as those of a worker that was killed, are in no commit. A vacuum (Delta) or the removal
-of orphan files (Iceberg) deletes them. It must not delete young files: the table may get no commit for some time,
-and its next commit adds files that were written since the last one.
+of orphan files (Iceberg) deletes them. It must not delete files that are younger than the longest time between two
+commits, because the next commit may still add them.
 """
 
 from collections.abc import Sequence
