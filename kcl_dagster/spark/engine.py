@@ -49,8 +49,9 @@ STAGING_SECONDS: Final = 60.0
 
 
 StagingOfFetches = Callable[[], FetchStaging | None]
-"""A function that returns the staging of the next fetch: a new object for each call. It returns None as long as it
-is not known where a batch is stored, and with which columns. The threads that fetch call it.
+"""A function that returns the staging of the next fetch: a new object for each call. It returns None if the fetch
+must not stage its records, for example because the chain of the batch is not known yet. The threads that fetch call
+it.
 """
 
 

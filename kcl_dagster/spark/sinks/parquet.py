@@ -155,8 +155,8 @@ class ParquetSink:
         """Whether fetches for this chain stage the files.
 
         A function of the consumer runs in a fetch only after a batch of the chain was staged. By then, the worker
-        has recorded in its claims that batches are begun. So if a record crashes the worker during a fetch, the
-        next owner of the lease counts a loss.
+        has recorded in its claims that batches are begun. So if a record ends the worker's process during a fetch,
+        the next owner of the lease counts a loss.
         """
         if self._arrow is not None:
             return chain == self._staged_chain

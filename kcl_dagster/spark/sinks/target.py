@@ -1,8 +1,8 @@
 """The columns of a table, and whether an output with columns of other types can be stored in the table.
 
 A type of the output may be narrower than the table's type: integers, floats and decimals are widened when the file
-is written. A column is rejected if the table's type cannot represent all of its values, or if the table's type
-makes a promise that the output's type does not make.
+is written. A column is rejected if the table's type cannot represent all of its values, or excludes nulls that the
+output's type allows.
 """
 
 from base64 import b64decode, b64encode
