@@ -1,15 +1,16 @@
 """Calculates the moment through which an application is complete: every record that arrived earlier is stored.
 
-Pure. Each lease records the moment through which its own shard is stored. This stays true until the lease is reset,
-and a reset raises the epoch of `tables.completeness_row`. Leases that were read at slightly different times may
-therefore be combined, as long as none is missing. A missing lease is detected as follows:
+Pure. Each lease records the moment through which its own shard is stored. A recorded moment remains true until the
+lease is reset, and a reset raises the epoch in `tables.completeness_row`. Leases that were read at slightly
+different times may therefore be combined, if no lease is missing. Two rules detect a missing lease:
 
-- A child has a lease before its parents are finished, and is not read before that. While a parent is unfinished,
-  the parent's own moment limits the result. A child that was not begun has the moment of its parents. The lease of
-  a merged shard names the parent at whose end it was created. Until the shard is read, the lease of the other
-  parent must exist; otherwise it was lost.
-- If a lease is missing, a part of the hash range has no unfinished lease. The exception is an unfinished parent of
-  a merged shard, because its child has a lease already. The first rule covers this case.
+- The lease of a child shard is created before its parents are finished, and the child is read only after they are
+  finished. While a parent is unfinished, the moment of the parent limits the result. A child that has not been read
+  yet has the moment of its parents. The lease of a merged shard names the parent at whose end the lease was
+  created. Until the merged shard is read, the lease of the other parent must exist. If it does not exist, it was
+  lost.
+- If a lease is missing, no unfinished lease covers a part of the hash range. The exception is an unfinished parent
+  of a merged shard, because its child has a lease already. The first rule covers this case.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -45,8 +46,8 @@ class Hindrance(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeldBy:
-    """What prevents an application from being complete through a later moment. `what`: a lease, a stream or a
-    row."""
+    """What prevents an application from being complete through a later moment. `what` names the lease, the stream
+    or the row of the lease table."""
 
     what: str
     why: Hindrance
@@ -60,11 +61,12 @@ class HeldBy:
 class Completeness:
     """How far an application is complete.
 
-    - `through`: epoch seconds. Every record that arrived earlier is stored and visible. None if not known. In a
-      `TickReport`, this is the stored value, which never falls within an `epoch`.
-    - `epoch`: raised by a reset or an import. Windows that end after `back_to` and were declared under an earlier
-      epoch are declared again (None: no windows).
-    - `reached`: what this tick calculated; None if it could not.
+    - `through`: epoch seconds. Every record that arrived earlier is stored and visible. None if the moment is not
+      known. In a `TickReport`, this is the stored value, which never falls within an `epoch`.
+    - `epoch`: a number that a reset or an import raises.
+    - `back_to`: epoch seconds. Windows that end later and were declared complete under an earlier epoch are
+      declared again. None: no windows are declared again.
+    - `reached`: the moment that this tick calculated; None if it could not calculate one.
     """
 
     through: int | None = None
@@ -76,8 +78,8 @@ class Completeness:
     """How many seconds ago `through` is, by the leader's clock."""
 
     first: FirstMoment | None = None
-    """The first moment: no window that begins earlier is complete. None if not known, in applications that an
-    earlier version or a Java worker began."""
+    """The first moment: no window that begins earlier is complete. None if it is not known because an earlier
+    version or a Java worker began the application."""
 
 
 def complete_through(
@@ -90,12 +92,14 @@ def complete_through(
     hindered: Mapping[LeaseKey, Hindrance] = NOTHING,
     read_through: Mapping[LeaseKey, float] = NEVER,
 ) -> Completeness:
-    """The completeness that follows from the leases of an application that reads `streams` (names).
+    """Return how far an application is complete, calculated from its leases. `streams`: the names of its streams.
 
-    - `margin`: subtracted, because arrival times are approximate and records are not strictly in their order.
-    - `now`: epoch seconds. A lease with a later moment is not believed.
-    - `hindered`: leases for which a special reason is known why they do not progress.
-    - `read_through`: for leases that no worker reads: no unread record of the shard arrived before this time.
+    - `margin`: seconds that are subtracted from the result, because arrival times are approximate and records are
+      not strictly in the order of their arrival times.
+    - `now`: epoch seconds. The result is never based on a later moment, even if a lease has one.
+    - `hindered`: leases that make no progress for a known reason, with this reason.
+    - `read_through`: for each lease that no worker reads, a time (epoch seconds) before which no unread record of
+      its shard arrived.
     """
     if unreadable:
         return Completeness(held_by=HeldBy(unreadable[0], Hindrance.UNREADABLE))
@@ -125,8 +129,8 @@ def complete_through(
 
 
 def _by_stream(leases: Sequence[Lease], streams: Collection[str]) -> dict[str, list[Lease]]:
-    """The leases of each stream. Leases of a single-stream application do not name their stream. A stream that was
-    deleted and created again is another group."""
+    """Group the leases by stream. Leases of a single-stream application do not name their stream. If a stream was
+    deleted and created again, the old and the new stream are two groups."""
     groups: dict[str, list[Lease]] = {}
     for lease in leases:
         groups.setdefault("" if lease.stream is None else str(lease.stream), []).append(lease)
@@ -140,7 +144,7 @@ def _by_stream(leases: Sequence[Lease], streams: Collection[str]) -> dict[str, l
 
 
 def _not_covered(stream: str, leases: Sequence[Lease]) -> HeldBy | None:
-    """What is missing of a stream's leases; None if they are complete."""
+    """Return which lease or part of the hash range a stream lacks; None if nothing is missing."""
     if not leases:
         return HeldBy(stream, Hindrance.NO_LEASES)
     held = {lease.shard_id for lease in leases}
@@ -159,11 +163,12 @@ def _not_covered(stream: str, leases: Sequence[Lease]) -> HeldBy | None:
 
 
 def stored_through(lease: Lease, known: Mapping[str, Lease]) -> int | None:
-    """The moment before which all records of a lease's shard are stored. `known`: the leases of its stream, by
-    shard.
+    """Return the moment before which all records of a lease's shard are stored. `known`: the leases of its stream,
+    by shard.
 
-    A lease without a moment has that of its parents, because all its records arrived later than all of theirs. A
-    lease has no moment only if it has not been read, or was recreated.
+    If the lease has no moment, the latest moment of its parents applies: all records of a child arrived later than
+    all records of its parents. A lease has no moment if its shard was not read yet, or if the lease was created
+    again.
     """
     if lease.stored_through is not None:
         return lease.stored_through
@@ -176,7 +181,7 @@ def stored_through(lease: Lease, known: Mapping[str, Lease]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ShardPart:
-    """The first and last sequence number of a shard in a window; None if not known."""
+    """The first and the last sequence number of a shard in a window; each is None if it is not known."""
 
     first: str | None
     last: str | None
@@ -184,11 +189,11 @@ class ShardPart:
 
 @dataclass(frozen=True, slots=True)
 class WindowCounts:
-    """The counts of what all leases together stored of a window.
+    """The counts of all rows of one window that were stored for all leases.
 
-    If `is_known` is False, the numbers are too small. A part was stored but not counted (by a Java worker or an
-    earlier version), or its counts were dropped, or it was counted by other rules, such as those of earlier
-    partitions.
+    If `is_known` is False, the numbers are too small. In this case, a Java worker or an earlier version stored rows
+    without counting them, or counts were dropped, or rows were counted by other rules, such as those of a former
+    partitioning.
     """
 
     start: int
@@ -198,16 +203,17 @@ class WindowCounts:
     late: int = 0
     is_known: bool = True
     shards: Mapping[str, ShardPart] = field(default_factory=dict)
-    """For each lease key, which is the shard's id if the application reads one stream."""
+    """The sequence numbers for each lease key. If the application reads one stream, the lease key is the shard's
+    id."""
 
     late_batches: Mapping[str, int] = field(default_factory=dict)
-    """For each lease key, the newest batch that stored late rows. If a number has grown or is new, late rows came,
-    even if counts were deleted or dropped."""
+    """For each lease key, the number of the newest batch that stored late rows. If this number has grown or is new,
+    late rows were stored, even if their counts were deleted or dropped."""
 
 
 def late_batches(leases: Iterable[Lease], windows: Windows | None = None) -> dict[int, dict[str, int]]:
-    """For each window with late rows, by its start: see `WindowCounts.late_batches`. With `windows`: late rows of a
-    window that follows other rules belong to the window that contains its start."""
+    """Return `WindowCounts.late_batches` of each window with late rows, by the start of the window. If `windows` is
+    given, late rows that were counted for a window of other rules belong to the window that contains its start."""
     found: dict[int, dict[str, int]] = {}
     for lease in leases:
         for one in lease.stored.late_batches if lease.stored is not None else ():
@@ -219,8 +225,8 @@ def late_batches(leases: Iterable[Lease], windows: Windows | None = None) -> dic
 def window_counts(
     leases: Iterable[Lease], start: int, rules: int = 0, windows: Windows | None = None
 ) -> WindowCounts:
-    """The counts of the window that begins at `start`, from all leases of an application, including finished ones.
-    `rules`: see `model.stored.rules_of`; 0 accepts any rules."""
+    """Return the counts of the window that begins at `start`, from all leases of an application, including finished
+    leases. `rules`: see `model.stored.rules_of`; 0 accepts counts by any rules."""
     every = list(leases)
     held = {(lease.stream, lease.shard_id): lease for lease in every}
     counted = [(lease, lease.stored) for lease in every if lease.stored is not None and lease.stored.is_by(rules)]
@@ -238,8 +244,9 @@ def window_counts(
 
 
 def _part(lease: Lease, rows: StoredRows) -> ShardPart:
-    """The sequence numbers, if the lease counted the window from the shard's first record in it. After a reset into
-    the window, the first number would be that of a record in the middle of it."""
+    """Return the first and last sequence number of the lease's shard in the window. Both are None if the lease did
+    not count the window from the shard's first record in it, for example after a reset to the middle of the
+    window."""
     counts = lease.stored
     if counts is None or not counts.is_of(lease.checkpoint) or not (counts.whole or rows.start >= counts.since):
         return ShardPart(None, None)
@@ -249,13 +256,14 @@ def _part(lease: Lease, rows: StoredRows) -> ShardPart:
 def _counts_in_full(
     lease: Lease, start: int, rules: int, held: Mapping[tuple[StreamIdentifier | None, str], Lease]
 ) -> bool:
-    """Whether this lease, or this lease and its parents, counted everything that was stored of a window."""
+    """Whether the counts of this lease, together with those of its parents, include everything that was stored of a
+    window from these shards."""
     counts = lease.stored
     if counts is None:
         return _is_untouched(lease)
     if not counts.is_of(lease.checkpoint):
         return False
-    if not counts.is_by(rules):  # of its windows only the end of the last one is known
+    if not counts.is_by(rules):  # counted by other rules: only the end of the last counted window is known
         return start >= max(counts.since, counts.until)
     if start >= counts.since:
         return True
@@ -263,5 +271,5 @@ def _counts_in_full(
 
 
 def _is_untouched(lease: Lease) -> bool:
-    """Whether nothing was stored of it yet."""
+    """Whether nothing was stored of the lease's shard yet."""
     return lease.checkpoint is not None and lease.checkpoint.is_initial_position

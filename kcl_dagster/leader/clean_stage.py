@@ -1,4 +1,5 @@
-"""The clean stage: deletes rows that are no longer needed. I/O around `cleanup`.
+"""The clean stage of a tick: deletes the rows that `cleanup` finds superfluous, and rows of workers that have
+ended.
 
 Modelled in spec/Reshard.tla as Clean.
 """
@@ -18,7 +19,7 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.workers import WorkerTable
 
-STALE_ROW_SECONDS: Final = 86_400.0  # the KCL keeps the row of a worker for as long after its last update
+STALE_ROW_SECONDS: Final = 86_400.0  # the KCL keeps a worker's row for the same time after its last update
 
 
 class Cleaner:
@@ -44,7 +45,8 @@ class Cleaner:
         abandoned: Collection[LeaseKey] = (),
         complete: int | None = None,
     ) -> list[str]:
-        """Delete what can be deleted. Returns the errors. Stops at `deadline` (monotonic); the next tick continues.
+        """Delete the rows that are no longer needed. Returns the errors. Stops at `deadline` (monotonic); the next
+        tick continues.
 
         `abandoned`: leases of shards that left the stream unread; they are deleted, too. `complete`: the moment
         through which the application is complete.
@@ -73,8 +75,9 @@ class Cleaner:
         return problems
 
     def _departed(self, sight: Sight) -> list[WorkerSight]:
-        """Workers without leases whose run is over, and rows that were not written for a long time. If a worker
-        still writes its row, the row is kept: it shows the worker that it has to end."""
+        """Return the workers without leases whose rows can be deleted: their run is over, or their row was not
+        written for `stale_row_seconds`. If a worker still writes its row, the row is kept, because the worker reads
+        in it that it has to end."""
         owners = {lease.actual_owner for lease in sight.unfinished} | {lease.owner for lease in sight.unfinished}
         now = self._clock.now()
         return [

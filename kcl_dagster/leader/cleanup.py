@@ -1,8 +1,9 @@
 """Decides which leases are no longer needed.
 
-A finished lease is deleted when its children have been started, parents before children, as in the KCL. Unlike in
-the KCL, a finished lease without known children is kept while its shard is in the stream. Otherwise an empty
-response of the service would delete the only information about where its children begin.
+As in the KCL, a finished lease is deleted when all its children have been read beyond their initial position, and
+leases of parents are deleted before those of their children. Unlike in the KCL, a finished lease without known
+children is kept while its shard is in the stream. Otherwise, an empty response of the service would cause the
+deletion of the only information about where the children begin.
 
 Modelled in spec/Reshard.tla as Clean.
 """
@@ -20,8 +21,8 @@ _NOT_STARTED: Final = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
 
 @dataclass(frozen=True, slots=True)
 class CleanupPlan:
-    """`deletes`: finished leases to delete, one generation at a time. `children`: children to record in finished
-    leases."""
+    """The changes that the clean stage makes. `deletes`: finished leases to delete, one generation at a time.
+    `children`: finished leases, with the children to record in each."""
 
     deletes: tuple[Lease, ...] = ()
     children: tuple[tuple[Lease, frozenset[str]], ...] = ()
@@ -36,9 +37,9 @@ def plan_cleanup(
 ) -> CleanupPlan:
     """Plan the clean-up of one stream's leases.
 
-    `children` (by shard) and `listed` (shards) come from a complete listing; None if there is no recent one.
-    `complete`: the moment through which the application is complete; None if not known. A lease is kept while its
-    counts belong to a window that is not complete yet.
+    `children` (the children of each shard) and `listed` (the ids of all shards) come from a complete listing of the
+    stream. `listed` is None if there is no recent listing. `complete`: the moment through which the application is
+    complete; None if it is not known. A lease is kept while it has counts of a window that is not complete yet.
     """
     held = {lease.shard_id: lease for lease in leases}
     deletes: list[Lease] = []
@@ -61,7 +62,8 @@ def plan_cleanup(
 
 
 def _is_counted_on(lease: Lease, complete: int | None) -> bool:
-    """Whether the lease has counts of a window that is not declared yet, or was declared only just now."""
+    """Whether the lease has counts of a window that is not complete, or became complete less than
+    `DECLARED_SECONDS` ago."""
     return (
         lease.stored is not None
         and lease.stored.until > 0

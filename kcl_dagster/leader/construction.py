@@ -27,13 +27,13 @@ def open_leader(
     parallel: Map | None = None,
     process: LockProcess | None = None,
 ) -> Leader:
-    """Detect the tables' layout, create what is missing, and return a leader that has not ticked yet.
+    """Detect the tables' layout, create missing tables, and return a leader that has not ticked yet.
 
     - `identity`: the name of the deployment in the leader lock.
-    - `process`: the process that leads for it. A leader on the same machine then need not wait if this process has
-      ended.
-    - `parallel`: how requests are sent at the same time. Threads by default; pass the builtin `map` to use one
-      thread only.
+    - `process`: the process that leads for this deployment. If the process ends, another leader on the same machine
+      can take the lock without waiting.
+    - `parallel`: the function that sends several requests at the same time, by default with threads. Pass the
+      builtin `map` to use one thread only.
 
     Raises LayoutRefused, TableNotFound or a ServiceError.
     """

@@ -1,8 +1,9 @@
 """Decide which leases are unserved.
 
-The KCL's rule: a lease may be taken if it has no owner, or if its counter was unchanged for the lease duration. One
-rule is ours: if the orchestrator reports that the owner's run is over, its leases may be taken at once. Both are
-safe, because taking a lease changes its counter and owner, so that every write of the old owner is refused.
+The rule of the KCL is: a lease may be taken if it has no owner, or if its counter was unchanged for the lease
+duration. kcl_dagster adds a rule: if the orchestrator reports that the owner's run is over, the owner's leases may
+be taken at once. Both rules are safe: taking a lease changes its counter and owner, so every later write of the old
+owner is refused.
 
 Modelled in spec/Takeover.tla.
 """
@@ -21,17 +22,17 @@ def observed_key(lease: Lease) -> str:
 
 
 def observed_version(lease: Lease) -> str:
-    """A value that changes with every renewal. It includes the owner, because a lease that was deleted and created
-    again counts from 0, under another owner. The start of a handoff is not a renewal and does not change the value.
-    """
+    """Return a value that changes with every renewal. The value includes the owner, because the counter of a lease
+    that was deleted and created again begins at 0, under another owner. The start of a handoff is not a renewal and
+    does not change the value."""
     return f"{lease.counter}:{lease.actual_owner or ''}"
 
 
 def why_unserved(
     lease: Lease, stood: float, duration: float, run_is_over: Callable[[WorkerId], bool]
 ) -> str | None:
-    """Why `lease` needs an owner now; None if it does not. `stood`: for how many seconds its version was
-    unchanged."""
+    """Return why `lease` needs an owner now; None if it does not need one. `stood`: the seconds for which the
+    lease's `observed_version` was unchanged."""
     owner = lease.actual_owner
     if lease.is_finished:
         return None
@@ -44,11 +45,12 @@ def why_unserved(
     return None
 
 
-# A lease duration is often a multiple of the tick. If a counter lacks some milliseconds to the full duration, its
-# shard would remain unread for another whole tick.
-_WORTH_WAITING: Final = 1.0  # seconds; ticks and reads are not delayed by more
-# A part of the duration. A counter that was just observed for the first time lacks more, however short the duration
-# is.
+# A lease duration is often a multiple of the tick interval. If a lease expires a few milliseconds after the tick
+# has read it, its shard would remain unread for another whole tick interval. The tick therefore waits for such a
+# lease.
+_WORTH_WAITING: Final = 1.0  # seconds; a tick waits no longer than this
+# A lease is nearly expired if at most this part of its duration is left. If its counter was just observed for the
+# first time, more is left, even if the duration is short.
 _NEARLY: Final = 0.1
 _MARGIN: Final = 0.01  # seconds; a counter must have been unchanged for longer than the duration
 
@@ -56,7 +58,7 @@ _MARGIN: Final = 0.01  # seconds; a counter must have been unchanged for longer 
 def rest(
     leases: Iterable[Lease], ages: Mapping[LeaseKey, float], durations: Mapping[LeaseKey, float]
 ) -> float | None:
-    """How long to wait until the leases that are nearly expired are expired; None if there are no such leases."""
+    """Return the seconds until all leases that are nearly expired now are expired; None if there are none."""
     owned = [lease.key for lease in leases if lease.actual_owner and not lease.is_finished]
     lacking = [(durations[key] - ages[key], durations[key]) for key in owned]
     worth = [lack for lack, duration in lacking if 0 <= lack <= min(_WORTH_WAITING, duration * _NEARLY)]

@@ -1,20 +1,22 @@
 """Decides how many workers there should be, and which slots run them. A slot is a place for a worker: `worker-000`,
-...
+`worker-001` and so on.
 
-- A slot has at most one active run. If the row of a living worker names a slot, that worker serves it. This also
-  holds if this Dagster instance does not know its run, because another deployment of the application launched it.
-  Bounded runs do not count: they have no slot, and end by themselves.
-- The number of workers follows the open shards, and within `min` and `max` also lag and throughput, by one step per
-  cool-down. There are never more workers than readable shards, except while one worker replaces another.
+- A slot has at most one active run. If the row of a living worker names a slot, that worker serves the slot. This
+  also holds if another deployment of the application launched the worker, so that this Dagster instance does not
+  know its run. Bounded runs do not count, because they have no slot and end by themselves.
+- The number of workers follows the number of open shards and the throughput. Within the configured limits, it also
+  follows the lag, by one step per cool-down. There are never more workers than unfinished leases, except while one
+  worker replaces another.
 - With `min_workers` 0, a fleet that has read everything rests: it has no worker until a record has waited for
   longer than `scale_up_lag`.
-- A worker that is older than its lifetime, or has older code than the leader, is replaced, one at a time. It is
-  asked to drain when its successor can read, which the successor's row shows once its Spark has started.
-- Workers with older code that have stopped shards or a hanging batch are replaced all at once. They do not wait for
-  their successors if another worker reads.
-- A worker that cannot read in time is given up if another one reads: it drains, and its slot is launched again. So
-  it blocks neither a deployment nor a reduction of the fleet, and the workers that read stay. Later starts get more
-  time: see `kcl_dagster.leader.patience`.
+- If a worker has run for longer than its lifetime, or has older code than the leader, another worker replaces it.
+  Workers are replaced one at a time. The old worker is asked to drain when its successor can read. The successor's
+  row shows this once its Spark has started.
+- If workers with older code have stopped shards or a hanging batch, all of them are replaced at once. If another
+  worker reads, they drain without waiting for their successors.
+- If a worker cannot read in time and another worker reads, the leader gives the first one up: it drains, and its
+  slot is launched again. It thus blocks neither a deployment nor a reduction of the fleet, and the workers that
+  read are kept. Later starts get more time: see `kcl_dagster.leader.patience`.
 """
 
 import math
@@ -31,16 +33,18 @@ from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker_row import WorkerState, slot_name
 
+# A batch that takes longer counts as hanging. If there is newer code, it is not waited for.
+HANGS_SECONDS: Final = 120.0
 # One step of scaling up, as a part of the fleet: a large fleet that lags needs more than one additional worker.
-HANGS_SECONDS: Final = 120.0  # if there is newer code, a batch that takes longer is not waited for
 _STEP: Final = 0.25
-# If a run of this age has no live row, it does not count as a worker: its process hangs, or ended without a trace.
+# If a run is older than this and no living worker of it has a row, the run does not count as a worker: its process
+# hangs, or has ended unnoticed.
 _SILENT_SECONDS: Final = 120.0
-# After another such time the run is reported as failed. If a run's process ends while Dagster's database cannot be
-# reached, Dagster does not record its end, and the run would keep its slot for ever.
+# After this further time, such a run is reported as failed. If a run's process ends while Dagster's database cannot
+# be reached, Dagster does not record its end, and the run would keep its slot for ever.
 ABANDONED_SECONDS: Final = 120.0
-# A run that is queued for longer does not count as a worker: the queue may belong to another deployment, or be
-# stuck.
+# A run that is queued for longer than this does not count as a worker: its queue may belong to another deployment,
+# or may be blocked.
 QUEUED_SECONDS: Final = 120.0
 # A worker that cannot read after this time, or after this many cool-downs if that is longer, is given up. The time
 # is longer after other starts were given up.
@@ -48,17 +52,18 @@ NEVER_UP_SECONDS: Final = START_SECONDS
 NEVER_UP_COOLDOWNS: Final = 5
 # A worker that was launched this recently is expected to report soon.
 EXPECTED_SECONDS: Final = 60.0
-# A worker is planned to use this part of its configured throughput.
+# The fleet has enough workers if each uses at most this part of its configured throughput.
 _FILL: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSight:
-    """The input of the decision.
+    """The input of `decide_fleet`.
 
-    - `open_leases`: leases whose shards can be read now or later; None if the tables could not be read.
+    - `open_leases`: the number of unfinished leases; None if the tables could not be read.
+    - `unserved`: the number of leases without a living worker. Paused leases are not counted.
     - `lag_ms`: the lag, without failing, stopped and paused shards.
-    - `target`: the target of the last tick, which was unchanged for `target_stood` seconds.
+    - `target`: the number of workers that the last tick wanted. It was unchanged for `target_stood` seconds.
     - `now`: epoch seconds, like the start times of runs.
     """
 
@@ -68,8 +73,8 @@ class FleetSight:
     unserved: int = 0
     lag_ms: int | None = None
     waited: float | None = None
-    """For how many seconds the oldest unread record that no worker reads has waited; infinite if only a worker can
-    find out. None if it was not looked up."""
+    """The seconds for which the oldest unread record of shards without a worker has waited. Infinite if only a
+    worker can find out. None if this was not looked up."""
 
     kbps: float = 0.0
     target: int | None = None
@@ -99,10 +104,10 @@ class FleetPlan:
     expected: int = 0
     notes: tuple[str, ...] = ()
     silent: Mapping[str, str] = field(default_factory=dict)
-    """Slots whose run is active in Dagster although no worker of it writes a row -> the run."""
+    """Slots whose run is active in Dagster although its worker does not write its row -> the run."""
 
     given_up: Mapping[WorkerId, str] = field(default_factory=dict)
-    """Workers in `drain` that are given up because they could not read in time -> the run."""
+    """Workers in `drain` that are given up because they could not read in time -> the run of the worker."""
 
     given_up_over: bool = False
     """Whether the starts that were given up no longer matter: a worker that was launched later reads, or no worker
@@ -110,7 +115,8 @@ class FleetPlan:
 
 
 def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker: float | None = None) -> FleetPlan:
-    """Decide about the fleet. Pure. Called by the leader once per tick."""
+    """Decide how many workers there should be, and which slots are launched, drained or cancelled. Pure. The leader
+    calls this function once per tick."""
     target, why = decide_target(settings, sight, max_kbps_per_worker)
     slots = _Slots(settings, sight)
     stuck = [slot for slot in slots.serving if slots.is_stuck(slot)]
@@ -152,8 +158,8 @@ def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker
 
 
 def _of_stuck(stuck: Sequence[str], keep: Sequence[str], target: int, slots: "_Slots") -> Sequence[str]:
-    """The stuck workers that drain now. Their other shards need a worker meanwhile. If no worker is ready for them,
-    stuck workers are replaced one after another."""
+    """Return the stuck workers that drain now. Their shards that do not fail need another worker meanwhile. If no
+    other worker can read, stuck workers are replaced one after another."""
     if target <= 0 or any(slots.is_up(slot) for slot in keep):
         return stuck
     return stuck[:1] if not keep and not slots.leaving and not slots.given_up else ()
@@ -166,7 +172,7 @@ def _enough(workers: int) -> str:
 def decide_target(
     settings: FleetSettings, sight: FleetSight, max_kbps_per_worker: float | None = None
 ) -> tuple[int, str]:
-    """How many workers there should be, and why."""
+    """Return how many workers there should be, and why."""
     if sight.open_leases is None:
         known = sight.target if sight.target is not None else settings.min_workers
         return known, f"{known} workers are wanted; the tables could not be read"
@@ -205,8 +211,8 @@ def _is_at_rest(sight: FleetSight) -> bool:
 
 
 def _start(settings: FleetSettings, sight: FleetSight, workers: int) -> tuple[int, str]:
-    """The number of workers for a fleet at rest, and why. If it is not known whether there is work, workers are
-    started."""
+    """Return the number of workers for a fleet at rest, and why. If it is not known whether records are unread,
+    workers are started."""
     if sight.waited is None or math.isinf(sight.waited):
         return workers, "whether records are unread is not known, and a worker finds out"
     if sight.waited > settings.scale_up_lag:
@@ -223,14 +229,14 @@ def _has_failing_shards(sight: FleetSight) -> bool:
 class _Slots:
     """Slots, grouped by the state of their runs and workers.
 
-    - `serving`: has a worker, or will have one soon. In the order in which they are kept.
-    - `leaving`: its worker drains.
-    - `silent`: its run is active, but its worker does not write its row. Keeps its slot, and does not count
-      otherwise.
-    - `waiting`: its run has been queued for too long to count on it.
-    - `given_up`: its worker could not read in time, and another worker reads.
-    - `held`: would serve, but an operator paused the slot.
-    - `overtaken`: its run is queued, although a living worker of another instance serves the slot.
+    - `serving`: the slot has a worker, or will have one soon. If the fleet shrinks, the first ones are kept.
+    - `leaving`: the worker of the slot drains.
+    - `silent`: the run of the slot is active, but its worker does not write its row. The run keeps the slot, but
+      does not count as a worker.
+    - `waiting`: the run of the slot has been queued for so long that it does not count as a worker.
+    - `given_up`: the worker of the slot could not read in time, and another worker reads.
+    - `held`: the slot would be serving, but an operator paused it.
+    - `overtaken`: the run of the slot is queued, although a living worker of another instance serves the slot.
     """
 
     def __init__(self, settings: FleetSettings, sight: FleetSight) -> None:
@@ -269,8 +275,8 @@ class _Slots:
         return run is not None and run.status == "queued"
 
     def why_leave(self, slot: str) -> str:
-        """Why a worker has to be replaced: older code, or beyond its lifetime. Empty if it need not be. A worker of
-        another deployment is not judged here."""
+        """Return why the worker of the slot has to be replaced: it has older code, or has run for longer than its
+        lifetime. The text is empty if the worker can stay, or if another deployment launched it."""
         run = self._sight.slots.get(slot)
         if run is None or run.status != "running":
             return ""
@@ -284,8 +290,8 @@ class _Slots:
         return f"it has not come to read in {self._age(slot) / 60:.0f} minutes"
 
     def is_stuck(self, slot: str) -> bool:
-        """Whether the worker has older code, and shards that are stopped or hang, which newer code may be able to
-        read."""
+        """Whether the worker has older code, and a stopped shard or a hanging batch, which newer code may be able
+        to process."""
         run = self._sight.slots.get(slot)
         is_older = run is not None and run.status == "running" and self._has_older_code(slot, run)
         if not is_older or not self.is_up(slot):
@@ -295,7 +301,7 @@ class _Slots:
         return bool(row.stopped) or self._sight.now - hangs_since > HANGS_SECONDS
 
     def _has_older_code(self, slot: str, run: SlotRun) -> bool:
-        """Only for the run's own worker: a worker of another deployment may serve the slot."""
+        """Whether the run has older code than the leader. False if a worker of another run serves the slot."""
         code, worker = self._sight.code, self._workers.get(slot)
         is_own = worker is None or worker.row.run_id == run.run_id
         return is_own and code is not None and code.is_newer_than(run)
@@ -315,7 +321,8 @@ class _Slots:
         return {worker: run for worker, run in workers.items() if worker in drained}
 
     def started_since(self) -> bool:
-        """Whether a worker reads whose run began after the last start that was given up."""
+        """Whether a worker of this deployment can read, and its run began after the last time that a start was
+        given up."""
         last = max(self._sight.given_up.values(), default=math.inf)
         own = (slot for slot, run in self._sight.slots.items() if self._is_own(slot, run) and run.started_at > last)
         return any(self.is_up(slot) for slot in own)
@@ -356,7 +363,8 @@ class _Slots:
         return started and slot not in self._workers and self._age(slot) > _SILENT_SECONDS
 
     def _is_never_up(self, slot: str) -> bool:
-        """Only for the run's own worker, whose age is known."""
+        """Whether the worker of the slot's run still cannot read although its time to start is over. False if a
+        worker of another run serves the slot, because its age is not known."""
         run, worker = self._sight.slots.get(slot), self._workers.get(slot)
         if run is None or run.status != "running" or worker is None or worker.row.run_id != run.run_id:
             return False
@@ -367,9 +375,9 @@ class _Slots:
 
 
 def _by_slot(workers: Sequence[WorkerSight], own: Mapping[str, WorkerSight]) -> dict[str, WorkerSight]:
-    """The workers of slots whose run has no living worker of its own. They include workers of which it is not known
-    yet whether they live. If a slot has several, the preference is: living, then not draining. Bounded runs have no
-    slot of the fleet."""
+    """Return the workers of slots whose run has no living worker of its own, by slot. A worker of which it is not
+    known yet whether it is alive is included. If a slot has several workers, a living one is preferred, then one
+    that does not drain. Bounded runs have no slot of the fleet."""
     found: dict[str, WorkerSight] = {}
     for seen in sorted(workers, key=lambda seen: (seen.alive, not seen.drains, seen.id)):
         if (

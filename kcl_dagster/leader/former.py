@@ -1,9 +1,9 @@
 """Releases the leases of streams that the application no longer reads. The leases keep their checkpoints.
 
-Either the stream was removed from the application, or another stream now has its name. In neither case are the
-checkpoints certainly useless. A removed stream may be added again. And a leader that uses the wrong region, account
-or endpoint also sees another stream of the same name. The leader therefore never deletes such leases. An operator
-may.
+Either the stream was removed from the application, or another stream now has its name. In both cases, the
+checkpoints may still be needed. A removed stream may be added again. A leader that uses the wrong region, account
+or endpoint also finds another stream of the same name. The leader therefore never deletes such leases. An operator
+can delete them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.leases import LeaseTable
 
-# How often a report repeats that leases of another stream with the same name are kept.
+# The interval at which the leader reports again that it keeps the leases of another stream with the same name.
 NOTICE_SECONDS: Final = 3600.0
 
 
@@ -30,8 +30,9 @@ class FormerStreams:
     def run(
         self, former: Sequence[Lease], current: Mapping[str, StreamIdentifier], deadline: float
     ) -> tuple[list[str], list[str]]:
-        """Release the leases. Returns notes and errors. Stops at `deadline` (monotonic); the next tick continues.
-        `current`: the streams that are read, by name."""
+        """Release the leases in `former`, which belong to streams that are no longer read. Returns notes and
+        errors. Stops at `deadline` (monotonic); the next tick continues. `current`: the streams that are read, by
+        name."""
         by_stream: dict[StreamIdentifier, list[Lease]] = {}
         for lease in former:
             if lease.stream is not None:

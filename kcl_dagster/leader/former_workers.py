@@ -1,8 +1,8 @@
-"""Which leases workers of version 0.1 may get while workers of this version share the leases with them.
+"""Decides which leases workers of version 0.1 may get while workers of this version read for the same application.
 
-A worker of version 0.1 passes over claims: it would read again what the entries of a chain have stored. So it gets
-no more leases as soon as a worker of this version reads, and at no time one whose claim was not ended. A lease that
-one worker hands over to another has no claim, so handoffs are safe in both directions.
+A worker of version 0.1 ignores claims: it would read records again that the entries of a chain have already stored.
+It therefore gets no more leases as soon as a worker of this version reads. It never gets a lease with a claim that
+was not ended. A lease that was handed over has no claim, so handoffs are safe in both directions.
 """
 
 from dataclasses import replace
@@ -11,7 +11,8 @@ from kcl_dagster.leader.observation import Sight
 
 
 def spare_former_workers(sight: Sight) -> Sight:
-    """What the assignment may decide about. Leases that have to wait for a worker of this version are left out."""
+    """Return the sight that the assignment uses. If a worker of this version reads, workers of version 0.1 accept
+    no leases in it. Otherwise, leases that have to wait for a worker of this version are left out."""
     former = {seen.id for seen in sight.workers if seen.alive and seen.row.passes_over_claims}
     if not former:
         return sight

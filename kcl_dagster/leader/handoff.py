@@ -1,7 +1,8 @@
 """Decides how long a graceful handoff may take.
 
-The old owner transfers the lease when it has finished its batch. If it does not, the leader forces the move. The
-time is measured with `Standing`, as for leases: a restart of the leader neither resets nor shortens it.
+The old owner transfers the lease when it has finished its batch. If the owner does not do so in time, the leader
+forces the move. `Standing` measures the time, as for the expiry of leases: a restart of the leader neither resets
+nor shortens it.
 """
 
 from dataclasses import dataclass
@@ -18,9 +19,9 @@ def observed_key(lease: Lease) -> str:
 
 
 def observed_version(lease: Lease) -> str:
-    """A value that identifies a handoff. Renewals by the old owner do not change it. Two handoffs between the same
-    workers differ in the counter at which they began. A Java leader does not write that counter, so its handoffs
-    are identified by their workers alone."""
+    """Return a value that identifies a handoff. Renewals by the old owner do not change it. Two handoffs between
+    the same workers differ in the counter that the lease had when they began. A Java leader does not write that
+    counter, so the workers alone identify its handoffs."""
     return f"{lease.checkpoint_owner}>{lease.owner}@{lease.handoff}"
 
 
@@ -33,8 +34,8 @@ class HandoffVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """`notice`: seconds until the old owner has read that a handoff began. `timeout`: seconds that it then has to
-    finish."""
+    """The time for a handoff. `notice`: seconds until the old owner has read that a handoff began. `timeout`: the
+    seconds after that in which the old owner has to finish its batch and transfer the lease."""
 
     timeout: float
     notice: float

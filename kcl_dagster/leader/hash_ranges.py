@@ -12,5 +12,5 @@ def active_ranges(leases: Iterable[Lease]) -> list[HashRange]:
 
 
 def lack_range(leases: Iterable[Lease]) -> list[Lease]:
-    """Unfinished leases without a range, as old clients write them. The stream lists their ranges."""
+    """Unfinished leases without a hash range, as old clients write them. A listing of the stream has the ranges."""
     return [lease for lease in leases if not lease.is_finished and lease.hash_range is None]

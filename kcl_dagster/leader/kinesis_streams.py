@@ -18,16 +18,18 @@ class Streams(Protocol):
     def describe(self, stream: str) -> StreamDescription: ...
 
     def shards(self, stream: str, opened: StartAt | None = None) -> Sequence[Shard]:
-        """All shards that the stream still has; with `opened`, those that were open at that position. These are the
-        shards with which a reader that starts there begins; all later ones are descendants of them."""
+        """Return all shards that the stream still has. If `opened` is given, return only the shards that were open
+        at that position. A reader that starts at the position begins with these shards, and all later shards are
+        their descendants."""
 
     def first_unread(self, stream: str, lease: Lease, timestamp_ms: int | None) -> float | None:
-        """When the first record after a lease's checkpoint arrived, in epoch milliseconds; infinite if there is
-        none. None if only a worker can find out. Raises no error of AWS. See `streams.arrivals`."""
+        """Return when the first record after a lease's checkpoint arrived, in epoch milliseconds; infinite if there
+        is no such record. Returns None if only a worker can find out. Does not raise errors of AWS. See
+        `streams.arrivals`."""
 
 
 class KinesisStreams:
-    """Streams of one account and region. One request takes `seconds` at most. If a stream throttles for longer, the
+    """Streams of one account and region. A method retries throttled requests for `seconds` at most. After that, the
     next tick tries again, so that time remains for other streams."""
 
     def __init__(self, client: Client, runtime: Runtime, seconds: float = LISTING_SECONDS) -> None:

@@ -6,8 +6,8 @@ from typing import Final
 
 from kcl_dagster.leader.run_view import SlotRun
 
-# A run that ended this soon did no work: it failed at its start, or was cancelled. A run whose worker could never
-# read did no work either, however long it took.
+# A run that ended within this time did no work: it failed at its start, or was cancelled. A run whose worker could
+# never read did no work either, even if it ended later.
 SHORT_SECONDS: Final = 60.0
 FIRST_PAUSE: Final = 10.0  # doubled with every further short run
 LONGEST_PAUSE: Final = 300.0
@@ -26,7 +26,8 @@ class _Slot:
 
 @dataclass(slots=True)
 class LaunchBook:
-    """Remembers how the runs of each slot ended. Kept in the process only: a new leader launches at once.
+    """Remembers how the runs of each slot ended. This is kept in the process only, so a new leader launches at
+    once.
 
     `moment` is monotonic: if a wall clock is set back by an hour, a slot must not wait for an hour.
     """
@@ -37,8 +38,8 @@ class LaunchBook:
     def see(
         self, runs: Mapping[str, SlotRun], now: float, moment: float, up: Collection[str | None] | None = None
     ) -> None:
-        """Record the active runs of one tick. `now`: epoch seconds. `up`: the runs whose workers can read; None if
-        not known, which does not count against a run."""
+        """Record the active runs of one tick. `now`: epoch seconds. `up`: the runs whose workers can read. If it is
+        None, this is not known, and every run counts as one whose worker could read."""
         for slot, run in runs.items():
             known = self._slots.setdefault(slot, _Slot())
             if known.run is not None and known.run.run_id != run.run_id:

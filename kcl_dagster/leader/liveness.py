@@ -1,8 +1,8 @@
 """Decides which workers are alive, and which may get leases.
 
-A worker of ours is alive while its row keeps changing, by the leader's own clock. A worker of a Java fleet writes
-its row every thirty seconds. The KCL trusts the time in the row. We trust it only if the row was never observed
-before, and with a tolerance for clocks that differ.
+A kcl_dagster worker is alive while its row keeps changing, measured with the leader's own clock. A Java worker
+writes its row every thirty seconds. The KCL trusts the time in the row. The leader trusts this time only while it
+has not yet observed a change of the row, and with a tolerance for clocks that differ.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,21 +16,21 @@ WORKER: Final = "worker/"  # prefix of the keys under which rows are observed
 
 KCL_ROW_SECONDS: Final = 60.0  # two reports of a Java worker
 CLOCK_TOLERANCE: Final = 30.0  # seconds by which clocks of machines may differ
-MISSED_BEATS: Final = 4  # if a worker of ours has missed this many heartbeats, it gets no leases
-# Leases of a worker that is still starting go to workers that read, after this many heartbeats and this many
-# seconds. The start of Spark does not depend on the interval of heartbeats, so the seconds are needed, too.
+MISSED_BEATS: Final = 4  # if a kcl_dagster worker has missed this many heartbeats, it gets no leases
+# If a worker is still starting after this many heartbeats and this many seconds, its leases go to workers that can
+# read. The start of Spark does not depend on the interval of heartbeats, so the seconds are needed, too.
 START_BEATS: Final = 6
 SLOW_START_SECONDS: Final = 30.0
-# Clocks are assumed to be wrong by no more than this.
+# The clock of a machine is assumed to be wrong by no more than this.
 WRONG_CLOCK_SECONDS: Final = 3600.0
 FRESH_BEATS: Final = 2  # heartbeats; if a row is younger than this, the process that wrote it is alive
-_EMA_WEIGHT: Final = 0.5  # of the newest sample, as in the KCL
+_EMA_WEIGHT: Final = 0.5  # the weight of the newest sample in a moving average, as in the KCL
 _NO_SAMPLE: Final = -1.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSight:
-    """A worker's row, and how the leader judges it."""
+    """A worker's row, and the leader's judgement of the worker."""
 
     row: WorkerRow
     alive: bool
@@ -50,8 +50,9 @@ class WorkerSight:
     distinguish a worker that has just ended from a living one, so it begins no handoff to an unproven worker."""
 
     unsure: bool = False
-    """The time in its row says that the worker is gone, but this leader has not watched the row for long enough to
-    be sure: the worker's clock may be wrong. Until then, its slot is not launched."""
+    """Whether the time in the row says that the worker has ended, but this leader is not sure of it. The worker's
+    clock may be wrong, and the leader has not watched the row for long enough. While this is so, the worker's slot
+    is not launched."""
 
     starts_slowly: bool = False
     """Whether the worker has been starting for some time and cannot read yet."""
@@ -83,7 +84,8 @@ def observed_version(row: WorkerRow) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LivenessRule:
-    """`stood`: for how long a row is known to be unchanged. `moved`: whether this process saw it change."""
+    """Judges workers by their rows. `now`: epoch seconds. `stood` returns for how many seconds a row is known to be
+    unchanged. `moved` returns whether this process observed a change of a row."""
 
     heartbeat: float
     now: float
@@ -145,7 +147,7 @@ class LivenessRule:
 
 
 def patience_with(row: WorkerRow, heartbeat: float) -> float:
-    """Seconds for which the row of a living worker may remain unchanged."""
+    """Return the seconds for which the row of a living worker may remain unchanged."""
     return KCL_ROW_SECONDS if row.slot is None else MISSED_BEATS * heartbeat
 
 
@@ -178,7 +180,7 @@ def is_failing(row: WorkerRow) -> bool:
 
 
 def moving_average(series: Iterable[float], weight: float = _EMA_WEIGHT) -> float:
-    """The moving average over the existing samples; 0 if there are none."""
+    """Return the moving average over the samples that exist; 0 if there are none."""
     value: float | None = None
     for sample in series:
         if sample != _NO_SAMPLE:
@@ -200,8 +202,8 @@ def lag_of(sights: Sequence[WorkerSight]) -> int | None:
 
 
 def scalable_lag_of(sights: Sequence[WorkerSight], paused: Collection[LeaseKey] = ()) -> int | None:
-    """The largest lag of shards that more workers could reduce: neither failing, stopped nor paused. None if not
-    known."""
+    """Return the largest lag of shards that are neither failing, stopped nor paused, in milliseconds: more workers
+    could reduce it. None if it is not known."""
     lags = [_scalable_lag(seen.row, paused) for seen in sights if seen.alive]
     return max((lag for lag in lags if lag is not None), default=None)
 

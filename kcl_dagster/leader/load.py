@@ -1,9 +1,9 @@
-"""What leases cost, observed over time.
+"""Learns the throughput of leases and the CPU costs of workers from observations over time.
 
-Workers publish a throughput with every renewal. A worker of a Java fleet does not update it when the shard has no
-more records. The leader averages the values, so that jitter causes no moves, and reduces a value if nothing shows
-that records still arrive. All this is kept in the process. Only the CPU costs of machines are also saved in the
-leader's memory row, because it takes minutes to learn them.
+Workers publish a throughput with every renewal of a lease. A Java worker does not update it when the shard has no
+more records. The leader averages the published values, so that jitter causes no moves. It reduces a value if
+nothing shows that records still arrive. These values are kept in the leader's process. Only the CPU costs are also
+saved in the leader's memory row, because it takes minutes to learn them.
 """
 
 import math
@@ -17,30 +17,34 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import CPU
 
 # Samples jitter, so two means are kept. The slow one is used, and the fast one shows whether the value has changed.
-FAST_SECONDS: Final = 30.0  # time constant; a few renewals
-SLOW_SECONDS: Final = 600.0
-CHANGED: Final = 0.25  # of the slow mean; if samples jitter by 30 %, the fast mean deviates by a fifth at most
-# In mean deviations of the samples. With independent samples every 5 s, the fast mean deviates by a third of one.
+FAST_SECONDS: Final = 30.0  # the time constant of the fast mean: a few renewals
+SLOW_SECONDS: Final = 600.0  # the time constant of the slow mean
+# The value has changed if the two means differ by more than this part of the slow mean. If samples jitter by 30 %,
+# the fast mean differs by a fifth at most.
+CHANGED: Final = 0.25
+# The means must also differ by more than this many mean deviations of the samples. With independent samples every
+# 5 s, the fast mean differs by a third of a mean deviation.
 _CHANGED_SPREADS: Final = 1.5
 # Loads that were watched for a shorter time cause no handoffs: their jitter has not been averaged out.
 WATCH_SECONDS: Final = 60.0
 # A throughput is used for balancing after this time without a change. By then, a peak of some seconds has nearly
-# been averaged out, for example a backlog that is read much faster than records arrive. A burst may count as a
-# change at first. With each burst the spread grows, so later bursts do not, and the mean over all of them is used.
+# been averaged out, for example a backlog that is read much faster than records arrive. The first bursts of records
+# may count as changes. Each burst increases the spread, so later bursts do not count as changes, and the mean over
+# all bursts is used.
 SETTLE_SECONDS: Final = 180.0
 # Workers that were launched together begin to read within this time of each other, even on a busy machine. For this
 # time after the first worker begins to read, the others keep their leases.
 TOGETHER_SECONDS: Final = 15.0
 # If neither checkpoint nor throughput has changed for this long, no records arrive
 IDLE_AFTER_SECONDS: Final = 60.0
-HALF_LIFE_SECONDS: Final = 30.0  # of a throughput that is no longer confirmed
-# For how many passes in a row a worker must be out of balance before it counts: a minute of ticks.
+HALF_LIFE_SECONDS: Final = 30.0  # in this time, a throughput that is no longer confirmed falls to a half
+# If a worker is out of balance in this many ticks in a row, the imbalance is not jitter. The ticks take a minute.
 PATIENCE: Final = 12
-# CPU per KB/s is measured only on workers with at least this part of the mean load. Otherwise the process itself
-# would dominate.
+# CPU per KB/s is measured only on workers with at least this part of the mean load. With less load, the CPU that
+# the process itself uses would dominate the result.
 _COST_NEEDS: Final = 0.5
 _COST_SETTLES_SECONDS: Final = 60.0  # CPU averages lag behind a change of leases
-_COST_WATCH_SECONDS: Final = 120.0  # like WATCH_SECONDS; a worker has one CPU figure and many leases
+_COST_WATCH_SECONDS: Final = 120.0  # a cost is used only after it was watched for this time
 # Machines of one fleet do not differ by a larger factor; a larger one is a measurement error
 _COST_RANGE: Final = 4.0
 
@@ -61,10 +65,11 @@ class Estimate:
     """The last value that had been watched for `SETTLE_SECONDS`."""
 
     is_known: bool = False
-    """Whether the first value was measured earlier and has not changed since, so it can be used at once."""
+    """Whether the first value was measured before this leader began, and has not changed since. If so, the value is
+    used at once."""
 
     def see(self, sample: float, seconds: float) -> None:
-        """Add a sample. `seconds`: the time since the last one."""
+        """Add a sample. `seconds`: the time since the last sample."""
         self.seconds += seconds
         fast, slow = (
             1 - math.exp(-seconds / max(seconds, min(constant, self.seconds))) if seconds > 0 else 0.0
@@ -113,13 +118,14 @@ class _Cost:
     seen_at: float
     estimate: Estimate | None = None
     value: float | None = None
-    """The value that is used: the estimate, limited to the range of the fleet's machines, once it was watched for
-    long enough."""
+    """The value that is used: the estimate, limited to the range of the fleet's machines. None until the estimate
+    was watched for long enough."""
 
 
 @dataclass(slots=True)
 class LoadBook:
-    """Remembers throughputs, costs, imbalance, and the slot that last held each lease. For one thread at a time."""
+    """Remembers throughputs, costs, imbalance, and the slot that last held each lease. Not safe for several threads
+    at the same time."""
 
     _flows: dict[LeaseKey, _Flow] = field(default_factory=dict)
     _costs: dict[WorkerId, _Cost] = field(default_factory=dict)
@@ -128,10 +134,11 @@ class LoadBook:
     _began: float | None = None
     _seen_at: float = 0.0
     _reads_since: float | None = None
-    """Since when a worker can read. Minus infinity if one could already read at the first pass."""
+    """The monotonic time since when some worker can read. Minus infinity if a worker could read at the first tick;
+    None if no worker can read."""
 
     def see(self, leases: Sequence[Lease], workers: Sequence[WorkerSight], at: float) -> None:
-        """Record one pass, with everything that was read. `at`: monotonic seconds."""
+        """Record the leases and workers that one tick has read. `at`: monotonic seconds."""
         is_first = self._began is None
         self._began, self._seen_at = at if self._began is None else self._began, at
         if not any(seen.alive and seen.ready for seen in workers):
@@ -163,7 +170,7 @@ class LoadBook:
         return {worker: cost.value for worker, cost in self._costs.items() if cost.value is not None}
 
     def recall_costs(self, costs: Mapping[WorkerId, float]) -> None:
-        """Take over the costs that an earlier leader learned, for workers without a cost here."""
+        """Use the costs that an earlier leader learned, for workers without a cost in this object."""
         for worker, value in costs.items():
             estimate = Estimate(value, value, seconds=SLOW_SECONDS)
             self._costs.setdefault(worker, _Cost(frozenset(), self._seen_at, self._seen_at, estimate, value))
@@ -206,7 +213,7 @@ class LoadBook:
         )
 
     def note_outside(self, outside: frozenset[WorkerId]) -> None:
-        """Record which workers were out of balance in this pass."""
+        """Record which workers were out of balance in this tick."""
         self._passes_outside = {worker: self._passes_outside.get(worker, 0) + 1 for worker in sorted(outside)}
 
     @property
@@ -215,7 +222,8 @@ class LoadBook:
         return frozenset(worker for worker, passes in self._passes_outside.items() if passes >= PATIENCE)
 
     def _see_flow(self, lease: Lease, at: float, *, is_known: bool) -> None:
-        """`is_known`: a throughput that is published already was measured before this leader began."""
+        """Record the throughput of one lease. `is_known`: the published throughput was measured before this leader
+        began."""
         flow = self._flows.get(lease.key)
         published = lease.throughput_kbps
         if flow is None:
@@ -267,7 +275,8 @@ class LoadBook:
 
 
 def _limit(costs: Mapping[WorkerId, _Cost]) -> None:
-    """Set the costs that are used, limited to a range around the median."""
+    """Set the `value` of each cost that was watched for long enough: its estimate, limited to a range around the
+    median."""
     learnt = {
         worker: cost.estimate.value
         for worker, cost in costs.items()

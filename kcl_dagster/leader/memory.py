@@ -1,7 +1,7 @@
-"""What the leader remembers between ticks.
+"""The state that the leader remembers between ticks.
 
-Most of it is kept in the process only. The rest is written to one row that is overwritten each time. If that row is
-lost, duplicated or replaced by an older one, a takeover or a launch may be delayed, and nothing else happens.
+The leader writes a part of this state to one row, the memory row, and overwrites the row each time. If the row is
+lost, duplicated or replaced by an older one, a takeover or a launch may be delayed. There is no other effect.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,7 +15,7 @@ from kcl_dagster.model.standing import Standing
 _VERSION: Final = 1
 _HIGHEST_COST: Final = 1e6  # percent of CPU per KB/s; no leader writes a larger number
 _LARGEST: Final = 2**53
-TARGET: Final = "fleet/target"  # observed with `Standing`, so that a cool-down survives a restart
+TARGET: Final = "fleet/target"  # the key under which `Standing` observes the target: a cool-down survives a restart
 LAUNCH: Final = "launch/"
 SILENT: Final = "silent/"
 
@@ -44,8 +44,8 @@ class Memory:
     `kcl_dagster.leader.patience`."""
 
     given_up_over: int = 0
-    """The time of the last start that was given up and no longer matters, because a worker has started since. Epoch
-    seconds."""
+    """The time (epoch seconds) of the last given-up start that no longer matters, because a worker has started
+    since, or none had to be launched."""
 
     def to_document(self, at_least: float) -> dict[str, object]:
         """The memory as JSON. `at_least`: see `Standing.to_document`."""
@@ -61,12 +61,12 @@ class Memory:
 
     @staticmethod
     def standing_in(document: Mapping[str, object]) -> Collection[str]:
-        """The keys for which a document has statements about how long they were unchanged."""
+        """Return the keys for which a document says for how long their version was unchanged."""
         standing = document.get("standing")
         return standing.keys() if isinstance(standing, Mapping) else ()
 
     def absorb(self, document: Mapping[str, object], at: float) -> None:
-        """Take over what an earlier leader wrote. Entries that cannot be understood are skipped."""
+        """Take over the state that an earlier leader wrote. Invalid entries are skipped."""
         if document.get("version") != _VERSION:
             return
         standing = document.get("standing")
@@ -82,7 +82,8 @@ class Memory:
                 if known is None or known.number < entry[0]:
                     self.generations[slot] = Generation(entry[0], bool(entry[1]))
                 elif known.number == entry[0] and entry[1]:
-                    # A process that does not lead reads the row repeatedly, possibly first before the run appeared.
+                    # A process that does not lead reads the row repeatedly, possibly before and after the run
+                    # appeared.
                     known.seen = True
         costs = document.get("costs")
         for worker, cost in costs.items() if isinstance(costs, Mapping) else ():
@@ -97,8 +98,8 @@ class Memory:
             self.given_up_over = max(self.given_up_over, over)
 
     def give_up(self, run_id: str, at: float) -> None:
-        """Record that the worker of this run was given up. `at`: epoch seconds. If two leaders do so, the earlier
-        time counts."""
+        """Record that the worker of this run was given up. `at`: epoch seconds. If two leaders record it, the
+        earlier time counts."""
         self.given_up[run_id] = min(int(at), self.given_up.get(run_id, int(at)))
 
     def end_given_up(self) -> None:
@@ -107,14 +108,15 @@ class Memory:
         self.given_up_over = max([self.given_up_over, *self.given_up.values()])
 
     def starts_given_up(self, now: float) -> dict[str, int]:
-        """For each run whose worker was given up, when that happened. Without those that no longer matter."""
+        """Return the runs whose workers were given up, and when (epoch seconds). Starts that no longer matter are
+        left out."""
         return shown(self.given_up, self.given_up_over, now)
 
     def generation(self, slot: str, now: float, *, waited: float) -> int:
-        """The generation under which to launch `slot` now.
+        """Return the number of the generation under which to launch `slot` now.
 
-        `waited`: for how long the last generation is known to have been requested. Numbers grow with the clock, so
-        a leader that lost its memory does not reuse a generation.
+        `waited`: the seconds for which the last generation is known to have been requested. The numbers grow with
+        the clock, so a leader that lost its memory does not reuse a generation.
         """
         known = self.generations.get(slot)
         if known is None or known.seen or waited > LAUNCH_SECONDS:
@@ -129,7 +131,7 @@ class Memory:
 
 
 def starts_given_up(document: Mapping[str, object], now: float) -> dict[str, int]:
-    """`Memory.starts_given_up` for a document that a leader wrote."""
+    """Return `Memory.starts_given_up` of the memory in a document that a leader wrote."""
     memory = Memory()
     memory.absorb(document, at=0.0)
     return memory.starts_given_up(now)

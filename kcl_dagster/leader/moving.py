@@ -1,7 +1,7 @@
-"""The assign stage: decide, then write. I/O around the assignment policies.
+"""The assign stage of a tick: a policy decides about moves, and the stage writes them to the lease table.
 
-Every write is conditional on what was read. Taking a lease without consent is also conditional on the observed
-counter: if the owner has renewed the lease meanwhile, the owner keeps it.
+Every write is conditional on the row that was read. If a lease is taken without the owner's consent, the write is
+also conditional on the observed counter: if the owner has renewed the lease meanwhile, the owner keeps it.
 
 Modelled in spec/Takeover.tla as TakesAreFenced.
 """
@@ -20,13 +20,14 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.scanning import Map
 
-# The number of writes between two looks at the clock, so that a parallel batch cannot far exceed the deadline.
+# The number of writes between two checks of the deadline. It limits by how much parallel writes can exceed it.
 _CHUNK: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class MoveOutcome:
-    """The results of the decided moves. `left`: leases that still have no worker, and why."""
+    """The results of the decided moves. `planned`: all moves. `written`: the moves that were written. `left`:
+    leases that still have no worker, and why. `postponed`: the number of moves for which the tick had no time."""
 
     written: tuple[Move, ...] = ()
     planned: tuple[Move, ...] = ()
@@ -45,7 +46,7 @@ def decide(
     balance: bool,
     watched: bool,
 ) -> Assignment:
-    """Apply the policy. Pure, except that it reads the book."""
+    """Apply the policy to the leases and workers in `sight`. Pure, except that it reads `book`."""
     in_flight = sum(lease.in_handoff for lease in sight.leases)
     limits = AssignmentLimits(
         max_leases=settings.max_leases_per_worker,
@@ -118,7 +119,8 @@ class Mover:
         return results
 
     def _write(self, move: Move, lease: Lease) -> tuple[Move, str | None]:
-        """The result is None if the move was written, empty if another write came first, or else the error."""
+        """Write a move. Returns it with None if it was written, with an empty text if another write came first, and
+        with the error otherwise."""
         consents = move.kind != "unserved" and self._settings.graceful and lease.owner is not None
         try:
             if consents:

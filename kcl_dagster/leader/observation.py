@@ -1,4 +1,4 @@
-"""What a tick has read, and how it judges leases and workers."""
+"""Converts a scan of the tables to the leader's view: which leases need an owner, and which workers are alive."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,12 +18,12 @@ from kcl_dagster.tables.lease_reader import ScanResult
 
 @dataclass(frozen=True)
 class Sight:
-    """The tables at one time.
+    """The leader's view of the tables at one time.
 
     - `unserved`: leases that need an owner now, and why.
-    - `overdue`: handoffs that have exceeded their time.
-    - `ages`: for how long each counter was unchanged.
-    - `unbegun`: leases that their owner has not written since it got them.
+    - `overdue`: leases whose handoff has exceeded its time.
+    - `ages`: for how many seconds the counter of each lease was unchanged.
+    - `unbegun`: leases that their owner has not renewed since it got them.
     """
 
     leases: tuple[Lease, ...]
@@ -41,14 +41,15 @@ class Sight:
         return tuple(lease for lease in self.leases if not lease.is_finished)
 
     def reading(self, paused: Collection[LeaseKey] = ()) -> list[WorkerSight]:
-        """Workers that read at least one of their leases. If no lease waits for a worker, all ready workers."""
+        """Return the ready workers that have begun to read at least one of their leases. If no lease waits for a
+        worker, all ready workers are returned. `paused` leases are ignored."""
         leases = [lease for lease in self.unfinished if lease.key not in paused]
         waiting = {lease.key for lease in leases} & (self.unserved.keys() | self.unbegun)
         begun = {lease.actual_owner for lease in leases if lease.key not in waiting}
         return [seen for seen in self.workers if seen.alive and seen.ready and (not waiting or seen.id in begun)]
 
     def with_created(self, created: Sequence[Lease]) -> "Sight":
-        """Add leases that the sync stage created after the tables were read."""
+        """Return this view with the leases that the sync stage created after the tables were read."""
         if not created:
             return self
         unserved = {**self.unserved, **{lease.key: "it is new" for lease in created}}
@@ -57,7 +58,7 @@ class Sight:
         return replace(self, leases=leases, unserved=unserved, ages=ages)
 
     def without(self, keys: Iterable[LeaseKey]) -> "Sight":
-        """Remove leases that should not be served."""
+        """Return this view without the given leases, which should not be served."""
         gone = frozenset(keys)
         if not gone:
             return self
@@ -95,25 +96,28 @@ class Observer:
     _versions: dict[WorkerId, str] = field(default_factory=dict)
     _moving: set[WorkerId] = field(default_factory=set)
     _last_look: float | None = None
-    """When the last scan began (monotonic)."""
+    """The time at which the last scan began (monotonic)."""
 
     _given: dict[LeaseKey, tuple[WorkerId | None, int | None]] = field(default_factory=dict)
-    """For each lease its owner, and the counter when that owner was first observed; None once the counter has
-    changed. A worker finds new leases by searching for its own name as owner. If it is asked for a handoff before
-    it has found the lease, it never finds it."""
+    """For each lease, its owner and the counter at which this owner was first observed. The counter is None once it
+    has changed. A worker finds new leases by searching for its own name as owner. If a handoff begins before the
+    worker has found the lease, the worker never finds it."""
 
     _runs: dict[WorkerId, str] = field(default_factory=dict)
-    """The run of every worker that has a row or owns a lease, even if its row was deleted."""
+    """The run of every worker that has a row, and of every worker that owns a lease although its row was
+    deleted."""
 
     sent_away: set[WorkerId] = field(default_factory=set)
     """Workers that were asked to drain because their run is over, or because another run has their slot."""
 
     _suspects: dict[WorkerId, str] = field(default_factory=dict)
-    """Workers that let a lease expire, with the version of their row at that time. Their leases have gone to others
-    since, so nothing else shows that they have ended: the row of a Java worker remains for more than a minute."""
+    """Workers that let a lease expire, with the version of their row at that time. Other workers may own the lease
+    since, so only this entry shows that the worker may have ended. The row of a Java worker shows this only after
+    more than a minute."""
 
     def observe(self, scan: ScanResult, runs: RunView, now: float) -> Sight:
-        """Judge a scan. Called once per tick, with a strongly consistent scan. `now`: epoch seconds."""
+        """Return the leader's view of a scan, which must be strongly consistent. Called once or twice per tick.
+        `now`: epoch seconds."""
         self._enter(scan)
         ended = self._ended(scan, runs)
         rule = LivenessRule(
@@ -155,8 +159,8 @@ class Observer:
         )
 
     def _unbegun(self, scan: ScanResult) -> frozenset[LeaseKey]:
-        """The leases that their owners have not begun to renew. Leases that a leader finds at its start count as
-        begun."""
+        """Return the leases that their owners have not begun to renew. Leases that had their owner when this leader
+        started count as begun."""
         seen: dict[LeaseKey, tuple[WorkerId | None, int | None]] = {}
         for lease in scan.leases:
             owner, counter = self._given.get(lease.key, (lease.actual_owner, None))
@@ -167,7 +171,7 @@ class Observer:
         return frozenset(key for key, (owner, counter) in seen.items() if owner and counter is not None)
 
     def _suspected(self, workers: Sequence[WorkerSight], silent: Collection[WorkerId]) -> Collection[WorkerId]:
-        """The workers that let a lease expire. A worker is trusted again when its row has changed since."""
+        """Return the workers that let a lease expire and whose rows have not changed since."""
         versions = {seen.id: liveness.observed_version(seen.row) for seen in workers}
         self._suspects = {
             worker: versions[worker]
@@ -187,8 +191,8 @@ class Observer:
                 key = handoff.observed_key(lease)
                 kept.add(key)
                 self.standing.observe(key, handoff.observed_version(lease), started, ended)
-        # After a pause of the leader, a changed row may have been written minutes ago, so the change does not show
-        # life now.
+        # After a pause of the leader, a changed row may have been written minutes ago. Such a change does not show
+        # that the worker is alive now.
         was_watching = self._last_look is not None and started - self._last_look <= self._longest_gap()
         self._last_look = started
         if not was_watching:
@@ -208,11 +212,13 @@ class Observer:
         self.standing.keep(lambda key: key in kept or not key.startswith(prefixes))
 
     def _longest_gap(self) -> float:
-        """The longest time between two scans for which a changed row shows that its worker lives now."""
+        """Return the longest time between two scans after which a changed row still shows that its worker is
+        alive."""
         return max(MISSED_BEATS * self.timings.heartbeat, KCL_ROW_SECONDS)
 
     def _ended(self, scan: ScanResult, runs: RunView) -> frozenset[str]:
-        """The runs that are over. The active runs of slots are not looked up."""
+        """Return the runs that are over, of workers with rows and owners of leases. The active runs of slots are
+        not looked up."""
         owners = {lease.actual_owner for lease in scan.leases}
         known = {worker: run for worker, run in self._runs.items() if worker in owners}
         self._runs = known | {row.id: row.run_id for row in scan.workers if row.run_id is not None}
@@ -222,7 +228,8 @@ class Observer:
 
 
 def _without_suspects(workers: Sequence[WorkerSight], silent: Collection[WorkerId]) -> tuple[WorkerSight, ...]:
-    """Give no leases to a worker that does not renew its own, as long as another worker can get them."""
+    """Mark the workers in `silent`, which do not renew their leases, as accepting no leases. This is done only if
+    another worker accepts leases."""
     if not any(seen.accepts and seen.id not in silent for seen in workers):
         return tuple(workers)
     why = "it does not renew its leases"
@@ -232,10 +239,10 @@ def _without_suspects(workers: Sequence[WorkerSight], silent: Collection[WorkerI
 
 
 def _without_replaced(workers: Sequence[WorkerSight], runs: RunView) -> tuple[WorkerSight, ...]:
-    """Mark workers whose slot has another run as draining, if that run's worker can read.
+    """Mark a worker as draining if another run has its slot, and the worker of that run can read.
 
-    A run that is queued or starting replaces no worker: it may remain queued for ever, and the present worker may
-    belong to another deployment of the application.
+    A run that is queued or starting replaces no worker. It may remain queued for ever, and the present worker of
+    the slot may belong to another deployment of the application.
     """
     up = {seen.row.run_id for seen in workers if seen.alive and seen.ready}
 

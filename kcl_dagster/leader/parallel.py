@@ -12,8 +12,8 @@ THREADS: Final = 8
 
 
 class ThreadPool:
-    """A `map` with several threads. Nested calls run in the calling thread: threads that wait for each other would
-    never finish."""
+    """A `map` with several threads. Nested calls run in the calling thread. Otherwise, threads that wait for other
+    threads of the same pool might never finish."""
 
     def __init__(self, threads: int = THREADS) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kcl-leader")

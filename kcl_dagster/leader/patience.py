@@ -1,14 +1,14 @@
 """How long the leader waits for starting workers, after it has given up earlier starts.
 
 A start may take longer than the leader waits at first, because machines are added to a cluster or an image loads
-slowly. The next start takes as long. Each start that is given up therefore doubles the waiting time, up to an hour,
-for one day. The leader remembers a set of runs with the times at which they were given up. Entries are only added,
-and dropped when they are too old. Leaders that merge their sets, repeatedly and in any order, therefore get the
-same waiting time.
+slowly. The next start may take as long. Each start that is given up therefore doubles the waiting time, up to an
+hour, for one day. The leader remembers a set of runs with the times at which they were given up. Entries are added,
+and dropped only when they are too old. Leaders that merge their sets, repeatedly and in any order, therefore get
+the same waiting time.
 
-The starts that were given up are reported until a worker that was launched after the last of them reads, or no
-worker has to be launched. The leader remembers the time of the last start that is over in this sense, which only
-grows.
+The leader reports the starts that were given up until they are *over*: a worker that was launched after the last of
+them can read, or no worker has to be launched. It remembers when the last start that is over was given up. This
+time only grows.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,23 +20,23 @@ from kcl_dagster.model.counting import counted
 REMEMBERED_SECONDS: Final = 24 * 3600.0
 LONGEST_SECONDS: Final = 3600.0
 SKEW_SECONDS: Final = 600.0  # the largest difference between the clocks of two leaders
-SHOWN: Final = 3  # how many runs a message names
+SHOWN: Final = 3  # a message names at most this many runs
 MOST_REMEMBERED: Final = 64  # runs; 64 starts of ten minutes one after another take half a day
 
 
 def remembered(given_up: Mapping[str, int], now: float) -> dict[str, int]:
-    """The newest entries that are valid at `now` (epoch seconds)."""
+    """Return the newest entries (run -> epoch seconds) that are valid at `now` (epoch seconds)."""
     recent = [(at, run) for run, at in given_up.items() if now - REMEMBERED_SECONDS < at <= now + SKEW_SECONDS]
     return {run: at for at, run in sorted(recent)[-MOST_REMEMBERED:]}
 
 
 def shown(given_up: Mapping[str, int], over: float, now: float) -> dict[str, int]:
-    """The entries that are not over. `over`: the time of the last one that is over."""
+    """Return the valid entries that are not over. `over`: the time of the last entry that is over."""
     return {run: at for run, at in remembered(given_up, now).items() if at > over}
 
 
 def described(given_up: Mapping[str, float]) -> str:
-    """A sentence about the starts that are not over. There must be at least one."""
+    """Return a sentence about the given starts. There must be at least one."""
     runs = sorted(given_up, key=lambda run: (-given_up[run], run))
     last = datetime.fromtimestamp(given_up[runs[0]], UTC)
     named = ", ".join(runs[:SHOWN]) + (f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else "")
@@ -46,10 +46,10 @@ def described(given_up: Mapping[str, float]) -> str:
 
 
 def patience(first: float, given_up: Iterable[float]) -> float:
-    """Seconds within which a starting worker has to be able to read. `first`: the time if no start was given up.
+    """Return the seconds within which a starting worker has to be able to read. `first`: the seconds if no start
+    was given up.
 
-    Starts that were given up close together count once, because none of them was given more time on account of
-    another.
+    Starts that were given up close together count once, because they all had the same waiting time.
     """
     waited, since = first, None
     longest = max(first, LONGEST_SECONDS)

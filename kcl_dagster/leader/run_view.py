@@ -1,4 +1,4 @@
-"""What the orchestrator knows about worker runs."""
+"""The information of the orchestrator about the runs of workers."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -31,8 +31,8 @@ class LoadedCode:
     def is_newer_than(self, run: SlotRun) -> bool:
         """Whether `run` has other code, and began before this process loaded its code.
 
-        If two processes lead with different code, neither judges runs that began after both had started. Each start
-        of a process therefore ends a run at most once, and there is no endless replacement.
+        If two processes with different code lead in turn, neither replaces runs that began after both processes had
+        loaded their code. The processes therefore do not replace each other's runs for ever.
         """
         return run.code != self.version and run.started_at < self.since
 
@@ -43,10 +43,10 @@ def _none_is_known(run_ids: Collection[str]) -> Collection[str]:  # noqa: ARG001
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """The active runs by slot, and a function that returns which of the given runs are over.
+    """The active runs by slot, and a function `finished` that returns which of the given runs are over.
 
-    `finished` is called at most once per tick. It must not return runs that it does not know, because they may
-    belong to another deployment.
+    `finished` must not return runs that it does not know, because they may belong to another deployment. It is
+    called at most twice per tick.
     """
 
     slots: Mapping[str, SlotRun] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class RunView:
     """Whether the leader's launches take effect. False if the leader runs outside the orchestrator."""
 
     code: LoadedCode | None = None
-    """The code with which workers are launched. None: the code of workers is not judged."""
+    """The code with which workers are launched. None: the code of workers is not compared."""
 
     unknown: str = ""
     """Why the orchestrator's runs could not be read; empty if they could."""

@@ -2,10 +2,10 @@
 
     lead -> observe -> sync -> fleet -> assign -> clean -> report
 
-A tick depends on the tables, the orchestrator's runs, earlier observations, and the time. Stages are isolated: a
-failing stage is reported, and the next ones continue with what is known. A tick has a time budget; the next tick
-decides again about what is left. Every write is conditional, so two leaders, a repeated tick or an interrupted tick
-do no harm.
+A tick depends on the tables, the orchestrator's runs, earlier observations, and the time. Stages are isolated: if a
+stage fails, the tick reports it, and the next stages continue with the information that they have. A tick has a
+time budget. If it runs out of time, the next tick decides again. Every write is conditional, so two leaders, a
+repeated tick or an interrupted tick do no harm.
 """
 
 import copy
@@ -40,12 +40,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A counter that was unchanged for this part of the lease duration is saved: a healthy one changes earlier.
+# If a counter was unchanged for this part of the lease duration, this time is saved. An owner that is alive changes
+# the counter earlier.
 _WORTH_REMEMBERING: Final = 0.5
-# A young leader saves counters that were unchanged for this part of its life. Otherwise, leaders that restart often
-# would never save anything.
+# A leader that started recently also saves the times of counters that were unchanged for this part of the time
+# since its start. Otherwise, leaders that restart often would never save anything.
 _WORTH_REMEMBERING_YOUNG: Final = 0.5
-# How often the memory is saved if only durations without urgency have changed.
+# If nothing urgent has changed, the memory is saved at this interval. Urgent are decisions, such as launches, and
+# the times for which leases and handoffs were unchanged.
 _SAVE_SECONDS: Final = 30.0
 # The part of the budget after which the sync stage stops for this tick, so that time remains for the assign stage.
 _SYNC_SHARE: Final = 0.5
@@ -57,7 +59,7 @@ _LATEST_END: Final = 50.0
 
 @dataclass(slots=True)
 class Tick:
-    """One tick. `dry`: decide everything, write nothing."""
+    """One tick of a leader. If `dry`, the tick decides everything and writes nothing."""
 
     leader: "Leader"
     runs: RunView
@@ -119,7 +121,8 @@ class Tick:
         return self._report()
 
     def _stage(self, name: str, work: Callable[[], str | None]) -> bool:
-        """Run one stage. `work` returns the errors that did not stop it. Returns whether there were none."""
+        """Run one stage. `work` returns a text with the errors that did not stop the stage, or None. Returns
+        whether the stage had no error."""
         clock = self.leader.runtime.clock
         started = clock.monotonic()
         if started >= self.deadline:
@@ -200,8 +203,8 @@ class Tick:
         )
 
     def _agree(self) -> None:
-        """Take over what another process of this deployment decided. If that cannot be read, this tick leads with
-        what it knows."""
+        """Take over the decisions of another process of this deployment. If they cannot be read, this tick
+        continues with the decisions that this process knows."""
         self.leader.pace.reset()
         try:
             self.leader.remember(anew=True)
@@ -223,8 +226,8 @@ class Tick:
             failures.cannot_read = False
 
     def _follow(self) -> None:
-        """While a Java worker leads, launch and retire our workers, which it does not do. It assigns leases to
-        them."""
+        """If a Java worker leads, launch and drain kcl_dagster workers, which the Java worker does not do. It
+        assigns leases to them."""
         if self.owner is None or self.owner.startswith((DEPLOYMENT, STANDBY)):
             return
         self.observer = self.leader.follower
@@ -266,15 +269,16 @@ class Tick:
         return self.observer.observe(scan, runs, self.leader.runtime.clock.now())
 
     def _obey(self) -> None:
-        """Read what an operator has paused. If that cannot be read, the last known state applies."""
+        """Read which leases, slots or applications an operator has paused. If this cannot be read, the last known
+        state applies."""
         try:
             self.leader.control = self.leader.tables.control.load()
         except KclError as problem:
             self.notes.append(f"whether the application is paused could not be read: {problem}")
 
     def _read_completeness(self) -> None:
-        """Read the completeness row before the leases, once per process. Later values are this process's own
-        writes."""
+        """Read the completeness row, unless this process knows it already. Must run before the leases are read.
+        While this process leads, it knows the row from its own writes."""
         leader = self.leader
         if leader.written is None:
             try:
@@ -315,15 +319,15 @@ class Tick:
         )
 
     def _hindered(self, sight: Sight) -> dict[LeaseKey, Hindrance]:
-        """Leases that make no progress, and why."""
+        """Return the leases that make no progress for a known reason, and the reason."""
         found = dict.fromkeys(sight.unserved, Hindrance.UNSERVED)
         for seen in sight.workers:
             found |= dict.fromkeys(seen.row.stopped or (), Hindrance.STOPPED)
         return found | dict.fromkeys(self._paused(sight), Hindrance.PAUSED)
 
     def _finished(self, run_ids: Collection[str]) -> Collection[str]:
-        """The runs that are over. If the orchestrator does not answer, the tick continues: expired counters show
-        the same later."""
+        """Return the runs that are over. If the orchestrator does not answer, return none: their leases then expire
+        later."""
         try:
             return self.runs.finished(run_ids)
         except Exception as problem:
@@ -400,8 +404,8 @@ class Tick:
             self._send_away(sight)
 
     def _waited(self, sight: Sight) -> float | None:
-        """How long the oldest record that no worker reads has waited, in seconds. Looked up only while the fleet is
-        at rest."""
+        """Return for how many seconds the oldest record that no worker reads has waited. This is looked up only
+        while the fleet is at rest; otherwise the result is None."""
         if self.leader.application.fleet.min_workers > 0 or self.memory.target:
             return None
         paused = self.leader.control.leases
@@ -410,8 +414,8 @@ class Tick:
         return max(self.resting.values(), default=0.0)
 
     def _see_silent(self, plan: FleetPlan, moment: float) -> None:
-        """Find runs that keep a slot although their worker is gone. Only called if the worker rows could be
-        read."""
+        """Find runs that keep a slot although their worker has ended. Only called if the rows of the workers could
+        be read."""
         standing = self.memory.standing
         for slot, run in self.runs.slots.items():
             standing.observe(SILENT + slot, plan.silent.get(slot, ""), moment, moment)
@@ -421,8 +425,8 @@ class Tick:
                 self.notes.append(f"run {run.run_id} of {slot} is reported as failed: its worker is gone")
 
     def _send_away(self, sight: Sight) -> None:
-        """Drain workers that are alive although their run is over or their slot has another run: they may not
-        detect it themselves."""
+        """Ask workers to drain that still write their row although their run is over, or although another run has
+        their slot. Such a worker may not detect this itself."""
         for seen in sight.workers:
             if seen.beats and (seen.run_is_over or seen.replaced) and seen.id not in self.observer.sent_away:
                 self.notes.append(f"{seen.id} is asked to leave: its run is over, or its slot has another")
@@ -430,7 +434,8 @@ class Tick:
                     self.observer.sent_away.add(seen.id)
 
     def _stand_down(self) -> None:
-        """While the application is paused, drain our remaining workers. KCL workers have no such request."""
+        """While the application is paused, ask the remaining kcl_dagster workers to drain. A Java worker cannot be
+        asked to drain."""
         self.notes.append(f"the application is paused by {self.leader.control.changed_by or 'an operator'}")
         self.memory.end_given_up()
         sight = self._seen()
@@ -458,7 +463,7 @@ class Tick:
         self.launches.append(Launch(slot, number, because))
 
     def _is_synced(self) -> bool:
-        """Whether the number of leases shows how many shards there are."""
+        """Whether the number of leases shows how many shards there are, so that the fleet can follow it."""
         has_leases = self.sight is not None and bool(self.sight.leases)
         return has_leases or (self.leading and not self.synced.errors) or self.dry
 
@@ -477,7 +482,7 @@ class Tick:
             self.leader.application.policy,
             expected=expected,
             balance=balance,
-            # A plan shows all moves at once: the command that makes it may have observed the loads only once.
+            # A plan shows all moves, although the command that makes it may have observed the loads only once.
             watched=self.dry or self.observer.book.is_watched,
         )
         self.observer.book.note_outside(assignment.outside)
@@ -524,7 +529,8 @@ class Tick:
         return not self._is_late() and self.leader.tables.workers.request_drain(worker)
 
     def _evict(self, lease: Lease) -> None:
-        """Release a lease; during a handoff twice, because the first release gives it to its next owner."""
+        """Release a lease. During a handoff, release it twice, because the first release gives it to its next
+        owner."""
         leases = self.leader.tables.leases
         try:
             released = leases.release(lease)
@@ -544,7 +550,7 @@ class Tick:
         return "; ".join(problems) or None
 
     def _save(self) -> None:
-        """Save what the next leader should know, if it has changed."""
+        """Save the memory for the next leader, if something urgent has changed or the last save is long ago."""
         leader, now = self.leader, self.leader.runtime.clock.monotonic()
         worth = min(
             leader.application.timings.lease_duration * _WORTH_REMEMBERING,

@@ -3,15 +3,16 @@ deployment.
 
 Each deployment has a run queue and an image of its own. If no run leaves the queue, or every run ends before its
 worker reads, this leader serves no shard. While it has the lock, no other deployment launches workers. It therefore
-gives up the lock, and does not take it again until another candidate had time to do so. If there is none, it leads
-again, and waits longer the next time.
+gives up the lock, and does not take it again until another candidate had time to take it. If no other candidate
+takes the lock, this leader leads again, and waits longer before it gives up the lock the next time.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-# Long enough for two launches: a run that is no longer counted on (120 s) is followed by another one.
+# Long enough for two launches: a run without a worker does not count any more after 120 s, and another run is then
+# launched.
 STUCK_SECONDS: Final = 240.0
 LONGEST_STUCK_SECONDS: Final = 3600.0
 # A run may take this long to start: a pod loads its image, then Spark starts.

@@ -1,16 +1,18 @@
 """Decides which leases a stream needs.
 
 Shards form a hierarchy: a child holds the records that arrived after its parents were closed. Leases are created
-for the oldest wanted shards. Their children get leases when the parents are finished, so that the order is kept. If
-the table already has leases, the rules are the KCL's. Three of its defects are repaired, except with `as_kcl`:
+for the oldest shards that have to be read. Their children get leases when the parents are finished, so that the
+order is kept. If the table already has leases, the rules of the KCL apply. Three defects of these rules are
+repaired, except with `as_kcl`:
 
-- If the child of a finished parent has no lease, for example because an operator deleted it, the KCL syncs every
-  two minutes for ever and creates nothing. We create the lease of the child.
-- If only a middle generation has leases, the KCL may create leases of the ancestors of a shard that is being read,
-  and would then read old records after new ones. We create none: ancestors of such a shard are finished.
-- A merged shard waits for both parents. If the lease of one parent was deleted, the worker that reads the other one
-  waits for it for ever. We create the deleted lease again, even if the other lease was deleted, too, after its
-  shard was read to its end.
+- The child of a finished parent may have no lease, for example because an operator deleted it. Then the KCL syncs
+  every two minutes for ever and creates nothing. This module creates the lease of the child.
+- If only a middle generation has leases, the KCL may create leases for the ancestors of a shard that is being read.
+  It would then read old records after new ones. This module creates no such leases: the ancestors of a shard that
+  is being read count as finished.
+- A merged shard waits for both parents. If the lease of one parent was deleted, the KCL waits for it for ever. This
+  module creates the deleted lease again. It does so even if the other parent was read to its end and its lease was
+  deleted, too.
 
 Modelled in spec/Reshard.tla.
 """
@@ -32,9 +34,9 @@ _INCLUDE_THE_PAST: Final = (Position.TRIM_HORIZON, Position.AT_TIMESTAMP)
 
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
-    """`creates`: leases to create, in this order, oldest first. `inconsistent`: children of open shards. If there
-    are any, the listing mixes two times, and no conclusion may be drawn from it. `gone`: leases of shards that left
-    the stream unread."""
+    """The changes that a sync should make. `creates`: leases to create, in this order, oldest first.
+    `inconsistent`: children of open shards. If there are any, the listing shows the stream at two different times,
+    and no conclusion may be drawn from it. `gone`: leases of shards that left the stream unread."""
 
     creates: tuple[Lease, ...] = ()
     inconsistent: tuple[str, ...] = ()
@@ -47,9 +49,11 @@ def plan_first_sync(
     stream: StreamIdentifier | None = None,
     counted_since: int | None = None,
 ) -> SyncPlan:
-    """For a stream without leases: one lease for each shard that the service lists for the initial position.
+    """Plan the leases of a stream without leases: one for each shard that the service lists for the initial
+    position.
 
-    `counted_since`: see `StartPosition`. It does not apply to children: their parents have the earlier windows.
+    `counted_since`: see `StartPosition`. It does not apply to later children of these shards, because the parents
+    have the counts of earlier windows.
     """
     checkpoint = Checkpoint(start.value)
     stored = None if counted_since is None else nothing_since(counted_since, checkpoint)
@@ -67,12 +71,13 @@ def plan_sync(
     ignore_unexpected_children: bool = False,
     as_kcl: bool = False,
 ) -> SyncPlan:
-    """For a stream with leases. `shards` is a complete, unfiltered listing; `leases` are those of this stream.
+    """Plan the missing leases of a stream that has leases. `shards` is a complete, unfiltered listing of the
+    stream. `leases` are the leases of this stream.
 
-    `roots`: the shards that were open when the application began at LATEST. If a root was closed since and neither
-    it nor a descendant has a lease, it was missed when the first leases were created. It then gets a lease now.
-    Nothing is planned for an empty listing. The same applies to an inconsistent one, unless
-    `ignore_unexpected_children`.
+    `roots`: the shards that were open when the application began at LATEST. If a root was closed since, and neither
+    the root nor a descendant has a lease, the root was missed when the first leases were created. It gets a lease
+    now. Nothing is planned if the listing is empty, or if it is inconsistent and `ignore_unexpected_children` is
+    False.
     """
     if not shards:
         return SyncPlan()
@@ -145,8 +150,8 @@ def new_lease(shard: Shard, checkpoint: Checkpoint, stream: StreamIdentifier | N
 
 
 def _empty_at(shard: Shard, gone: Mapping[str, Lease]) -> int | None:
-    """The moment before which the child of shards that left the stream had no records. Later records may have left,
-    too."""
+    """Return the moment before which a shard had no records, if leases of its parents left the stream unread.
+    Records that arrived later may have left the stream, too. Returns None if no such moment is known."""
     known = [gone[parent].stored_through for parent in shard.parents if parent in gone]
     return max((moment for moment in known if moment is not None), default=None)
 
@@ -161,7 +166,8 @@ def children_of(shards: Iterable[Shard]) -> dict[str, set[str]]:
 
 
 def _ancestors(listed: Mapping[str, Shard], names: Iterable[str]) -> set[str]:
-    """All ancestors of `names`. Includes a member of `names` only if it is an ancestor of another."""
+    """Return all ancestors of `names`. A member of `names` is included only if it is an ancestor of another
+    member."""
     found: set[str] = set()
     queue = list(names)
     while queue:
@@ -173,11 +179,12 @@ def _ancestors(listed: Mapping[str, Shard], names: Iterable[str]) -> set[str]:
 
 
 def _orphans(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]:
-    """Shards without a lease that are due: a parent is finished, or has left the stream while its lease remains.
+    """Return the shards without a lease that need one now: a parent is finished, or a parent has left the stream
+    while its lease remains.
 
-    A shard is not due if a descendant has a lease: then it was read and cleaned up. It is not due either if another
-    parent is still in the stream and neither that parent nor a descendant of it has a lease: that parent comes
-    first.
+    If a descendant of a shard has a lease, the shard needs none: it was read, and its lease was cleaned up. If the
+    other parent of the shard is still in the stream, and neither this parent nor a descendant of it has a lease,
+    the shard needs no lease yet: this parent must be read first.
     """
     past = _ancestors(listed, held)
     found: set[str] = set()
@@ -192,11 +199,12 @@ def _orphans(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]
 
 
 def _severed(listed: Mapping[str, Shard], held: Mapping[str, Lease], past: Collection[str]) -> set[str]:
-    """Closed shards that would never be read, because all their ancestors left the stream while there was no
-    leader.
+    """Return the closed shards that would never be read, because all their ancestors left the stream while there
+    was no leader.
 
-    Needed for an application that began at LATEST. With other positions, such shards are found from the open shards
-    upwards. The time of LATEST is stored, so a lease for a shard that was closed before that time has no effect.
+    This is needed for an application that began at LATEST. With other positions, `_Walk` finds such shards from the
+    open shards upwards. The time of LATEST is stored, so a lease for a shard that was closed before this time has
+    no effect.
     """
     return {
         shard.id
@@ -207,8 +215,9 @@ def _severed(listed: Mapping[str, Shard], held: Mapping[str, Lease], past: Colle
 
 
 def _awaited(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]:
-    """Parents without a lease of an unread merged shard, if the other parent is being read, or was read to its end.
-    Such a lease was not cleaned up but lost: clean-up keeps the leases of parents until their children are read."""
+    """Return the parents of unread merged shards that have no lease, although the other parent is being read or was
+    read to its end. The lease of such a parent was lost, because clean-up keeps the leases of parents until their
+    children are read."""
     found: set[str] = set()
     for name, lease in held.items():
         if name not in listed or lease.checkpoint is None or not lease.checkpoint.is_initial_position:
@@ -224,8 +233,8 @@ def _awaited(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]
 class _Walk:
     """Visits shards from the open shards upwards, each once.
 
-    A shard *descends* if it or an ancestor has a lease, or if an ancestor is wanted itself. A shard that descends
-    gets its lease when its parents are finished, and none now.
+    A shard *descends* if it or an ancestor has a lease, or if an ancestor has to be read. A shard that descends
+    gets its lease later, when its parents are finished.
     """
 
     listed: Mapping[str, Shard]
@@ -246,8 +255,9 @@ class _Walk:
         return self._descends[name]
 
     def _upwards(self, name: str) -> list[str]:
-        """The unjudged shards above and including `name`, parents before children. Stops at leases. A loop instead
-        of a recursion: the history of a stream can have thousands of generations."""
+        """Return `name` and its ancestors that are not judged yet, parents before children. Ancestors of a shard
+        with a lease are left out. This is a loop instead of a recursion, because the history of a stream can have
+        thousands of generations."""
         order: list[str] = []
         stack = [(name, False)]
         entered: set[str] = set()
@@ -275,8 +285,8 @@ class _Walk:
             self._wanted.add(shard.id)
 
     def _complete(self, parents: Iterable[str], leading: set[str]) -> None:
-        """Every parent of a shard that descends must be read before it. Parents without a lease, own or planned,
-        get one now."""
+        """Plan leases for the parents of a shard that descends, because every parent must be read before the shard.
+        Parents that have a lease or descend themselves are left out."""
         for parent in parents:
             if parent in self.held:
                 continue

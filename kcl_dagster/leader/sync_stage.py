@@ -1,6 +1,6 @@
-"""The sync stage: creates leases for the shards of every stream. I/O around `sync` and `hash_ranges`.
+"""The sync stage of a tick: creates leases for the shards of every stream, as `sync` decides.
 
-Modelled in spec/Reshard.tla; RootsAreFenced is `guard`.
+Modelled in spec/Reshard.tla. The parameter `guard` implements its RootsAreFenced.
 """
 
 import math
@@ -30,18 +30,18 @@ from kcl_dagster.tables.leases import CREATED_AT_ONCE, LeaseTable
 from kcl_dagster.tables.scanning import Map
 from kcl_dagster.tables.starts import StartPosition, StartTable
 
-# Seconds before a sync that changed nothing is repeated, although a problem remains.
+# If a stream still has a problem after a sync, the next sync comes after this many seconds at the earliest.
 RETRY_SECONDS: Final = 10.0
-# A timestamp this close to the oldest record may have left the stream by the time the service answers.
+# Records that leave the stream within this time may have left it before the service answers.
 HORIZON_SECONDS: Final = 60.0
 _SECONDS_PER_HOUR: Final = 3600.0
-# A shard must be missing from this many complete listings before its lease counts as stranded.
+# A shard must be missing from this many complete listings in a row before its records count as lost.
 GONE_CONFIRMATIONS: Final = 2
 
 
 @dataclass(slots=True)
 class StreamState:
-    """What this process knows about one stream."""
+    """The information that this process has about one stream."""
 
     settings: StreamSettings
     identifier: StreamIdentifier | None = None
@@ -50,7 +50,8 @@ class StreamState:
     """When the service last described the stream (monotonic)."""
 
     newer: dict[StreamIdentifier, float] = field(default_factory=dict)
-    """Newer streams with the same name that have leases, and since when (monotonic) these leases are known."""
+    """Newer streams with the same name that have leases, and when (monotonic) this process first read these
+    leases."""
 
     retention: float = 0.0
     """Seconds for which the stream keeps records."""
@@ -71,13 +72,13 @@ class StreamState:
     """The number of complete listings in a row from which the shard of a lease was missing."""
 
     disputed: frozenset[StreamIdentifier] = frozenset()
-    """Identifiers in lease keys that may refer to this stream under another creation epoch."""
+    """Identifiers in lease keys that may mean this stream, but have another creation epoch."""
 
     is_other: bool = False
     """Whether the leases, which do not name their stream, belong to another stream."""
 
     knows_roots: bool = False
-    """Whether the shards that were open at the start were compared with the leases."""
+    """Whether this process has compared the shards that were open at the start position with the leases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,8 @@ class StreamOutcome:
 
 @dataclass(frozen=True, slots=True)
 class SyncOutcome:
-    """The results for all streams. `former`: leases of streams that the application does not have. `disputed`:
-    leases of a stream that it has, under another creation epoch than expected."""
+    """The results for all streams. `former`: leases of streams that the application does not read. `disputed`:
+    leases that may belong to a stream of the application, but name another creation epoch or no stream."""
 
     streams: tuple[StreamOutcome, ...] = ()
     former: tuple[Lease, ...] = ()
@@ -109,7 +110,8 @@ class SyncOutcome:
 
 
 class Syncer:
-    """Keeps a state per stream. One call at a time; streams are handled at the same time as `parallel` allows."""
+    """Creates missing leases, and keeps a state for each stream. Only one call of `run` at a time is allowed.
+    Within it, `parallel` handles several streams at the same time."""
 
     def __init__(
         self,
@@ -126,7 +128,8 @@ class Syncer:
         self._creating = threading.Lock()
         self._looking = threading.Lock()
         self._groups: frozenset[str] | None = None
-        """The streams with leases, from this run's own scan; None until a stream needed it."""
+        """The streams with leases, from a scan by this stage; None if no stream has needed this scan in this
+        run."""
 
         self._application = application
         self._leases = leases
@@ -140,9 +143,11 @@ class Syncer:
     def run(
         self, leases: Sequence[Lease], deadline: float, workers: Sequence[WorkerRow] = (), *, dry: bool = False
     ) -> SyncOutcome:
-        """Sync the streams that are due, until `deadline` (monotonic). The remaining ones come first the next time.
+        """Sync the streams that are due, until `deadline` (monotonic). The next call begins with the streams that
+        were not reached.
 
-        `workers`: all rows, including those of workers that are gone. They show when a Java fleet was last alive.
+        `workers`: the rows of all workers, including workers that have ended. They show when a Java fleet was last
+        alive.
         """
         grouped: dict[str, list[Lease]] = {}
         for lease in leases:
@@ -169,14 +174,15 @@ class Syncer:
         )
 
     def listing(self, lease: Lease) -> tuple[Shard, ...]:
-        """The last complete listing of a lease's stream; empty if there was none in this process."""
+        """Return the last complete listing of a lease's stream; empty if this process has none."""
         state = self._state_of(lease)
         return state.shards if state is not None else ()
 
     def listings(self) -> dict[str, tuple[Shard, ...]]:
-        """The shards of each stream, by its last complete listing. Streams without one are left out.
+        """Return the last complete listing of each stream. Streams without a complete listing are left out.
 
-        The key is the stream's identifier as text. In a single-stream application, it is the empty text.
+        The keys are the identifiers of the streams as text. In a single-stream application, the key is an empty
+        text.
         """
         return {
             str(state.identifier)
@@ -187,15 +193,15 @@ class Syncer:
         }
 
     def identifiers(self) -> dict[str, StreamIdentifier]:
-        """The streams that were described in this process, by name."""
+        """Return the streams that this process has described, by name."""
         return {name: state.identifier for name, state in self._states.items() if state.identifier is not None}
 
     def first_moment(self) -> FirstMoment | None:
-        """The first moment of an application that has begun to read all shards. None if other workers have read a
-        part.
+        """Return the first moment of the application: the moment from which all shards are read. Returns None if a
+        stream already had leases when its start position was recorded, because other workers have read a part.
 
-        Reads the stored start positions, which a reset may have changed. Raises a StreamError while it is not
-        known.
+        Reads the stored start positions, which a reset may have changed. Raises a StreamError if a start position
+        is not known yet.
         """
         found = []
         for state in self._states.values():
@@ -229,8 +235,8 @@ class Syncer:
         if (stream.creation_epoch or 0) > (
             state.identifier.creation_epoch or 0
         ) and not state.settings.creation_epoch:
-            # Another leader has detected that the stream was created again, and this one has not. If the service
-            # then still describes the old stream, the other leader uses or used another endpoint.
+            # Another leader has detected that the stream was created again, and this leader has not. If the service
+            # still describes the old stream after that, the other leader used another endpoint.
             now = self._clock.monotonic()
             if state.asked_at > state.newer.setdefault(stream, now):
                 return True
@@ -260,8 +266,8 @@ class Syncer:
     def _identified(
         self, state: StreamState, grouped: dict[str, list[Lease]], workers: Sequence[WorkerRow]
     ) -> StreamState:
-        """Make sure that the stream's identity is known. It is looked up again with every audit, because a stream
-        may be deleted and created again."""
+        """Return the state of the stream, in which its identifier and start position are known. They are looked up
+        again at every audit, because a stream may be deleted and created again."""
         if state.identifier is not None and not state.disputed and self._clock.monotonic() < state.due_at:
             return state
         settings = state.settings
@@ -302,8 +308,8 @@ class Syncer:
     def _refuse_other(
         self, state: StreamState, identifier: StreamIdentifier, grouped: dict[str, list[Lease]]
     ) -> None:
-        """Raise OtherStream if this stream was never begun, and the leases are recorded as those of another stream.
-        Then the leases get no worker."""
+        """Raise OtherStream if this stream was never begun, and the stored start positions show that the leases
+        belong to another stream. In this case, the leases get no worker."""
         state.is_other = False
         if state.start is None and "" in grouped:
             try:
@@ -315,11 +321,11 @@ class Syncer:
     def _refuse_disputed(
         self, state: StreamState, identifier: StreamIdentifier, epoch: int, grouped: dict[str, list[Lease]]
     ) -> None:
-        """Raise a StreamError if leases name this stream with an epoch that is not its creation time.
+        """Raise a StreamError if leases name this stream with a creation epoch that is not its creation time.
 
-        A Java application chooses the epoch itself. If leases with another epoch were created beside its own, the
-        stream would be read twice, from another position. Leases that are known to belong to a deleted stream do
-        not count.
+        A Java application chooses the epoch itself. If the leader created leases with another epoch beside those of
+        the Java application, the stream would be read twice, from another position. Leases that are known to belong
+        to a deleted stream do not count.
         """
         state.disputed = frozenset()
         if not identifier.is_multi or state.settings.creation_epoch or _group_of(identifier) in grouped:
@@ -344,8 +350,9 @@ class Syncer:
             )
 
     def _refuse_wrong_scan(self, identifier: StreamIdentifier) -> None:
-        """Raise a StreamError if the stream has leases although the first scan of this tick returned none, by a
-        second scan. A first sync of a stream with leases would recreate leases that were cleaned up."""
+        """Raise a StreamError if a second scan of the lease table returns leases of the stream, although the first
+        scan of this tick returned none. Without this check, the leader would treat the stream as one without
+        leases, and create leases again that were cleaned up."""
         with self._looking:
             if self._groups is None:
                 self._groups = frozenset(str(lease.stream or "") for lease in self._leases.scan().leases)
@@ -378,7 +385,8 @@ class Syncer:
             start = state.start = self._starts.record(start)
         plan = self._plan(state, identifier, leases, start)
         if plan.creates and not is_due:
-            # The stream was last described at the audit: the listed shards may belong to a recreated stream.
+            # The stream was last described at the audit. It may have been deleted and created again since, so the
+            # listed shards may belong to a new stream.
             self._refuse_remade(start, int(self._streams.describe(state.settings.name).created))
         if plan.inconsistent:
             problem = f"stream {identifier}: shards {', '.join(plan.inconsistent)} are listed below open parents"
@@ -421,9 +429,9 @@ class Syncer:
         plan = plan_sync(shards, leases, start.position, identifier, as_kcl=as_kcl)
         begins_anew = any(lease.checkpoint == LATEST for lease in plan.creates)
         if start.position is Position.LATEST and not as_kcl and (begins_anew or not state.knows_roots):
-            # Needed once per process, because a leader may have ended while it created the first leases. Also
-            # needed if no lease leads to an open shard: that lease may have been deleted, and its shard closed
-            # since.
+            # This is needed once per process, because a leader may have ended while it created the first leases. It
+            # is also needed if no lease leads to an open shard: such a lease may have been deleted, and its shard
+            # closed since.
             opened_at = _opened_at(start, state.horizon)
             roots = frozenset(shard.id for shard in self._streams.shards(name, opened_at))
             plan = plan_sync(shards, leases, start.position, identifier, roots=roots, as_kcl=as_kcl)
@@ -432,9 +440,10 @@ class Syncer:
         return plan
 
     def _create(self, plan: SyncPlan, deadline: float, *, dry: bool) -> list[Lease]:
-        """Create leases in order, and stop at the first failure: a child must not exist before its parent's lease.
-        Stops at `deadline` (monotonic), but sends at least one request. One stream at a time, because every guarded
-        write also writes the lock."""
+        """Create the planned leases in order. Returns the leases that were created. Stops at the first failure,
+        because the lease of a child must not exist before the lease of its parent. Stops at `deadline` (monotonic),
+        but sends at least one request. Handles one stream at a time, because every guarded write also writes the
+        lock."""
         if dry:
             return list(plan.creates)
         created: list[Lease] = []
@@ -453,7 +462,8 @@ class Syncer:
 
     @staticmethod
     def _stranded(state: StreamState, plan: SyncPlan) -> tuple[DataLossEvent, ...]:
-        """Leases whose shard left the stream before it was read to its end."""
+        """Return an event for each lease whose shard left the stream before it was read to its end. The shard must
+        be missing from `GONE_CONFIRMATIONS` listings in a row."""
         state.missing = {lease.key: state.missing.get(lease.key, 0) + 1 for lease in plan.gone}
         return tuple(
             DataLossEvent(
@@ -480,12 +490,12 @@ def _group_of(identifier: StreamIdentifier) -> str:
 
 
 def _last_read_by_java(leases: Sequence[Lease], workers: Sequence[WorkerRow]) -> float | None:
-    """The time since when a Java worker may not have read shards whose leases still have LATEST, in epoch seconds.
-    None if there is no such lease, or no row of a Java worker.
+    """Return the time (epoch seconds) through which Java workers have certainly read the shards whose leases still
+    have LATEST. None if no lease has LATEST, or if there is no row of a Java worker.
 
-    A Java worker writes no checkpoint before the first record, and writes its row every thirty seconds. So records
-    that arrived before its last row were read, or there were none. Records that arrived later may not have been
-    read.
+    A Java worker writes no checkpoint before the first record of a shard, and writes its row every thirty seconds.
+    All records that arrived before it last wrote its row were therefore read, or there were none. Records that
+    arrived later may not have been read.
     """
     rows = {row.id: row.last_update for row in workers if row.slot is None and row.last_update is not None}
     owners = [lease.actual_owner for lease in leases if lease.checkpoint == LATEST]
@@ -496,8 +506,9 @@ def _last_read_by_java(leases: Sequence[Lease], workers: Sequence[WorkerRow]) ->
 
 
 def _start_now(identifier: StreamIdentifier, start: StartAt, created: int, now: float, tip: float) -> StartPosition:
-    """The start position, decided now. `now`: by the service's clock, because a time in its future would lose
-    earlier records. `tip`: the time that LATEST stands for; earlier than `now` if a Java fleet stopped earlier."""
+    """Return the start position of a stream that is begun now. `now`: epoch seconds by the service's clock, because
+    a start in the future of that clock would lose records. `tip`: the time that LATEST stands for. It is earlier
+    than `now` if a Java fleet stopped earlier."""
     moment: int | None = None
     if start.timestamp is not None:
         if start.timestamp.timestamp() > now:
@@ -506,13 +517,13 @@ def _start_now(identifier: StreamIdentifier, start: StartAt, created: int, now: 
             )
         moment = int(start.timestamp.timestamp() * 1000)
     elif start.position is Position.LATEST or tip < now:
-        # Leases of a Java fleet may have LATEST even if our own start position is another.
+        # Leases of a Java fleet may have LATEST even if the application's own start position is another one.
         moment = int(tip * 1000)
     return StartPosition(str(identifier), start.position, moment, created)
 
 
 def _has_former(identifier: StreamIdentifier, groups: Iterable[str]) -> bool:
-    """Whether there are leases of another stream with the same name."""
+    """Whether there are leases of another stream with the same name and account."""
     others = [StreamIdentifier.parse(group) for group in groups if group]
     return any(
         (one.name, one.account) == (identifier.name, identifier.account) and one != identifier for one in others
@@ -520,18 +531,18 @@ def _has_former(identifier: StreamIdentifier, groups: Iterable[str]) -> bool:
 
 
 def _counted_since(start: StartPosition, horizon: float) -> int:
-    """The time since when a stream's leases count everything that is stored under its name. The creation time is in
-    whole seconds."""
+    """Return the time (epoch seconds) from which the counts in the stream's leases include everything that is
+    stored under the stream's name. One second is added to the creation time, because it is in whole seconds."""
     began = 0 if start.timestamp_ms is None else -(-start.timestamp_ms // 1000)
     return max(start.stream_created + 1, began, math.ceil(horizon))
 
 
 def _opened_at(start: StartPosition, horizon: float) -> StartAt:
-    """The position at which the first shards are listed. LATEST stands for the stored time: shards that were closed
-    since belong to the application, too.
+    """Return the position at which the first shards are listed. LATEST stands for the stored time: shards that were
+    open at this time and are closed now belong to the application, too.
 
-    A time before `horizon` stands for the oldest shards, because Kinesis may refuse a timestamp older than its
-    records.
+    If the time is before `horizon`, the oldest shards are listed, because Kinesis may refuse a timestamp that is
+    older than its records.
     """
     if start.position is Position.TRIM_HORIZON or start.timestamp_ms is None:
         is_past = start.position is Position.AT_TIMESTAMP

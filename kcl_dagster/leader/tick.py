@@ -48,8 +48,8 @@ class LeaderTables:
     control: ControlRow
     completeness: CompletenessRow
     verify: Callable[[], bool]
-    """Raises LayoutRefused if the fleet has changed its tables or its protocol since they were detected. Returns
-    False if the protocol is no longer declared."""
+    """Checks the tables. Raises LayoutRefused if the fleet has changed its tables or its protocol since they were
+    detected. Returns False if the protocol is no longer declared."""
 
     declare: Callable[[], bool]
     """Declares the protocol."""
@@ -65,7 +65,7 @@ class LeaderTables:
         parallel: Map | None = None,
         process: LockProcess | None = None,
     ) -> Self:
-        """The tables of an application; they must exist. Sends no request."""
+        """Return the tables of an application. The tables must exist. Sends no request."""
         common = (client, application, layout, runtime)
         return cls(
             LeaseTable(*common, parallel=parallel),
@@ -99,7 +99,8 @@ class Leader:
         self.runtime = runtime
         self.memory = Memory()
         self.observer = Observer(application.timings, self.memory.standing)
-        # As in the KCL, only observations made while leading count against the owner of a lease.
+        # Observes the tables while a Java worker leads. As in the KCL, only observations made while leading count
+        # against the owner of a lease.
         self.follower = Observer(application.timings, Standing())
         self.syncer = Syncer(
             application, tables.leases, tables.starts, streams, runtime.clock, parallel, tables.lock.guard
@@ -118,8 +119,8 @@ class Leader:
         self.saved: tuple[float, str] | None = None
         self.control = Control()
         self.written: WrittenThrough | None = None
-        """The completeness row as last read or written. It is read before the leases. If leases are reset in
-        between, the epoch has changed, and an advance that was calculated from them is refused."""
+        """The completeness row as last read or written. It is read before the leases. If leases are reset between
+        the two reads, the epoch has changed, and an advance that was calculated from the leases is refused."""
 
         self.began = runtime.clock.monotonic()
         self._remembers = False
@@ -127,12 +128,13 @@ class Leader:
         self._busy_since: float | None = None
 
     def tick(self, runs: RunView) -> TickReport:
-        """Lead once. Never raises a KclError: errors are in the report. Takes `timings.tick_budget` and at most one
-        request's timeout more. A tick that overlaps another one of this process does nothing."""
+        """Run one tick. Never raises a KclError, because errors are in the report. Takes at most
+        `timings.tick_budget` and the timeout of one request. If another tick of this leader is running, this call
+        does nothing."""
         return self._alone(lambda: Tick(self, runs).run())
 
     def plan(self, runs: RunView) -> TickReport:
-        """What the next tick would do. Writes nothing, neither to the tables nor to the leader's memory."""
+        """Return what the next tick would do. Writes nothing, neither to the tables nor to the leader's memory."""
         return self._alone(lambda: Tick(self, runs, dry=True).run())
 
     def resign(self) -> None:
@@ -141,9 +143,10 @@ class Leader:
         self.forget_leadership()
 
     def remember(self, *, anew: bool = False) -> None:
-        """Load what earlier leaders observed and decided. Once per process, and again when leadership returns. With
-        `anew`, another process of this deployment has led meanwhile: two that lead in turn and want different
-        numbers of workers would otherwise launch and drain workers for ever."""
+        """Load the observations and decisions of earlier leaders. They are loaded once per process, and again when
+        this process leads again. With `anew`, they are loaded in any case, because another process of this
+        deployment has led meanwhile. Otherwise, two processes that lead in turn and want different numbers of
+        workers would launch and drain workers for ever."""
         if anew or not self._remembers:
             document = self.tables.memory.load()
             self.memory.absorb(document, self.runtime.clock.monotonic())
@@ -151,7 +154,8 @@ class Leader:
             self._remembers = True
 
     def forget_leadership(self) -> None:
-        """Record that another leader may lead. What it writes meanwhile is loaded when leadership returns."""
+        """Record that another leader may lead. When this process leads again, it loads what the other leader
+        wrote."""
         self._remembers = False
         self.written = None
         self.pace.reset()

@@ -14,14 +14,14 @@ STAGES = ("lead", "observe", "sync", "fleet", "assign", "clean", "report")
 
 @dataclass(frozen=True, slots=True)
 class StageOutcome:
-    """The result of one stage. `error`: what happened and what to do. A postponed stage is not ok either."""
+    """The result of one stage. `error`: what happened and what to do. If a stage was postponed, `ok` is False."""
 
     name: str
     ok: bool
     seconds: float
     error: str | None = None
     began: float = 0.0
-    """Monotonic."""
+    """The time at which the stage began (monotonic)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +64,21 @@ class TickReport:
 
     began: float = 0.0
     ended: float = 0.0
-    """Monotonic, as `began`."""
+    """The time at which the tick ended. `began` and `ended` are monotonic."""
 
     leading: bool = False
     leader: str | None = None
     """The holder of the leader lock, if known."""
 
     skipped: str | None = None
-    """Why the tick read and decided nothing; None if it did. If the process leads, it has renewed the lock."""
+    """Why the tick read and decided nothing; None if it ran. If this process leads, it has renewed the lock even in
+    a skipped tick."""
 
     refused: str | None = None
     """Why this leader may no longer write to the tables that it detected. A new leader has to detect them again."""
 
     missing_table: str | None = None
-    """Set if a table that the leader had is gone: what a new table would lose, and what to do."""
+    """Set if a table of the leader was deleted: what a new table would lose, and what to do."""
 
     stages: tuple[StageOutcome, ...] = ()
     moves: tuple[Move, ...] = ()
@@ -101,8 +102,8 @@ class TickReport:
     """Leases that still have no worker after this tick, and why."""
 
     resting: Mapping[LeaseKey, float] = field(default_factory=dict)
-    """For a fleet with `min_workers` 0: leases without a worker whose records may wait, and for how many seconds
-    the oldest has waited."""
+    """For a fleet with `min_workers` 0: the leases that have no worker because their records may wait, and for how
+    many seconds the oldest record of each has waited."""
 
     paused: frozenset[LeaseKey] = frozenset()
     """Open leases that an operator has paused, individually or with the whole application."""
@@ -123,8 +124,8 @@ class TickReport:
 
     target_workers: int | None = None
     starts_given_up: Mapping[str, int] = field(default_factory=dict)
-    """Runs whose workers were given up because they could not read in time, and when (epoch seconds), until a
-    worker has started since. Empty if this process does not lead."""
+    """Runs whose workers were given up because they could not read in time, and when (epoch seconds). Starts that
+    no longer matter are left out. Empty if this process does not lead."""
 
     data_loss: tuple[DataLossEvent, ...] = ()
     notes: tuple[str, ...] = ()

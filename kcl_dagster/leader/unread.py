@@ -1,4 +1,5 @@
-"""Finds out how long records have waited in shards that no worker reads: whether a fleet at rest has work."""
+"""Finds out how long records have waited in shards that no worker reads. A fleet at rest needs workers if they have
+waited for too long."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,13 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.scanning import Map
 from kcl_dagster.tables.starts import StartTable
 
-LOOKS_PER_LAG: Final = 4  # look-ups per time that a record may wait; each costs two requests per shard
+LOOKS_PER_LAG: Final = 4  # look-ups within `scale_up_lag` seconds; each look-up costs two requests per shard
 LONGEST_PAUSE: Final = 60.0
 CLOCKS_APART: Final = 300.0  # seconds; AWS refuses requests if the clocks differ by more
 
 
 class UnreadWatch:
-    """Looks up the streams from time to time, and remembers when the first unread record of each lease arrived."""
+    """Looks up the first unread record of each lease from time to time, and remembers when it arrived."""
 
     def __init__(
         self, application: Application, starts: StartTable, streams: Streams, clock: Clock, parallel: Map = map
@@ -38,8 +39,9 @@ class UnreadWatch:
         """The checkpoint of each lease at its last look-up, and the time of that look-up in epoch seconds."""
 
     def waited(self, leases: Sequence[Lease]) -> Mapping[LeaseKey, float]:
-        """Seconds for which the first unread record of each lease has waited; 0 if there is none, infinite if only
-        a worker can find out. Sends two requests per lease if a look-up is due or a lease is new."""
+        """Return for each lease the seconds for which its first unread record has waited. They are 0 if there is no
+        unread record, and infinite if only a worker can find out. Sends two requests per lease if a look-up is due
+        or a lease is new."""
         now = self._clock.monotonic()
         if now >= self._due or any(lease.key not in self._arrivals for lease in leases):
             self._due = now + self._pause
@@ -54,8 +56,8 @@ class UnreadWatch:
         return {lease.key: self._waited(lease.key) for lease in leases}
 
     def read_through(self, leases: Sequence[Lease]) -> Mapping[LeaseKey, float]:
-        """For leases without an unread record at the last look-up: a time (epoch seconds) before which no unread
-        record arrived. Leases with a changed checkpoint are left out. Sends no request."""
+        """Return, for each lease without an unread record at the last look-up, a time (epoch seconds) before which
+        no unread record arrived. Leases whose checkpoint has changed since are left out. Sends no request."""
         found = {}
         for lease in leases:
             checkpoint, began = self._looked.get(lease.key, (None, 0.0))
@@ -65,14 +67,16 @@ class UnreadWatch:
         return found
 
     def _waited(self, key: LeaseKey) -> float:
-        """Measured from the arrival, or with this leader's own clock if that runs behind the service's."""
+        """Return the seconds since the record's arrival, or since this leader first found the record if those are
+        more. They are more if this leader's clock is behind the clock of the service."""
         arrival = self._arrivals[key]
         if arrival == math.inf:
             return 0.0
         return max(self._clock.now() - arrival, self._clock.monotonic() - self._seen_at[key])
 
     def _arrival(self, lease: Lease) -> float:
-        """The arrival in epoch seconds; minus infinity if only a worker can find out."""
+        """Return when the first unread record of a lease arrived, in epoch seconds; infinity if there is none,
+        minus infinity if only a worker can find out."""
         stream = lease.stream or StreamIdentifier.single(self._application.streams[0].name)
         try:
             meant = self._starts.resolved(stream)

@@ -18,8 +18,8 @@ def weight_of(entry: tuple[float, LeaseKey]) -> float:
 
 @dataclass(slots=True)
 class Holder:
-    """One worker and the leases that it holds. `load`: the weight of the leases times `factor`, the cost of work on
-    this worker."""
+    """One worker and the leases that it holds. `factor`: the relative cost of work on this worker. `load`: the
+    weight of its leases, times `factor`."""
 
     worker: WorkerLoad
     factor: float = 1.0
@@ -92,8 +92,8 @@ class Queue:
             self.push(holder)
 
     def push(self, holder: Holder) -> None:
-        """Add a holder. Call it again after every change of the holder: the former entry is then outdated and
-        skipped."""
+        """Add a holder. Add the holder again after every change of its load or number of leases: its former entry
+        is then outdated and skipped."""
         entry = (holder.load, holder.count, holder.id, holder)
         heapq.heappush(self._heaps[None], entry)
         if holder.worker.zone is not None:
@@ -114,9 +114,9 @@ class Queue:
 
 
 def fair_share(weights: Iterable[float], factors: Iterable[float]) -> float:
-    """The load that every worker would have if work could be divided freely; 0 if there is none.
+    """Return the load that every worker would have if work could be divided freely; 0 if there is no load to share.
 
-    If a lease is heavier than the share, it fills one worker, and the other workers share the rest.
+    If a lease is heavier than this share, it fills one worker alone, and the other workers share the rest.
     """
     speeds = [1 / factor for factor in factors]
     whole = total = sum(weights := list(weights))

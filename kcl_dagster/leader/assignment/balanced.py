@@ -6,10 +6,10 @@ lie.
 
 1. Unserved leases are placed at once, heaviest first, on the least loaded worker.
 2. Workers that drain hand over all their leases.
-3. Balancing starts only if a worker is far outside the band, or outside it for a long time: measured load always
-   jitters, and during a handoff the shard is not read for about the duration of a batch. Once started, balancing
-   continues until every worker is well inside the band. It moves the heaviest leases that fit, so that few moves
-   are needed.
+3. Balancing starts only if a worker is far outside the band, or outside it for a long time. The reasons are that
+   measured load always jitters, and that a handoff stops the reading of a shard for about the duration of a batch.
+   Once started, balancing continues until every worker is well inside the band. It moves the heaviest leases that
+   fit, so that few moves are needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,17 +20,18 @@ from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, L
 
 
 def balanced(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits) -> Assignment:
-    """Even CPU among workers that publish it, otherwise even throughput, or even numbers if there is no load."""
+    """Make CPU even if workers publish it, and throughput otherwise. If there is no load, make the numbers of
+    leases even."""
     return _assign(leases, workers, limits, by_cpu)
 
 
 def throughput(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits) -> Assignment:
-    """Even throughput, regardless of CPU."""
+    """Make throughput even, regardless of CPU."""
     return _assign(leases, workers, limits, by_throughput)
 
 
 def count(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits) -> Assignment:
-    """Even numbers of leases."""
+    """Make the numbers of leases even."""
     return _assign(leases, workers, limits, by_count)
 
 

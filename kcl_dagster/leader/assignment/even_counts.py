@@ -1,8 +1,8 @@
 """Handoffs that make the numbers of leases even, if leases weigh about the same.
 
-Numbers do not jitter, so there is no tolerance and no waiting: a difference of one lease counts as even, a
-difference of two does not. Nothing moves twice. Among a worker's leases, the one that best evens the loads is
-moved.
+The numbers of leases do not jitter, so they are evened at once and without a tolerance: a difference of one lease
+counts as even, a difference of two does not. No lease moves twice. Among a worker's leases, the lease that best
+evens the loads is moved.
 """
 
 import heapq
@@ -22,8 +22,8 @@ _Entry = tuple[int, float, str, Holder]
 
 
 def is_alike(round_: "AssignmentRound") -> bool:
-    """Whether leases weigh about the same, and machines are about equally fast, so that numbers can replace
-    loads."""
+    """Whether all leases weigh about the same and all machines are about equally fast. If so, even numbers of
+    leases give even loads."""
     weights = round_.measure.weights.values()
     factors = round_.measure.factors.values()
     return all(max(values, default=1.0) <= min(values, default=1.0) * ALIKE for values in (weights, factors))
@@ -35,8 +35,8 @@ def is_uneven(round_: "AssignmentRound") -> bool:
 
 
 class Evening:
-    """Moves leases from the worker with most to the one with fewest, until they differ by one at most. No plan
-    needs fewer moves."""
+    """Moves leases from the worker with the most leases to the worker with the fewest, until these numbers differ
+    by one at most. No plan needs fewer moves."""
 
     def __init__(self, round_: "AssignmentRound") -> None:
         self.round = round_
@@ -60,7 +60,7 @@ class Evening:
             if lease is not None:
                 self._move(lease, donor, near)
             elif donor.movable and not self.round.state.is_full(receiver):
-                heapq.heappop(self.full)  # none of its leases may go to the receiver; another donor may have one
+                heapq.heappop(self.full)  # the receiver may have none of the donor's leases; try other donors
             else:
                 heapq.heappop(self.empty if donor.movable else self.full)
 

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 URGENT: Final = 2.0
 # Balancing stops at this part of the band above the share: well inside, so that jitter does not restart it.
 STOP_ABOVE: Final = 0.5
-# How many donors are considered to fill one receiver. The most loaded come first; later ones have nothing to spare.
+# To fill one receiver, this many donors are considered. The most loaded donors come first, and donors after these
+# have nothing to spare.
 DONORS_TRIED: Final = 64
-# How many receivers are considered for one donor. The least loaded come first. One may be unsuitable because of a
-# cap.
+# For one donor, this many receivers are considered. The least loaded receivers come first. A receiver may be
+# unsuitable because of a cap.
 RECEIVERS_TRIED: Final = 16
 
 
@@ -69,13 +70,13 @@ class Balancing:
                 self.queue.drop()
                 tried.append(receiver)
             else:
-                tried.append(donor)  # the one in the donor's zone does not fit; try the others
+                tried.append(donor)  # no lease fits the worker in the donor's zone: try the other workers
         for holder in tried:
             self.queue.push(holder)
         return found is not None and self._move(found[0], donor, found[1])
 
     def _receiver(self, donor: Holder) -> Holder | None:
-        """The least loaded worker, or one in the donor's zone that is about as idle."""
+        """Return the least loaded worker, or a worker in the donor's zone whose load is about as low."""
         least = self.queue.least()
         near = self.queue.least(donor.worker.zone) if donor.worker.zone is not None else None
         if near is not None and near is not donor and least is not None:
@@ -83,11 +84,12 @@ class Balancing:
         return least
 
     def _pick(self, donor: Holder, receiver: Holder) -> LeaseKey | None:
-        """The lease whose move brings `donor` closest to its share: one that suffices alone, or else the heaviest.
+        """Return the lease whose move brings `donor` closest to its share; None if no lease should move.
 
-        Neither worker may leave the band by it. If all leases are too heavy for that, one may move that reduces the
-        higher load considerably. A lease that is heavier than the share may move to an empty worker, if its present
-        worker has other leases.
+        A lease whose move alone suffices is preferred, otherwise the heaviest lease that fits. Its move may not
+        bring either worker out of the band. If all leases are too heavy for that, a lease may move that
+        considerably reduces the higher of both loads. A lease that is heavier than the share may move to an empty
+        worker if its present worker has other leases.
         """
         ideal = self.round.ideal(donor)
         excess = donor.load - ideal
@@ -103,8 +105,8 @@ class Balancing:
         return lease if lease is not None else self._coarse(donor, receiver)
 
     def _coarse(self, donor: Holder, receiver: Holder) -> LeaseKey | None:
-        """The lease that best evens the two loads, if it reduces the higher one by more than jitter could
-        explain."""
+        """Return the lease whose move best evens the two loads; None if it would not reduce the higher load by more
+        than jitter could explain."""
         between = donor.load - receiver.load
         factor = max(donor.factor, receiver.factor)
         lease = self._nearest(donor, receiver, 0.0, between / 2 / factor, (between - self.band * URGENT) / factor)
@@ -114,8 +116,8 @@ class Balancing:
     def _nearest(
         self, donor: Holder, receiver: Holder, enough: float, best: float, at_most: float
     ) -> LeaseKey | None:
-        """The lease whose weight is nearest to `best` within `enough`..`at_most`, or else the heaviest below
-        `enough`."""
+        """Return the lease whose weight is nearest to `best`, between `enough` and `at_most`. If there is none,
+        return the heaviest lease below `enough` that the receiver may hold."""
         movable = donor.movable
         end = bisect_right(movable, at_most + EPSILON, key=weight_of)
         start = bisect_left(movable, enough - EPSILON, hi=end, key=weight_of)
@@ -127,7 +129,7 @@ class Balancing:
         return None
 
     def _fill(self, hungry: Sequence[Holder]) -> None:
-        """Give these workers the heaviest leases that the most loaded workers can spare."""
+        """Give the workers in `hungry` the heaviest leases that the most loaded workers can spare."""
         for receiver in sorted(hungry, key=lambda holder: (holder.load, holder.id)):
             while self.budget > 0 and receiver.load < self.low and self._fill_once(receiver):
                 pass
@@ -145,8 +147,8 @@ class Balancing:
         return best is not None and self._move(best[2], best[1], receiver)
 
     def _seed(self, empty: Sequence[Holder]) -> None:
-        """Give each empty worker one lease, although none fits: the one that best evens the loads. Alone on its
-        worker, it makes nothing worse."""
+        """Give each worker without leases one lease, even if no lease fits into the band: the lease that best evens
+        the loads. As the only lease of its worker, it makes no imbalance worse."""
         for receiver in sorted(empty, key=lambda holder: holder.id):
             donors = [holder for holder in self.round.takers if holder.count > 1 and holder.movable]
             for donor in heapq.nlargest(DONORS_TRIED, donors, key=lambda holder: holder.load):

@@ -1,7 +1,7 @@
 """Java's priority queue and comparison of doubles.
 
-Among equal workers, the KCL serves them in the order in which its queue happens to hold them. To behave like the
-KCL, the queue must have the same order.
+If workers have equal ranks, the KCL assigns leases to them in the order of its queue. To behave like the KCL, this
+queue must have the same order.
 """
 
 import math
@@ -19,7 +19,7 @@ def compare(left: float, right: float) -> int:
 
 
 class HighestFirst(Generic[T]):
-    """A binary heap with the highest rank first. Equal ranks have the same order as in Java's queue."""
+    """A binary heap with the highest rank first. Values with equal ranks have the same order as in Java's queue."""
 
     def __init__(self, entries: Iterable[tuple[float, T]] = ()) -> None:
         self._heap: list[tuple[float, T]] = []

@@ -21,7 +21,7 @@ from kcl_dagster.leader.assignment.measure import Measure
 from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, Move, MoveKind, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
-# How many workers are tried for a lease that the least loaded worker may not hold because of the caps. Load grows
+# If the least loaded worker may not hold a lease because of a cap, at most this many workers are tried. Load grows
 # with throughput, so such a lease rarely fits another worker.
 HOLDERS_TRIED: Final = 256
 
@@ -53,7 +53,7 @@ class AssignmentRound:
                 shared.append(weight)
                 continue
             if holder is None:
-                continue  # its owner has no row, and is not yet known to have ended
+                continue  # the lease's owner has no row, and is not yet known to have ended
             gives = holder.worker.drains or (holder.worker.starts_slowly and some_read)
             if gives and not lease.pinned:
                 self.draining.append((lease, holder))
@@ -83,14 +83,14 @@ class AssignmentRound:
         return self.state.may_hold(holder, self.kbps[lease])
 
     def _receivers(self) -> list[Holder]:
-        """Workers that can read at once; if there are none, workers that are starting."""
+        """Return the workers that can read at once. If there are none, return the workers that are starting."""
         return [holder for holder in self.takers if holder.worker.ready] or self.takers
 
     def _serve(self) -> None:
         receivers = self._receivers()
         waiting = self.limits.expected if not any(holder.worker.ready for holder in receivers) else 0
-        # Workers that are starting cannot read yet. It costs nothing to reserve a share for others that were
-        # launched with them, and avoids handoffs a minute later.
+        # If all receivers are still starting, no lease is read yet in any case. Leases are then kept for other
+        # workers that were launched with them, which avoids handoffs a minute later.
         most = self.share * len(self.takers) / (len(self.takers) + waiting) if waiting and self.takers else None
         queue = Queue(receivers)
         crowded = _Crowded(receivers, self.share * (1 + self.limits.imbalance * STOP_ABOVE))
@@ -129,7 +129,8 @@ class AssignmentRound:
                 queue.push(to)
 
     def _intended(self, lease: LeaseLoad) -> Holder | None:
-        """The next owner of a handoff whose old owner has ended."""
+        """If the old owner ended during a handoff, return the next owner of this handoff if it can get the
+        lease."""
         holder = self.state.holders.get(lease.next_owner) if lease.next_owner is not None else None
         can = (
             holder is not None
@@ -140,8 +141,8 @@ class AssignmentRound:
         return holder if can else None
 
     def _home(self, lease: LeaseLoad, weight: float) -> Holder | None:
-        """The worker that now has the slot which last held the lease. None if its load would then exceed the fair
-        share by more than half of the band."""
+        """Return the worker of the slot that last held the lease. None if the worker cannot get the lease, or if
+        its load would then exceed the fair share by more than half of the band."""
         holder = self.by_slot.get(lease.home) if lease.home is not None else None
         if holder is None or not (holder.worker.accepts and holder.worker.ready) or holder.worker.drains:
             return None
@@ -149,7 +150,8 @@ class AssignmentRound:
         return holder if fits and self.may_hold(holder, lease.key) else None
 
     def _first_fit(self, queue: Queue, lease: LeaseKey, zone: str | None = None) -> Holder | None:
-        """The least loaded worker whose caps allow the lease. One in `zone` is preferred if it is about as idle."""
+        """Return the least loaded worker whose caps allow the lease. A worker in `zone` is preferred if its load is
+        about as low."""
         least = queue.least()
         near = queue.least(zone) if zone is not None else None
         if (
@@ -196,7 +198,7 @@ class AssignmentRound:
 
 
 class _Crowded:
-    """Chooses a worker if every worker has its share already: one that needs few handoffs to make room.
+    """If every worker has its share already, chooses a worker that can make room for a lease with few handoffs.
 
     The least loaded worker is not suitable if all its leases are heavy: no handoff could bring it back into the
     band.
@@ -208,11 +210,12 @@ class _Crowded:
         self._reliefs: dict[WorkerId, tuple[Holder, list[float]]] | None = None
 
     def better(self, holder: Holder, weight: float, may_hold: Callable[[Holder], bool]) -> Holder:
-        """`holder`, or a worker that makes room for `weight` with the fewest handoffs."""
+        """Return `holder` if it has room for `weight`, or else the worker that makes room with the fewest
+        handoffs."""
         if holder.load + weight * holder.factor <= self.high or holder.count == 0:
             return holder
         if self._reliefs is None:
-            # At least half of the workers have this much room, and few have much more.
+            # At least half of the workers have at least this much room, and few workers have much more.
             room = self.high - median(each.load for each in self._holders)
             self._reliefs = {each.id: (each, _reliefs(each, room)) for each in self._holders}
         best: tuple[int, float, Holder] | None = None
@@ -228,7 +231,7 @@ class _Crowded:
 
 
 def _reliefs(holder: Holder, room: float) -> list[float]:
-    """The reduction of the load by one, two, three ... handoffs. Only leases that fit into the `room` of others
-    count."""
+    """Return by how much one, two, three ... handoffs reduce the load of `holder`. Only leases that fit into the
+    `room` of other workers can be handed over."""
     end = bisect_right(holder.movable, room, key=weight_of)
     return list(accumulate(weight * holder.factor for weight, _ in reversed(holder.movable[:end])))

@@ -11,8 +11,8 @@ from kcl_dagster.leader.assignment.taker import TakerPolicy
 from kcl_dagster.leader.assignment.variance import Variance
 from kcl_dagster.model.lease_taking import TakingRules
 
-# The interval of a Java leader's balancing, in lease durations: it assigns every two, and balances at every third
-# pass.
+# The interval at which a Java leader balances, in lease durations. It assigns leases every two lease durations, and
+# balances at every third assignment.
 KCL_BALANCES_EVERY: Final = 6.0
 # The interval at which a 2.x worker looks for leases, in lease durations.
 TAKER_RUNS_EVERY: Final = 2.0
@@ -25,7 +25,7 @@ _OURS: Final[dict[str, Policy]] = {
 
 
 def configured(application: Application, random: Random) -> Policy:
-    """The policy with the name `policy.name`."""
+    """Return the policy that the application configures by its name, `policy.name`."""
     name = application.policy.name
     if name == "kcl":
         return ReadersFirst(Variance(random.shuffle))
@@ -35,6 +35,6 @@ def configured(application: Application, random: Random) -> Policy:
 
 
 def balances_every(application: Application) -> float:
-    """Seconds between two times at which the policy may balance; 0: at every tick."""
+    """Return the seconds between two times at which the policy may balance; 0 if it may balance at every tick."""
     durations = {"kcl": KCL_BALANCES_EVERY, "taker": TAKER_RUNS_EVERY}.get(application.policy.name, 0.0)
     return durations * application.timings.lease_duration

@@ -17,13 +17,14 @@ MoveKind = Literal["unserved", "balance", "drain"]
 class LeaseLoad:
     """An unfinished lease, and its load.
 
-    - `owner`: the worker that reads it now. `next_owner`: the worker that will, after the handoff under way.
-    - `kbps`: its throughput. `unsettled`: this was not measured for long enough to balance by it. `settled_kbps` is
-      then what was measured before, None if nothing was.
-    - `unserved`: why the lease needs an owner at once; None if it does not.
-    - `pinned`: it may not be moved now.
-    - `home`: the slot that held it last.
-    - `age`: for how long its counter was unchanged, for policies that place the oldest first.
+    - `owner`: the worker that reads its shard now. `next_owner`: the worker that reads it after the handoff under
+      way.
+    - `kbps`: its throughput. `unsettled`: the throughput was not measured for long enough to balance by it.
+    - `settled_kbps`: the last throughput that was measured for long enough; None if there is none.
+    - `unserved`: why the lease needs an owner at once; None if it does not need one.
+    - `pinned`: the lease may not be moved now.
+    - `home`: the slot that held the lease last.
+    - `age`: for how many seconds its counter was unchanged, for policies that place the oldest lease first.
     """
 
     key: LeaseKey
@@ -44,7 +45,7 @@ class LeaseLoad:
 
     @property
     def balanced_kbps(self) -> float | None:
-        """The throughput by which it is balanced; None if not known."""
+        """The throughput by which the lease is balanced; None if it is not known."""
         return self.settled_kbps if self.unsettled else self.kbps
 
 
@@ -52,9 +53,9 @@ class LeaseLoad:
 class WorkerLoad:
     """A living worker.
 
-    - `accepts`: it may get leases. `drains`: it hands over all its leases.
-    - `ready`: it has started and reads new leases at once. `starts_slowly`: it is not ready, and its leases go to
-      workers that are.
+    - `accepts`: the worker may get leases. `drains`: the worker hands over all its leases.
+    - `ready`: the worker has started, and reads new leases at once.
+    - `starts_slowly`: the worker is not ready, and its leases go to workers that are ready.
     - `cost`: percent of CPU per KB/s on this worker's machine, if known.
     - `averages` and `ceilings`: the KCL's metrics by name, as moving average and as maximum of the operating range;
       empty if none is published.

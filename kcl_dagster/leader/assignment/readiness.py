@@ -1,8 +1,8 @@
-"""Gives leases to workers that can read, for policies that do not distinguish them.
+"""Makes a policy prefer workers that can already read, if the policy itself does not distinguish them.
 
-A worker of ours writes its row before its Spark has started, and gets leases meanwhile only if no other worker can
-read them. The KCL's rules have no such state: a Java worker never writes that it is starting, so it counts as able
-to read. A fleet of Java workers is therefore assigned as by the KCL.
+A kcl_dagster worker writes its row before its Spark has started. During this time, it gets a lease only if no other
+worker can read it. The KCL's rules have no such state: a Java worker never writes that it is starting, so it counts
+as able to read. A fleet of Java workers is therefore assigned as by the KCL.
 """
 
 from collections.abc import Sequence
@@ -52,12 +52,12 @@ def _moved(lease: LeaseLoad, to: WorkerId | None) -> LeaseLoad:
 
 
 def _to_be_moved(lease: LeaseLoad, slow: set[WorkerId]) -> LeaseLoad:
-    """The lease as one that needs an owner, if its worker starts slowly."""
+    """Return the lease as an unserved lease if its worker starts slowly, and unchanged otherwise."""
     if lease.unserved or lease.pinned or lease.holder not in slow:
         return lease
     return replace(lease, unserved=f"{lease.holder} has not started yet")
 
 
 def _consented(move: Move) -> Move:
-    """The move as a handoff with the owner's consent."""
+    """Return the move as a handoff with the owner's consent."""
     return replace(move, kind="drain")

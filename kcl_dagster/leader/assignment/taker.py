@@ -1,8 +1,9 @@
 """The taking rules of KCL 2.x as a policy of the leader.
 
-The policy decides for one worker after another, and each decision includes the leases that the former workers took.
-The result is that of a 2.x fleet without its races. It is known to be uneven: the first worker of a new application
-takes everything, the others steal one lease at a time, and stealing ends one lease short of even.
+The policy decides for one worker after another, and each decision takes into account the leases that earlier
+workers took. The result is that of a 2.x fleet without its races. This result is known to be uneven: the first
+worker of a new application takes all leases, the other workers steal one lease at a time, and stealing ends one
+lease before the numbers are even.
 """
 
 import math
@@ -17,7 +18,7 @@ from kcl_dagster.model.lease_taking import Candidate, TakingRules, plan_taking
 
 @dataclass(frozen=True, slots=True)
 class TakerPolicy:
-    """`rules`: the cap on leases is replaced by the application's."""
+    """Applies `rules` for each worker. The application's cap on leases per worker replaces the cap in `rules`."""
 
     rules: TakingRules
     chance: Random
@@ -40,8 +41,8 @@ class TakerPolicy:
 
 
 def candidate(lease: LeaseLoad, rules: TakingRules) -> Candidate:
-    """A lease as a 2.x worker with the leader's knowledge would observe it. If the run of its owner is over, its
-    counter counts as expired. If it has no owner, it counts as never served."""
+    """Return a lease as a 2.x worker with the leader's knowledge would observe it. If the run of the owner is over,
+    the lease counts as expired. If the lease has no owner, it counts as never served."""
     if not lease.unserved:
         return Candidate(lease.key, lease.owner, 0.0)
     if lease.owner is None:

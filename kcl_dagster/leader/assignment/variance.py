@@ -1,11 +1,13 @@
 """The KCL 3.x assignment: even utilization, with the KCL's own arithmetic.
 
-For fleets that must behave as with a Java leader, and for comparisons. The KCL's known defects are kept:
+This policy is for fleets that must behave as with a Java leader, and for comparisons. Known defects of the KCL are
+kept:
 
 - In a fleet without any measured throughput all ranks are equal, and only the first and the last worker of the
   queue get leases.
-- A worker at 0 % ranks below one at less than half of the average.
-- A worker whose limit stops one donor receives nothing from other donors in that pass.
+- A worker at 0 % utilization ranks below a worker at less than half of the average.
+- If the limit of a worker prevents a move from one donor, the worker receives nothing from other donors in this
+  pass.
 """
 
 import math
@@ -26,8 +28,8 @@ Shuffle = Callable[[MutableSequence[Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class VarianceSettings:
-    """The KCL's defaults. `dampening`: the part of the excess that is moved at once. `overshoot`: whether the
-    smallest lease may move if none fits."""
+    """The settings of the policy, with the KCL's defaults. `dampening`: the part of the excess that is moved at
+    once. `overshoot`: whether the smallest lease may move if no lease fits."""
 
     dampening: float = 0.6
     overshoot: bool = True
@@ -121,7 +123,8 @@ class _Pass:
         return Assignment(tuple(moves), tuple(self.unplaced))
 
     def takes(self) -> list[tuple[WorkerId, float]]:
-        """For the metric by which most would be taken: how much from which worker, most first."""
+        """Return the overloaded workers and the throughput to take from each, most first. Uses the metric by which
+        the most would be taken in total."""
         best: list[tuple[WorkerId, float]] = []
         most = -1.0
         for metric, average in self.averages.items():
@@ -163,7 +166,7 @@ class _Pass:
             if host is None:
                 self.unplaced.append(lease.key)
             elif lease.owner == host.id and lease.next_owner is None:
-                queue.add(host.rank(self.averages), host)  # it stays with its owner and counts as served
+                queue.add(host.rank(self.averages), host)  # the lease stays with its owner and counts as served
             else:
                 self._give(lease, host, queue, lease.unserved or "")
 
