@@ -1,7 +1,7 @@
 """Names of attributes in the tables, and strict reading of their values.
 
-An item is DynamoDB JSON: `{"leaseCounter": {"N": "7"}}`. A reader refuses values that no KCL writes, and names the
-item and the attribute. A row that cannot be read correctly must not be written to either.
+An item is DynamoDB JSON: `{"leaseCounter": {"N": "7"}}`. `ItemReader` refuses values that no KCL writes, with an
+error that names the item and the attribute. If a row cannot be read correctly, it must not be written either.
 """
 
 import math
@@ -16,7 +16,7 @@ from kcl_dagster.errors import UnreadableItem
 Item = dict[str, Any]
 Value = dict[str, Any]
 
-# Keys of the tables. One table holds everything since KCL 3.5; before, each kind had a table of its own.
+# Key attributes of the tables. Since KCL 3.5, one table holds all rows. Before, there were three tables.
 LEASE_KEY: Final = "leaseKey"
 METRICS_KEY: Final = "wid"
 COORDINATOR_KEY: Final = "key"
@@ -47,7 +47,7 @@ HASH_END: Final = "endingHashKey"
 THROUGHPUT: Final = "throughputKBps"
 STREAM: Final = "streamName"  # multi-stream only: account:stream:epoch
 SHARD: Final = "shardId"  # multi-stream only
-# Ours; the KCL ignores and keeps them.
+# Attributes of kcl_dagster. The KCL ignores them, and does not remove them.
 BATCH: Final = "kdBatch"
 STORED_THROUGH: Final = "kdTip"  # epoch seconds
 STORED: Final = "kdStored"  # model.stored
@@ -65,8 +65,8 @@ _DECIMAL: Final = re.compile(r"[0-9]{1,39}")  # 2^128 - 1 has 39 digits
 
 
 class ItemReader:
-    """Typed access to one item. An absent attribute is read as None. A present one is valid, or is refused with an
-    error."""
+    """Typed access to one item. If an attribute is absent, its value is None. If its value is invalid, the methods
+    raise UnreadableItem."""
 
     def __init__(self, item: Mapping[str, Any], key_attribute: str) -> None:
         self._item = item
@@ -77,7 +77,8 @@ class ItemReader:
         raise UnreadableItem(self.key, attribute, problem)
 
     def raw(self, attribute: str, kind: str) -> Any:
-        """The value of the attribute if its type is `kind` ("S", "N", ...); None if the attribute is absent."""
+        """Return the value of the attribute; None if the attribute is absent. Refuses the value if its type is not
+        `kind` ("S", "N", ...)."""
         if attribute not in self._item:
             return None
         value = self._item[attribute]
@@ -108,7 +109,7 @@ class ItemReader:
         return text if text is not None else self.refuse(attribute, "is missing")
 
     def whole(self, attribute: str) -> int | None:
-        """A Java long that is not negative."""
+        """Return the value as a Java long that is not negative; None if the attribute is absent."""
         if attribute not in self._item:
             return None
         text = self.raw(attribute, "N")
@@ -178,7 +179,7 @@ def _shown(value: object) -> str:
 
 
 def key_of(item: Mapping[str, Any], key_attribute: str) -> str:
-    """The item's key, for messages and for lists of unreadable items. Never raises."""
+    """Return the item's key, for messages and for lists of unreadable items; "?" if it has none. Never raises."""
     value = item.get(key_attribute)
     text = value.get("S") if isinstance(value, Mapping) else None
     return text if isinstance(text, str) else "?"
@@ -196,7 +197,7 @@ def n(number: int) -> Value:
 
 
 def names(members: frozenset[str]) -> Value:
-    """A string set, sorted so that requests are reproducible. May not be empty."""
+    """Return a string set for DynamoDB, sorted so that requests are reproducible. `members` may not be empty."""
     if not members or not all(members):
         msg = "a set in DynamoDB may neither be empty nor hold empty texts"
         raise ValueError(msg)
@@ -213,7 +214,7 @@ def rounded(number: float) -> float:
 
 @lru_cache(maxsize=1024)
 def java_double(number: float) -> str:
-    """The text of Java's Double.toString, which the KCL writes for floating-point attributes."""
+    """Return the text of Java's Double.toString, which the KCL writes for floating-point attributes."""
     if number == 0:
         return "0.0"
     if not math.isfinite(number):

@@ -1,6 +1,6 @@
 """The audit log: one row for each manual intervention. Rows are never changed.
 
-Interventions are rare, so there are few rows. The program never deletes them; operators may.
+Interventions are rare, so there are few rows. kcl_dagster never deletes them. Operators may delete them.
 """
 
 import json
@@ -23,12 +23,13 @@ ACTION: Final = "did"
 BY: Final = "changedBy"
 AT: Final = "changedAt"  # epoch milliseconds
 DETAIL: Final = "detail"  # JSON
-LARGEST_DETAIL: Final = 300 * 1024  # bytes; DynamoDB takes 400 KB per item. About 2,000 leases with both positions.
+# Bytes; DynamoDB takes 400 KB per item. About 2,000 leases fit, each with its old and its new position.
+LARGEST_DETAIL: Final = 300 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One intervention. `at` in epoch milliseconds."""
+    """One intervention. `at`: its time in epoch milliseconds."""
 
     action: str
     by: str
@@ -37,7 +38,7 @@ class AuditEntry:
 
 
 class AuditTable:
-    """Writes and reads entries."""
+    """Writes and reads the rows of the audit log."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class AuditTable:
         return entry
 
     def all(self) -> list[AuditEntry]:
-        """All entries, oldest first. Scans the table: for operators' commands, not for every tick."""
+        """Return all entries, oldest first. Scans the table, so only commands of operators should call this."""
         items = scan_items(
             self._sender,
             self._place.table,

@@ -1,8 +1,8 @@
-"""The row that records how the last bounded run ended. The leases do not show this: the run has released them.
+"""The row that records how the last bounded run ended. The leases do not show this, because the run released them.
 
-A bounded run is a worker that ends when everything that arrived before its bound is stored. The row keeps the run
-with the latest bound; of two runs with the same bound, the one that ended later. A successful run therefore
-replaces the failure of every run whose records it has stored, too.
+A bounded run is a worker that ends when everything that arrived before its bound is stored. The row records the run
+with the latest bound. If two runs have the same bound, the row records the run that ended later. A successful run
+therefore replaces the failure of every run whose records it has stored, too.
 """
 
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ RUN: Final = "kdRunId"
 ENDED_AT: Final = "kdEndedAt"  # epoch seconds
 BOUND: Final = "kdBound"  # epoch seconds
 PROBLEM: Final = "kdProblem"
-LONGEST_PROBLEM: Final = 4_000  # characters; a run names five shards, with 300 characters each
+LONGEST_PROBLEM: Final = 4_000  # characters; a problem names up to five shards, with 300 characters each
 
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """The end of a bounded run. `bound`: the run was to store everything that had arrived by this moment. Both
-    moments are in epoch seconds. `problem`: why the run did not store everything, and for which shards; empty if it
-    did."""
+    """The end of a bounded run. `bound`: the run had to store everything that had arrived by this moment. `bound`
+    and `ended_at` are in epoch seconds. `problem`: why the run did not store everything, and for which shards. The
+    text is empty if the run stored everything."""
 
     run_id: str
     ended_at: int
@@ -43,7 +43,7 @@ class EndedRun:
 
 
 class BoundedRunRow:
-    """Reads and replaces the row. Stateless: any thread may call it."""
+    """Reads and replaces the row. Has no state, so any thread may call it."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class BoundedRunRow:
 
 
 def save_bounded_run(place: Place, run: EndedRun) -> Request:
-    """Fails if the row is of a run with a later bound."""
+    """Replace the row. Fails if the row records a run with a later bound."""
     item: Item = {
         place.key: s(BOUNDED_RUN_KEY),
         ENTITY_TYPE: s(BOUNDED_RUN),

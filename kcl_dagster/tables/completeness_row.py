@@ -1,10 +1,11 @@
 """The row with the moment through which an application is complete: every record that arrived earlier is stored.
 
-The row also has an epoch, which a reset or an import raises. Within an epoch the moment never falls, even with
-several writers. A writer reads the row, then the leases, and then advances the moment. The write is conditional on
-the epoch that was read, and on an earlier moment in the row. What leases record stays true until they are reset, so
-an advance does not require the leader lock. A reset raises the epoch before and after it changes leases. If an
-advance was calculated from leases of before the reset, it is refused, or the second raise corrects it.
+The row also has an epoch, a number that a reset or an import raises. Within an epoch, the moment never falls, even
+with several writers. A writer reads the row, then the leases, and then writes a later moment: it *advances* the
+row. The write is conditional on the epoch that was read, and on an earlier moment in the row. Statements in leases
+remain true until the leases are reset, so an advance does not require the leader lock. A reset raises the epoch
+before and after it changes leases. If an advance was calculated from leases before the reset, it is therefore
+refused, or the second raise corrects it.
 
 The row also has the first moment of the application, see `FirstMoment`. The first advance stores it, and only a
 reset of all leases changes it.
@@ -30,16 +31,16 @@ COMPLETENESS: Final = "KD_COMPLETE"
 THROUGH: Final = "kdThrough"  # epoch seconds
 EPOCH: Final = "kdEpoch"
 BACK_TO: Final = "kdBackTo"  # epoch seconds
-RESETS: Final = "kdResets"  # for example 1795000000:1794990000,1795000900: with one entry per epoch
+RESETS: Final = "kdResets"  # one pair epoch:back_to per reset, for example 1795000000:1794990000,1795000900:
 MOST_RESETS: Final = 16  # each takes 22 bytes of the row
 FIRST: Final = "kdFirst"  # for example 1795000000, or 1795000000:created; see FirstMoment
-RAISES: Final = 5  # attempts to raise the epoch; each leader that advances meanwhile makes one fail
+RAISES: Final = 5  # attempts to raise the epoch; an attempt fails if a leader advances the row at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class SetBack:
-    """A reset or an import: the epoch that it began, and the moment to which it went back. None if that is not
-    known."""
+    """A reset or an import: the epoch that it began, and the moment to which it went back. The moment is None if it
+    is not known."""
 
     epoch: int
     back_to: int | None = None
@@ -47,18 +48,19 @@ class SetBack:
 
 @dataclass(frozen=True, slots=True)
 class WrittenThrough:
-    """The content of the row. `through` is None before anything is known. `back_to`: the moment to which the reset
-    or the import that began the epoch went back. None in the first epoch, and if that moment is not known."""
+    """The content of the row. `through` is None while no moment is known. `back_to`: the moment to which the reset
+    or the import that began the epoch went back. It is None in the first epoch, and if the moment is not known."""
 
     through: int | None = None
     epoch: int = 0
     back_to: int | None = None
     resets: tuple[SetBack, ...] = field(default=(), compare=False)
-    """The resets and imports that no later one includes, oldest first. Not compared, because it follows from the
-    epoch."""
+    """The resets and imports that no later one includes, oldest first. Comparisons ignore this field, because the
+    epoch determines it."""
 
     first: FirstMoment | None = None
-    """None before the first advance, and in applications that an earlier version or a Java worker began."""
+    """The first moment of the application. None before the first advance, and in applications that an earlier
+    version or a Java worker began."""
 
     @property
     def awaits_first(self) -> bool:
@@ -69,7 +71,8 @@ class WrittenThrough:
 
 
 class CompletenessRow:
-    """Reads and writes the moment through which the application is complete. Stateless: any thread may call it."""
+    """Reads and writes the moment through which the application is complete. Has no state, so any thread may call
+    it."""
 
     def __init__(
         self,
@@ -89,9 +92,9 @@ class CompletenessRow:
         return self._parsed(self._sender.get(self._place.table, {self._place.key: s(COMPLETENESS_KEY)}))
 
     def advance(self, known: WrittenThrough, through: int, first: FirstMoment | None = None) -> WrittenThrough:
-        """Write a later moment. `known`: the row, read before the leases. `first`: the first moment, stored if
-        `known` lacks it. Returns the row as it is afterwards. If another writer was faster, that row has another
-        epoch, a later moment or another first moment."""
+        """Write a later moment. `known`: the row as read before the leases. `first`: the first moment, which is
+        stored if `known` has none. Returns the row as it is afterwards. If another writer was faster, the returned
+        row has another epoch, a later moment or another first moment."""
         if known.through is not None and through <= known.through:
             return known
         settled = first if known.awaits_first else None
@@ -115,12 +118,14 @@ class CompletenessRow:
         unless_known: FirstMoment | None = None,
         all_from: FirstMoment | None = None,
     ) -> WrittenThrough:
-        """Begin a new epoch, complete through `to` at most. None: that moment is not known.
+        """Begin a new epoch, in which the application is complete through `to` at most. If `to` is None, this
+        moment is not known. Returns the new row.
 
-        `unless_known`: the first moment, used if the application has not stored one yet. `all_from`: the first
-        moment after a reset of all leases; stored if the known one is later.
+        `unless_known`: the first moment to store if the row has none yet. `all_from`: the first moment after a
+        reset of all leases. It is stored if the first moment in the row is later.
 
-        The epoch is the present time, so that no epoch is used twice if the row is lost and created again.
+        The number of the epoch is the present time, so that no epoch is used twice if the row is lost and created
+        again.
         """
         for _ in range(RAISES):
             known = self.load()
@@ -166,14 +171,15 @@ class CompletenessRow:
 def first_after(
     known: WrittenThrough, *, unless_known: FirstMoment | None = None, all_from: FirstMoment | None = None
 ) -> FirstMoment | None:
-    """The first moment after a reset or an import; see `CompletenessRow.set_back`."""
+    """Return the first moment after a reset or an import; see `CompletenessRow.set_back`."""
     first = unless_known if known.awaits_first and unless_known is not None else known.first
     return all_from if first is not None and all_from is not None and all_from.is_before(first) else first
 
 
 def with_reset(known: Sequence[SetBack], new: SetBack) -> tuple[SetBack, ...]:
-    """Add a reset, and drop earlier ones that it includes because they went back less far. If there are too many,
-    the oldest is merged into the one after it. The merged reset covers more than was in fact read again."""
+    """Add a reset to the known resets, and drop those that it includes because they went back less far. If there
+    are too many resets, the oldest is merged into the next one. The merged reset covers more than was in fact read
+    again."""
     kept = [one for one in known if not _includes(new, one)] + [new]
     moments = [one for one in kept if one.back_to is not None]
     if len(moments) > MOST_RESETS:
@@ -202,8 +208,8 @@ def _unpacked(text: str) -> tuple[SetBack, ...]:
 def advance_completeness(
     place: Place, before: WrittenThrough, through: int, first: FirstMoment | None = None
 ) -> Request:
-    """Fails if the epoch has changed, or if the row has a moment that is as late. Creates the row in the first
-    epoch. With `first`: also fails if the first moment has changed."""
+    """Write a later moment. Creates the row in the first epoch. Fails if the epoch has changed, or if the row has
+    the same or a later moment. With `first`, it also fails if the first moment has changed."""
     update = Update(place.table, place.key, s(COMPLETENESS_KEY))
     update.set({ENTITY_TYPE: s(COMPLETENESS), THROUGH: n(through), EPOCH: n(before.epoch)})
     known = f"{EPOCH} = :{EPOCH} AND (attribute_not_exists({THROUGH}) OR {THROUGH} < :{THROUGH})"
@@ -216,7 +222,7 @@ def advance_completeness(
 
 
 def set_completeness_back(place: Place, known_epoch: int, wanted: WrittenThrough) -> Request:
-    """Fails if the epoch has changed."""
+    """Write the row of a new epoch. Fails if the epoch has changed since it was read."""
     update = Update(place.table, place.key, s(COMPLETENESS_KEY))
     update.set({ENTITY_TYPE: s(COMPLETENESS), EPOCH: n(wanted.epoch), RESETS: s(_packed(wanted.resets))})
     if wanted.back_to is None:

@@ -1,4 +1,4 @@
-"""The row with an operator's wishes for a running application. Leaders carry them out."""
+"""The row in which an operator pauses a running application, leases or slots. Leaders read it at every tick."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,11 +23,12 @@ CHANGED_AT: Final = "changedAt"  # epoch milliseconds
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What is paused.
+    """The content of the row: the application, leases and slots that are paused.
 
-    - `paused`: the whole application: no leases are assigned, no runs are launched, and workers are drained.
-    - `leases`: these stay without an owner, although others are served.
-    - `slots`: these get no worker, although the fleet may need one.
+    - `paused`: whether the whole application is paused. No leases are assigned, no runs are launched, and workers
+      are drained.
+    - `leases`: leases that remain without an owner, although other leases are served.
+    - `slots`: slots that get no worker, even if the fleet needs one.
     """
 
     paused: bool = False
@@ -37,7 +38,7 @@ class Control:
     changed_at: int | None = None
 
     def pauses(self, lease: LeaseKey) -> bool:
-        """Whether the lease is to stay without a worker."""
+        """Whether the lease has to remain without a worker."""
         return self.paused or lease in self.leases
 
     @property
@@ -47,8 +48,8 @@ class Control:
 
 
 class ControlRow:
-    """Loads and saves the row. The last writer wins, without a warning to an operator whose change is
-    overwritten."""
+    """Loads and saves the row. If two operators save it at the same time, the last one wins. The other operator
+    gets no warning that the change was overwritten."""
 
     def __init__(
         self,

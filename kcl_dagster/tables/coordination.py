@@ -1,4 +1,5 @@
-"""Every request that writes rows other than leases, as data: worker rows, leader lock, state, memory, starts.
+"""Every request that writes rows other than leases, as data: worker rows, leader lock, state, memory, start
+positions.
 
 "Fails if ..." in a docstring means that DynamoDB refuses the write because its condition does not hold.
 """
@@ -21,8 +22,8 @@ PRESENT: Final = "attribute_exists(#key)"
 
 
 def put_worker(place: Place, worker: WorkerId, values: Mapping[str, Value]) -> Request:
-    """Write a heartbeat, and create the row if needed. In a shared table, fails if the key belongs to another kind
-    of row."""
+    """Write a heartbeat, and create the row if needed. If one table holds all rows, fails if the key belongs to
+    another kind of row."""
     update = Update(place.table, place.key, s(worker)).set(values)
     if place.key == a.LEASE_KEY:
         update.set({a.ENTITY_TYPE: s(a.WORKER)}).require(f"({ABSENT} OR {a.ENTITY_TYPE} = :{a.ENTITY_TYPE})")
@@ -65,7 +66,7 @@ LOCK_OWNER: Final = "ownerName"
 LOCK_DURATION: Final = "leaseDuration"  # milliseconds, as text
 LOCK_VERSION: Final = "recordVersionNumber"
 LOCK_RELEASED: Final = "isReleased"
-LOCK_PROCESS: Final = "kdProcess"  # ours: the process that holds the lock, and its machine; the KCL ignores it
+LOCK_PROCESS: Final = "kdProcess"  # the process that holds the lock, and its machine; the KCL ignores the attribute
 
 
 def _lock_item(place: Place, owner: str, milliseconds: int, version: str, process: str | None) -> Item:
@@ -89,7 +90,8 @@ def acquire_lock(
 def take_lock(
     place: Place, owner: str, milliseconds: int, version: str, watched: str, *, process: str | None = None
 ) -> Request:
-    """Replace the row of a holder that is dead or released the lock. Fails if its version is not `watched`."""
+    """Replace the row of a holder that has ended or released the lock. Fails if the version in the row is not
+    `watched`."""
     return put(
         place.table,
         place.key,
@@ -112,15 +114,15 @@ def heartbeat_lock(
 
 
 def still_leads(place: Place, owner: str, milliseconds: int, version: str) -> Request:
-    """Write the row without a change. Fails if it has another version or another owner. For use within a
-    transaction."""
+    """Write the row of the lock without a change. Fails if the row has another version or another owner. For use
+    within a transaction."""
     update = Update(place.table, place.key, s(LEADER_KEY)).require(PRESENT)
     update.require_equal(LOCK_VERSION, "held", s(version)).require_equal(LOCK_OWNER, "owner", s(owner))
     return update.set({LOCK_DURATION: s(str(milliseconds))}).request("NONE")
 
 
 def release_lock(place: Place, owner: str, held: str) -> Request:
-    """Delete the row. Fails if it has another version than `held` or another owner."""
+    """Delete the row of the lock. Fails if the row has another version than `held` or another owner."""
     return delete(
         place.table,
         place.key,
@@ -145,7 +147,7 @@ def _version_values(version: str, by: str, at: int) -> dict[str, Value]:
 
 
 def create_version(place: Place, version: str, by: str, at: int) -> Request:
-    """Declare the protocol that a new application's workers use. Fails if it is declared already."""
+    """Declare the protocol that a new application's workers use. Fails if a protocol is declared already."""
     item: dict[str, Any] = {place.key: s(CLIENT_VERSION_KEY), a.ENTITY_TYPE: s(a.CLIENT_VERSION)}
     history = [{"M": _version_values("CLIENT_VERSION_INIT", by, at)}]
     return put(place.table, place.key, item | _version_values(version, by, at) | {HISTORY: {"L": history}}, ABSENT)
@@ -154,15 +156,15 @@ def create_version(place: Place, version: str, by: str, at: int) -> Request:
 def change_version(
     place: Place, version: str, by: str, at: int, known: Mapping[str, Value], history: Sequence[Value]
 ) -> Request:
-    """Declare another protocol. Fails if the version is no longer the `known` one. `history`: the row's present
-    history."""
+    """Declare another protocol. Fails if the version in the row is no longer the one in `known`. `history`: the
+    history that the row has now."""
     kept = [{"M": {name: known[name] for name in (VERSION, MODIFIED_BY, MODIFIED) if name in known}}, *history]
     update = Update(place.table, place.key, s(CLIENT_VERSION_KEY)).require(PRESENT)
     update.require_equal(VERSION, "known", known[VERSION]).set(_version_values(version, by, at))
     return update.set({HISTORY: {"L": kept[:HISTORY_LENGTH]}}).request()
 
 
-# --- ours --------------------------------------------------------------------------------------------------------
+# --- rows of kcl_dagster -----------------------------------------------------------------------------------------
 
 MEMORY_KEY: Final = "kdLeaderMemory"  # one row, overwritten each time
 DOCUMENT: Final = "document"
@@ -178,8 +180,8 @@ START_COUNTED: Final = "countedSince"  # epoch seconds
 
 
 def save_memory(place: Place, document: bytes, layout_version: int) -> Request:
-    """Save the leader's memory without a condition: if a document is lost or replaced by an older one, a takeover
-    may be delayed, but nothing else."""
+    """Save the leader's memory without a condition. If a document is lost or replaced by an older one, a takeover
+    or a launch may be delayed. There is no other effect."""
     item: Item = {
         place.key: s(MEMORY_KEY),
         a.ENTITY_TYPE: s(a.LEADER_MEMORY),
@@ -190,18 +192,19 @@ def save_memory(place: Place, document: bytes, layout_version: int) -> Request:
 
 
 def record_start(place: Place, stream: str, values: Mapping[str, Value]) -> Request:
-    """Store where a stream's shards start. Fails if that is stored already."""
+    """Store the position at which a stream's shards start. Fails if a position is stored already."""
     return put(place.table, place.key, start_item(place.key, stream, values), ABSENT)
 
 
 def replace_start(place: Place, stream: str, values: Mapping[str, Value]) -> Request:
-    """Replace where a stream's shards start: for an audited reset, or for another stream with the same name."""
+    """Replace the position at which a stream's shards start: for an audited reset, or for another stream with the
+    same name."""
     return put(place.table, place.key, start_item(place.key, stream, values), None)
 
 
 def delete_start(place: Place, stream: str) -> Request:
-    """Delete where a stream's shards start. May be sent twice: the key names the stream with its creation time, so
-    a newer stream with the same name has another row."""
+    """Delete the position at which a stream's shards start. May be sent twice: the key names the stream with its
+    creation time, so a newer stream with the same name has another row."""
     return delete(place.table, place.key, s(start_key(stream)), None)
 
 

@@ -11,7 +11,7 @@ from kcl_dagster.tables.places import Place, TableLayout
 from kcl_dagster.tables.sending import Sender
 from kcl_dagster.tables.state import ClientVersion, StateRows
 
-ACTIVE_WITHIN: Final = 600.0  # seconds; what the KCL allows a table
+ACTIVE_WITHIN: Final = 600.0  # seconds until a new table must be active, as in the KCL
 ACTIVE_POLL: Final = 1.0  # seconds
 BACKUPS_WITHIN: Final = 60.0  # seconds; a new table may refuse backups for a moment
 

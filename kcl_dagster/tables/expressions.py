@@ -1,4 +1,4 @@
-"""A conditional write as data, and the builder that makes such writes."""
+"""Conditional writes to DynamoDB as data, and a builder for them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,17 +40,17 @@ class Request:
 
 
 def guarded(write: Request, guard: Request) -> Request:
-    """Combine a write with a guard in one transaction: both are applied, or neither. `Request.key` is that of
-    `write`.
+    """Combine a write with a guard in one transaction: both are applied, or neither. `key` of the returned request
+    is the key of `write`.
 
-    The guard is an update and not a ConditionCheck, because ConditionCheck needs a permission of its own, which the
-    IAM policies of existing fleets do not have.
+    The guard is an update and not a ConditionCheck. A ConditionCheck needs a permission of its own, which the IAM
+    policies of existing fleets do not grant.
     """
     return together([write, guard])
 
 
 def together(writes: Sequence[Request]) -> Request:
-    """All writes or none, in one transaction."""
+    """Combine writes in one transaction: all of them are applied, or none."""
     kinds = {"put_item": "Put", "update_item": "Update", "delete_item": "Delete"}
     parts = [
         {kinds[part.operation]: {name: value for name, value in part.parameters.items() if name != "ReturnValues"}}
@@ -75,8 +75,8 @@ def delete(
 
 @dataclass(slots=True)
 class Update:
-    """Builds an UpdateItem request. A value placeholder is named after its attribute. In a condition it is named
-    after its meaning, for example `:watched`."""
+    """Builds an UpdateItem request. The placeholder of a value that is set has the name of the attribute. The
+    placeholder of a value in a condition has a name of its own, for example `:watched`."""
 
     table: str
     key_attribute: str
@@ -113,7 +113,7 @@ class Update:
         return self
 
     def require_equal(self, attribute: str, name: str, value: Value | None) -> Self:
-        """Require that the attribute still has this value; None: that it is still absent."""
+        """Require that the attribute still has this value. If `value` is None, require that it is still absent."""
         if value is None:
             return self.require(f"attribute_not_exists({attribute})")
         return self.require(f"{attribute} = :{name}", {f":{name}": value})
@@ -132,7 +132,7 @@ class Update:
 def _finished(table: str, condition: str | None, values: Mapping[str, Value], key_attribute: str) -> dict[str, Any]:
     parameters: dict[str, Any] = {"TableName": table}
     if condition is not None:
-        # A refused write then returns the row as it is, so it need not be read.
+        # If the condition does not hold, the response contains the row as it is, so it need not be read.
         parameters |= {"ConditionExpression": condition, "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
         if "#key" in condition:
             parameters["ExpressionAttributeNames"] = {"#key": key_attribute}

@@ -26,14 +26,15 @@ __all__ = [
     "worker_row_values",
 ]
 
-_PARENTS_PLURAL: Final = "parentShardIds"  # as some descriptions of the KCL spell it; read, never written
+_PARENTS_PLURAL: Final = "parentShardIds"  # the name in some descriptions of the KCL; it is read, but never written
 
 
 def lease_from_item(item: Mapping[str, Any], *, multi_stream: bool | None = None) -> Lease | None:
-    """The lease in an item that KCL 2.x, 3.0-3.4, 3.5 or kcl_dagster wrote. None for an item of another kind.
+    """Return the lease in an item that KCL 2.x, 3.0-3.4, 3.5 or kcl_dagster wrote. None if the item is not a lease.
 
-    `multi_stream`: whether the application reads several streams; a lease of the other form is then refused. None
-    accepts both. Raises UnreadableItem for values that no KCL writes. Unknown attributes are ignored.
+    `multi_stream`: whether the application reads several streams. Leases in the other form, with or without a
+    stream, are refused. None accepts both forms. Raises UnreadableItem for values that no KCL writes. Unknown
+    attributes are ignored.
     """
     reader = ItemReader(item, a.LEASE_KEY)
     if reader.text(a.ENTITY_TYPE) not in {None, a.LEASE}:
@@ -64,10 +65,10 @@ def lease_from_item(item: Mapping[str, Any], *, multi_stream: bool | None = None
 
 
 def lease_from_changed_item(item: Mapping[str, Any], before: Mapping[str, Any], lease: Lease) -> Lease | None:
-    """The lease in an item: `lease`, which was read from `before`, with what has changed since. Takes half the time
-    of parsing the whole item.
+    """Return the lease in `item`, by parsing only the attributes that differ from `before`, from which `lease` was
+    read. This takes half the time of parsing the whole item.
 
-    None if more has changed than what a worker writes while it has the lease. Raises UnreadableItem.
+    Returns None if an attribute has changed that is not in `_WRITTEN_BY_OWNER`. Raises UnreadableItem.
     """
     if item.keys() != before.keys():
         return None
@@ -80,7 +81,7 @@ def lease_from_changed_item(item: Mapping[str, Any], before: Mapping[str, Any], 
 
 
 def lease_to_item(lease: Lease) -> Item:
-    """The whole item, for the creation of a lease."""
+    """Return the whole item of a lease, for its creation."""
     item: Item = {a.LEASE_KEY: s(lease.key), a.ENTITY_TYPE: s(a.LEASE), a.COUNTER: n(lease.counter)}
     if lease.owner is not None:
         item[a.OWNER] = s(lease.owner)
@@ -130,8 +131,8 @@ def hash_range_values(hash_range: HashRange) -> dict[str, Value]:
 
 
 def stream_values(lease: Lease) -> dict[str, Value]:
-    """The attributes of a multi-stream lease that name its stream and shard. The KCL writes them with every
-    checkpoint."""
+    """Return the attributes that name the stream and the shard of a lease; none in a single-stream application. The
+    KCL writes them with every checkpoint."""
     if lease.stream is None or not lease.stream.is_multi:
         return {}
     return {a.STREAM: s(str(lease.stream)), a.SHARD: s(lease.shard_id)}
@@ -213,7 +214,8 @@ def _shard(reader: ItemReader, *, multi_stream: bool | None) -> tuple[StreamIden
     return stream, shard_text
 
 
-# Attribute -> field of the lease, and how it is read. What renewals and checkpoints change.
+# The attributes that renewals and checkpoints change, each with the field of the lease and the function that reads
+# it.
 _WRITTEN_BY_OWNER: Final[Mapping[str, tuple[str, Callable[[ItemReader], Any]]]] = {
     a.COUNTER: ("counter", lambda reader: reader.required_whole(a.COUNTER)),
     a.THROUGHPUT: ("throughput_kbps", _throughput),

@@ -20,7 +20,7 @@ from kcl_dagster.tables.workers import WorkerTable, newest_by_id, readable_worke
 
 log = logging.getLogger(__name__)
 
-# Seconds before a missing index is looked for again; creating one takes minutes
+# Seconds before the reader tries again to use a missing index; the creation of an index takes minutes
 INDEX_RECHECK_SECONDS: Final = 300.0
 
 
@@ -36,9 +36,10 @@ class ScanResult:
 
 
 class LeaseReader:
-    """Reads leases. Stateless except for caches: any thread may call it.
+    """Reads leases. Has no state except for caches, so any thread may call it.
 
-    `parallel` reads the segments of a scan at the same time, for example `ThreadPoolExecutor.map`.
+    `parallel`: the function with which the segments of a scan are read at the same time, for example
+    `ThreadPoolExecutor.map`.
     """
 
     def __init__(
@@ -59,14 +60,14 @@ class LeaseReader:
         self._clock = runtime.clock
         self._parallel = parallel or map
         self._segments = Segments(application.tables.scan_segments, self._table_bytes, runtime.clock)
-        # Reading segments one after another would only cost more requests.
+        # If segments are read one after another, a division only costs more requests.
         self._divides_scans = parallel is not None or application.tables.scan_segments > 0
         self._other_workers = None if layout.shares_one_table else WorkerTable(client, application, layout, runtime)
         self._no_index_until: float | None = None
         self._scanned: dict[LeaseKey, tuple[Item, Lease]] = {}
 
     def get(self, key: LeaseKey, consistent: bool = True) -> Lease | None:
-        """Read one lease; None if there is none. Raises UnreadableItem."""
+        """Read one lease; None if it does not exist. Raises UnreadableItem."""
         return self._lease(self._sender.get(self._table, {LEASE_KEY: s(key)}, consistent=consistent))
 
     def scan(self, consistent: bool = True) -> ScanResult:
@@ -116,14 +117,15 @@ class LeaseReader:
         return False
 
     def owned_by(self, worker: WorkerId) -> list[LeaseKey]:
-        """The keys of the leases whose `leaseOwner` is `worker`, from the index if it exists.
+        """Return the keys of the leases whose `leaseOwner` is `worker`. Uses the index if it exists, or else a
+        scan.
 
         The index is eventually consistent, so the caller has to read each lease again.
         """
         if self._no_index_until is None or self._clock.monotonic() >= self._no_index_until:
             try:
                 found = self._owned_by_index(worker)
-            # Any of these can mean that there is no such index
+            # Each of these errors can mean that the index does not exist
             except (aws.RequestRefused, AccessDenied, TableNotFound) as error:
                 self._no_index_until = self._clock.monotonic() + INDEX_RECHECK_SECONDS
                 log.warning("index %s of %s cannot be used, scanning: %s", OWNER_INDEX, self._table, error)
@@ -152,8 +154,8 @@ class LeaseReader:
         return [LeaseKey(key_of(item, LEASE_KEY)) for page in found for item in page]
 
     def _scanned_lease(self, item: Item, before: tuple[Item, Lease] | None) -> Lease | None:
-        """The lease in an item, given what the last scan returned for its key. Only what has changed since is
-        parsed."""
+        """Return the lease in an item. `before`: the item and the lease that the last scan returned for the same
+        key. Only attributes that have changed since are parsed, if possible."""
         if before is not None:
             if before[0] == item:
                 return before[1]

@@ -25,29 +25,32 @@ from kcl_dagster.tables.sending import Applied, Refused
 __all__ = ["LeaseTable", "ScanResult"]
 
 CaughtUp = Callable[[Lease], None]
-"""Called when an owner's call finds that its earlier write was applied although the response was lost. The argument
-is the lease as it is in the table. If the call fails later, the table is at most one further write ahead of this.
+"""A function that a transition of the owner calls if it finds that an earlier write was applied although its
+response was lost. The argument is the lease as it is in the table. If the transition fails later, the lease in the
+table is at most one write ahead of the argument.
 """
 
 CREATED_AT_ONCE: Final = 50  # leases per transaction, which may write a hundred rows
-LOST_IN_A_ROW: Final = 5  # lost responses after which one call of an owner gives up; the next renewal tries again
+# After this many lost responses in a row, a transition of the owner fails. The next renewal tries again.
+LOST_IN_A_ROW: Final = 5
 
 
 class LeaseTable(LeaseReader):
-    """Reads leases and carries out their transitions. Stateless except for caches: any thread may call it.
+    """Reads leases and carries out their transitions. Has no state except for caches, so any thread may call it.
 
     A transition takes the lease as the caller last read it, and returns the lease as it is afterwards. If another
     write came first:
 
-    - a transition that any worker or leader may try returns None;
-    - a transition of the owner raises LeaseLost.
+    - A transition that any worker or leader may try returns None.
+    - A transition of the owner raises LeaseLost.
 
-    All raise ServiceError and TableError if DynamoDB cannot be used, including OutcomeUnknown.
+    All transitions raise ServiceError or TableError if DynamoDB cannot be used. OutcomeUnknown is one of these
+    errors.
 
-    If an owner's write was applied but its response was lost, the next write finds another counter. The owner then
-    reads the row and writes again, because it may trust its lease only from the time of a write that was certainly
-    its own. The KCL does not write again. It regards the earlier write as the later one, and so trusts the lease
-    for longer than other workers do. With the policy `kcl`, this class does the same.
+    If an owner's write was applied but its response was lost, the owner's next write finds another counter. The
+    owner then reads the row and writes again, because it may trust its lease only from the time of a write that was
+    certainly its own. The KCL does not write again: it takes the earlier write for the later one, and thus trusts
+    the lease for longer than other workers do. With the policy `kcl`, this class does the same.
     """
 
     # --- transitions of the owner -------------------------------------------------------------------------------
@@ -84,12 +87,12 @@ class LeaseTable(LeaseReader):
     ) -> Lease:
         """Record progress and clear the pending checkpoint. Counts as a renewal. Raises LeaseLost.
 
-        - `counts`: what was stored since the lease's last checkpoint. Added exactly once, even if responses are
-          lost.
+        - `counts`: the counts of rows that were stored since the lease's last checkpoint. They are added exactly
+          once, even if responses are lost.
         - `claim`: the chain that may have entries for the lease from now on.
         - `ends_claim`: no chain may have entries for the lease from now on.
 
-        Raises ValueError for a checkpoint before that of `lease`: progress never goes back.
+        Raises ValueError if `checkpoint` is before the checkpoint of `lease`, because progress never goes back.
         """
         _refuse_to_go_back(lease, checkpoint)
         return self._advance(
@@ -121,8 +124,8 @@ class LeaseTable(LeaseReader):
         batch: int | None = None,
         caught_up: CaughtUp | None = None,
     ) -> Lease:
-        """Record that a batch through `pending` begins; progress stays. Counts as a renewal. Raises as `checkpoint`
-        does."""
+        """Record that a batch through `pending` begins. The checkpoint is not changed. Counts as a renewal. Raises
+        as `checkpoint` does."""
         _refuse_to_go_back(lease, pending)
         return self._advance(
             lease,
@@ -132,25 +135,25 @@ class LeaseTable(LeaseReader):
         )
 
     def transfer(self, lease: Lease) -> Lease | None:
-        """Complete a handoff as the old owner. None if another process has moved the lease meanwhile."""
+        """Complete a handoff as the old owner. Returns None if another process has moved the lease meanwhile."""
         if lease.owner is None:
             return None
         return self._moved(requests.transfer(self._table, lease), outcomes.assigned(lease, lease.owner))
 
     def release(self, lease: Lease) -> Lease | None:
-        """Give up a lease. In a handoff, the next owner gets it. None if another process has moved the lease
-        meanwhile."""
+        """Give up a lease. In a handoff, the next owner gets it. Returns None if another process has moved the
+        lease meanwhile."""
         return self._moved(requests.release(self._table, lease), outcomes.released(lease))
 
     def vacate(self, lease: Lease, *, counter: int | None = None) -> Lease | None:
-        """Remove the owners of a lease, also during a handoff. None if the owners are no longer those of `lease`,
-        or if the counter is no longer `counter`."""
+        """Remove the owners of a lease, also during a handoff. Returns None if the owners are no longer those of
+        `lease`, or if the counter is no longer `counter`."""
         return self._moved(requests.vacate(self._table, lease, counter), outcomes.vacated(lease, counter))
 
     # --- transitions of others ----------------------------------------------------------------------------------
 
     def create(self, lease: Lease, guard: Request | None = None) -> bool:
-        """Create the row of a lease. Returns False if there is a row with this key, which is not changed.
+        """Create the row of a lease. Returns False, without a change, if a row with this key exists.
 
         `guard`: a write that has to succeed in the same transaction, see `LeaderLock.guard`. If it fails, this
         raises Unsafe: the caller's reason for creating the lease may no longer hold.
@@ -162,14 +165,17 @@ class LeaseTable(LeaseReader):
         return isinstance(outcome, Applied)
 
     def create_all(self, leases: Sequence[Lease], guard: Request) -> list[Lease]:
-        """Create up to `CREATED_AT_ONCE` leases in one transaction with the guard. Returns those that had no row.
+        """Create up to `CREATED_AT_ONCE` leases in one transaction with the guard. Returns the leases that were
+        created.
 
-        There is one transaction because all transactions of a leader write the row of its lock, and DynamoDB
-        refuses one of two transactions that write a row at the same time. Raises as `create` does.
+        There is only one transaction because every transaction of a leader writes the row of the lock. If two
+        transactions write a row at the same time, DynamoDB refuses one of them. Raises as `create` does.
         """
         if len(leases) > 1:
             request = together([*(requests.create(self._table, lease) for lease in leases), guard])
-            with suppress(aws.ConditionFailed):  # some have a row, or we no longer lead: single writes show which
+            # If this fails, some leases have a row, or this process no longer leads. Single writes show which is
+            # true.
+            with suppress(aws.ConditionFailed):
                 self._sender.overwrite(request)
                 return list(leases)
         return [lease for lease in leases if self.create(lease, guard)]
@@ -178,7 +184,7 @@ class LeaseTable(LeaseReader):
         """Create the lease of a child of a shard that was read to its end. Returns False if the child has a lease
         already.
 
-        `children`: all children of the parent. If the parent's lease is finished or deleted, this raises LeaseLost:
+        `children`: all children of the parent. Raises LeaseLost if the parent's lease is finished or deleted. Then
         another worker finished it, and the children may have been read and their leases deleted since.
         """
         request = requests.create_child(self._table, child, parent.key, children)
@@ -188,17 +194,18 @@ class LeaseTable(LeaseReader):
         return isinstance(outcome, Applied)
 
     def take(self, lease: Lease, new_owner: WorkerId) -> Lease | None:
-        """Take a lease if its counter has not changed since it was read. None if it has."""
+        """Take a lease. Returns None if its counter has changed since it was read."""
         return self._moved(requests.take(self._table, lease, new_owner), outcomes.taken(lease, new_owner))
 
     def assign(self, lease: Lease, to: WorkerId, *, counter: int | None = None) -> Lease | None:
-        """Give a lease to a worker. None if the owners are no longer those of `lease`, or the counter is no longer
-        `counter`."""
+        """Give a lease to a worker. Returns None if the owners are no longer those of `lease`, or if the counter is
+        no longer `counter`."""
         request = requests.assign(self._table, lease, to, counter)
         return self._moved(request, outcomes.assigned(lease, to, counter))
 
     def initiate_handoff(self, lease: Lease, to: WorkerId) -> Lease | None:
-        """Ask the owner to hand over. None if the owner has changed or a handoff is under way."""
+        """Ask the owner to hand the lease over to `to`. Returns None if the owner has changed or a handoff is under
+        way."""
         return self._moved(requests.initiate_handoff(self._table, lease, to), outcomes.handoff_begun(lease, to))
 
     def rewind(
@@ -209,7 +216,8 @@ class LeaseTable(LeaseReader):
         *,
         ended_parent: str | None = None,
     ) -> Lease | None:
-        """Move a lease without an owner to any position, for audited resets only. None if a worker owns the lease.
+        """Move a lease without an owner to any position, for audited resets only. Returns None if a worker owns the
+        lease.
 
         `counted_since`: see `requests.rewind`. `ended_parent`: see `Lease`.
         """
@@ -229,8 +237,8 @@ class LeaseTable(LeaseReader):
         return self._described(key, request, outcomes.has_hash_range(hash_range))
 
     def delete(self, lease: Lease, *, forced: bool = False) -> bool:
-        """Delete a finished lease; with `forced`, also an unfinished one, if its owners have not changed. Returns
-        whether the lease is gone."""
+        """Delete a finished lease. With `forced`, delete any lease whose owners have not changed. Returns whether
+        the lease no longer exists."""
         request = requests.delete_lease(self._table, lease, forced=forced)
         outcome = self._write(request, outcomes.deleted(lease, forced=forced))
         return isinstance(outcome, Applied) or outcome.item is None
@@ -245,7 +253,8 @@ class LeaseTable(LeaseReader):
         return self._lease(outcome.item) if isinstance(outcome, Applied) else None
 
     def _described(self, key: LeaseKey, request: Request, judge: Judge) -> bool:
-        """Write metadata. The write is conditional only on the key, so the row is read and checked first."""
+        """Write the children or the hash range of a lease. The write requires only that the row exists, so the row
+        is read and checked first."""
         return self.get(key) is not None and isinstance(self._write(request, judge), Applied)
 
     def _advance(
@@ -277,7 +286,7 @@ class LeaseTable(LeaseReader):
             return _renewed(lease, throughput_kbps, stored_through)
         now = self._lease(outcome.item)
         if self._as_kcl and now is not None and outcomes.may_have_renewed(lease, now):
-            return now  # the KCL regards an earlier write, whose response was lost, as this one
+            return now  # the KCL takes an earlier write, whose response was lost, for this write
         return outcome
 
     def _until_answered(
@@ -287,8 +296,8 @@ class LeaseTable(LeaseReader):
         is_behind: Callable[[Lease, Lease], bool],
         caught_up: CaughtUp | None,
     ) -> Lease:
-        """Write as the owner. If only the response to an earlier write was lost, write again, based on the stored
-        row."""
+        """Write as the owner. If the row has changed only because an earlier write of the owner was applied and its
+        response was lost, write again, based on the stored row."""
         deadline = self._sender.deadline()
         known = lease
         for _ in range(LOST_IN_A_ROW):
@@ -305,8 +314,8 @@ class LeaseTable(LeaseReader):
 
 
 def _counted(known: Lease, checkpoint: Checkpoint, counts: BatchCounts | None, batch: int) -> StoredCounts | None:
-    """The counts to write; None to leave them unchanged. If the lease has this checkpoint already, it has the
-    counts, too: an earlier write was applied, and its response was lost."""
+    """Return the counts to write; None to leave the counts unchanged. If the lease has this checkpoint already, it
+    also has the counts: an earlier write was applied, and its response was lost."""
     if counts is None or known.checkpoint == checkpoint:
         return None
     return counts.added_to(known.stored, known.checkpoint, checkpoint, batch)
@@ -319,7 +328,8 @@ def _claim_after(known: Lease, claim: Claim | None, *, ends_claim: bool) -> Clai
 
 
 def _renewed(lease: Lease, throughput_kbps: float | None, stored_through: int | None) -> Lease:
-    """The row after a renewal. It follows from the write's condition; the response does not contain it."""
+    """Return the lease after a renewal. The response does not contain the row, but the write's condition determines
+    it."""
     throughput = lease.throughput_kbps if throughput_kbps is None else rounded(throughput_kbps)
     tip = lease.stored_through if stored_through is None else stored_through
     ended = lease.ended_parent if stored_through is None else None
@@ -328,7 +338,7 @@ def _renewed(lease: Lease, throughput_kbps: float | None, stored_through: int | 
 
 
 def _is_handed_over_by(lease: Lease, now: Lease) -> bool:
-    """Whether `now` differs from `lease`, as the owner last read it, only by a handoff that began."""
+    """Whether a handoff to another worker has begun, and nothing else has changed, since the owner read `lease`."""
     return (
         now.counter == lease.counter
         and not lease.in_handoff

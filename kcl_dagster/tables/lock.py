@@ -1,9 +1,10 @@
 """The leader lock: one row, used by all candidates for leadership, Java or Python.
 
-Compatible with Amazon's lock client. The holder changes the version in the row regularly. A candidate that has
-observed one version unchanged for longer than the duration *stored in the row* may replace the row. `Standing`
-records for how long a version was unchanged. Unlike the KCL's record in memory, it survives a restart. So even an
-observer that restarts more often than the duration can take over the lock of a dead holder.
+The lock is compatible with Amazon's lock client. The holder changes the version in the row regularly. If a
+candidate has observed one version unchanged for longer than the duration *stored in the row*, it may replace the
+row. `Standing` records for how long a version was unchanged. This record survives a restart, while the KCL's record
+is in memory only. Even a candidate that restarts more often than the duration can therefore take the lock of a dead
+holder.
 """
 
 import re
@@ -31,8 +32,8 @@ from kcl_dagster.tables.outcomes import WriteVerdict
 from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
 
-# The prefix of the names of leaders that launch no workers (standbys). Any other leader of ours takes the lock from
-# a standby at once. Otherwise, a fleet whose standby got the lock first would never get a worker again.
+# The prefix of the names of leaders that launch no workers (standbys). Any other kcl_dagster leader takes the lock
+# from a standby at once. Otherwise, a fleet whose standby got the lock first would never get a worker again.
 STANDBY: Final = "standby:"
 # The prefix of the names of leaders that launch their own workers.
 DEPLOYMENT: Final = "dagster:"
@@ -44,13 +45,14 @@ class LockView:
 
     held: bool
     owner: str | None
-    """The name of the leader, this one or another. None if another candidate was faster just now."""
+    """The name of the leader, which may be this process. None if another candidate has just been faster."""
 
     trusted_until: float
-    """Monotonic time until which no candidate of the same rank can have taken the lock; 0 if it is not held."""
+    """Monotonic time until which no candidate of the same rank can have taken the lock; 0 if this process does not
+    hold the lock."""
 
     stood_for: float = 0.0
-    """For how many seconds another owner's version is known to be unchanged."""
+    """If another candidate holds the lock: the seconds for which its version is known to be unchanged."""
 
     duration: float = 0.0
     """The seconds after which another candidate may take the lock. From the row, at most `LONGEST_DURATION`."""
@@ -61,10 +63,10 @@ class LockView:
 
 @dataclass(frozen=True, slots=True)
 class LockProcess:
-    """The process that leads, by a name that other processes on its machine can check.
+    """The process that leads. `name` identifies it, so that other processes on its machine can check it.
 
-    `is_dead` returns whether the named process is known to have ended. Returns False for a process of another
-    machine.
+    `is_dead` returns whether the process with a given name is known to have ended. It returns False for a process
+    of another machine.
     """
 
     name: str
@@ -80,9 +82,9 @@ class _Row:
     process: str | None = None
 
 
-# The longest duration that is accepted from a row, unless the configured one is longer. A leader changes the row
-# several times per minute. If a row had a duration of years, the fleet would have no leader after its owner ended.
-# A takeover is safe at any time, because every write of the former leader is conditional.
+# The longest duration that is accepted from a row, if the configured duration is not longer. A leader changes the
+# row several times per minute. If a row had a duration of years, the fleet would have no leader after the holder
+# ended. A takeover is safe at any time, because every write of the former leader is conditional.
 LONGEST_DURATION: Final = 3600.0
 
 _MILLISECONDS: Final = re.compile(r"[0-9]{1,15}")
@@ -90,7 +92,8 @@ _OVERTAKEN: Final = LockView(held=False, owner=None, trusted_until=0.0)
 
 
 class LeaderLock:
-    """One candidate for leadership. Not for use by two threads at once. Waits only if DynamoDB throttles it.
+    """The lock as used by one candidate for leadership. Not safe for two threads at once. Waits only if DynamoDB
+    throttles it.
 
     `owner` names the deployment, not the process: a process with the holder's name gets the lock at once. Two
     processes with the same name both lead. This is safe, because every write of a leader is conditional.
@@ -115,7 +118,7 @@ class LeaderLock:
         self._owner = owner
         self._process = process
         self._duration = application.timings.leader_lock if duration_seconds is None else duration_seconds
-        self._version: str | None = None  # the version that we wrote last, while we hold the lock
+        self._version: str | None = None  # the version that this process wrote last, while it holds the lock
 
     @property
     def standing_key(self) -> str:
@@ -149,30 +152,30 @@ class LeaderLock:
         return owner.startswith(STANDBY) and not self._owner.startswith(STANDBY)
 
     def _is_orphaned(self, row: _Row) -> bool:
-        """Whether the holder's process is known to have ended. As in every takeover, the write is conditional on
-        the version that was read. Later writes of the former holder expect that version, so they are refused."""
+        """Whether the holder's process is known to have ended. In this case, too, the takeover is conditional on
+        the version that was read. Later writes of the former holder expect this version, so they are refused."""
         return self._process is not None and row.process is not None and self._process.is_dead(row.process)
 
     def guard(self) -> Request:
-        """A write that fails if another leader has held the lock since the last `hold`. For use within a
+        """Return a write that fails if another leader has held the lock since the last `hold`. For use within a
         transaction.
 
-        Only leaders delete leases. A leader may be paused for long after it has read the leases. This guard
-        prevents it from recreating a lease that was finished and deleted meanwhile. Raises Unsafe if the lock is
-        not held.
+        Only leaders delete leases. A leader may pause for a long time after it has read the leases. This guard
+        prevents it from creating a lease again that was finished and deleted meanwhile. Raises Unsafe if this
+        process does not hold the lock.
         """
         if self._version is None:
             raise Unsafe(f"{self._owner} does not lead any more")
         return coordination.still_leads(self._place, self._owner, self._milliseconds, self._version)
 
     def peek(self) -> str | None:
-        """The holder's name in the row. None if the lock has no holder."""
+        """Return the holder's name, as it is in the row; None if the lock has no holder."""
         row = self._read()
         return None if row is None or row.is_released else row.owner
 
     def release(self) -> bool:
-        """Release the lock, so that others can lead at once. Returns False if another process with our name holds
-        it.
+        """Release the lock, so that another process can lead at once. Returns False if another process with the
+        same name holds the lock.
 
         Deletes the row only if it has the version that this process wrote.
         """
@@ -190,7 +193,7 @@ class LeaderLock:
         return self._parsed(outcome.item).owner != self._owner
 
     def _replace(self, watched: str | None, started: float) -> LockView:
-        """Write the whole row. `watched`: the version that it replaces; None if there is no row."""
+        """Write the whole row. `watched`: the version of the row that is replaced; None if there is no row."""
         version, place, duration = self._new_id(), self._place, self._milliseconds
         if watched is None:
             request = coordination.acquire_lock(place, self._owner, duration, version, process=self._name)
@@ -206,8 +209,8 @@ class LeaderLock:
         return self._write(request, version, held, started)
 
     def _write(self, request: Request, version: str, expected: str | None, started: float) -> LockView | None:
-        """Returns None if the row no longer has the expected version. Versions never repeat, so the outcome is
-        always certain."""
+        """Send a write that acquires or renews the lock. Returns None if the row no longer has the expected
+        version. Versions never repeat, so it is always certain whether the write was applied."""
 
         def judge(item: Item | None) -> WriteVerdict:
             found = self._version_in(item)
@@ -220,7 +223,8 @@ class LeaderLock:
             self._version = None
             return None
         self._version = version
-        # Other candidates measure from when they read the new version, which is later than when it was sent.
+        # Other candidates measure the duration from the time when they read the new version. This is later than the
+        # time when this process sent it.
         return LockView(
             held=True, owner=self._owner, trusted_until=started + self._duration, duration=self._duration
         )

@@ -1,4 +1,5 @@
-"""The row in which a leader saves what the next leader needs to know. Each save overwrites it."""
+"""The row in which a leader saves its observations and decisions for the next leader. Each save overwrites the
+row."""
 
 import json
 import logging
@@ -19,13 +20,13 @@ log = logging.getLogger(__name__)
 
 FORMAT_NUMBER: Final = 1  # JSON, deflated; a document of another format is ignored
 LARGEST: Final = 380 * 1024  # bytes; DynamoDB takes 400 KB per item, including names
-# Bytes; a full document has about a tenth of this, a decompression bomb up to 380 MB
+# Bytes; a full document has about a tenth of this. A malicious document could have up to 380 MB
 LARGEST_UNPACKED: Final = 4 * 1024 * 1024
 
 
 class MemoryRow:
-    """Loads and saves a JSON document. Two leaders may overwrite each other, so its content must not depend on
-    order."""
+    """Loads and saves a JSON document. Two leaders may overwrite each other's documents, so the result must not
+    depend on the order of their writes."""
 
     def __init__(
         self,
@@ -41,8 +42,8 @@ class MemoryRow:
         self._application = application.name
 
     def load(self) -> dict[str, Any]:
-        """The last document; an empty one if none can be read. Without a document the leader only takes longer to
-        decide."""
+        """Return the last document; an empty document if none can be read. Without a document, the leader only
+        takes longer to decide."""
         item = self._sender.get(self._place.table, {self._place.key: s(MEMORY_KEY)})
         if item is None:
             return {}
@@ -66,7 +67,8 @@ class MemoryRow:
 
 
 def _unpacked(packed: bytes) -> bytes:
-    """Decompress a document. Raises ValueError if it is larger than any leader writes, or is cut off."""
+    """Decompress a document. Raises ValueError if the document is cut off, or larger than any document of a
+    leader."""
     unpacking = zlib.decompressobj()
     document = unpacking.decompress(packed, LARGEST_UNPACKED)
     if not unpacking.eof:

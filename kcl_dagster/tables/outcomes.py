@@ -1,11 +1,11 @@
-"""Decide whether a write whose response was lost has been applied, from the lease as it is now.
+"""Decides whether a write whose response was lost has been applied, from the lease as it is now.
 
-Each function returns a judge, which is called right after a strongly consistent read. None stands for a deleted
-lease. The verdicts are:
+Each function returns a judge, which is called right after a strongly consistent read. The judge gets the lease, or
+None if the lease was deleted. The verdicts are:
 
-- APPLIED: only this write leads to the state, or the state serves the caller equally well.
-- STANDING: the write has not been applied, and would succeed if it were sent again. That is safe, because the
-  condition of the write lets at most one of the two succeed.
+- APPLIED: only this write leads to the present state of the lease, or the state serves the caller equally well.
+- STANDING: the write has not been applied, and would succeed if it were sent again. Sending it again is safe,
+  because the condition of the write lets at most one of both requests succeed.
 - SUPERSEDED: the write can no longer be applied.
 """
 
@@ -29,7 +29,8 @@ Judge = Callable[[Lease | None], WriteVerdict]
 
 
 def created(lease: Lease) -> Judge:
-    """Two creators of one lease write the same row, so it does not matter which of them was first."""
+    """Judge a creation. Two creators of one lease write the same row, so it does not matter which of them was
+    first."""
 
     def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
@@ -40,7 +41,8 @@ def created(lease: Lease) -> Judge:
 
 
 def unmoved(before: Lease) -> Judge:
-    """For a renewal. It changes only the counter, so it is never known to have been applied."""
+    """Judge a renewal. It changes only the counter, which other writes raise, too. A renewal therefore never counts
+    as applied."""
 
     def judge(now: Lease | None) -> WriteVerdict:
         if now is None or now.actual_owner != before.actual_owner:
@@ -51,8 +53,8 @@ def unmoved(before: Lease) -> Judge:
 
 
 def may_have_renewed(before: Lease, now: Lease) -> bool:
-    """Whether the owner is the same and the counter one higher: by an earlier renewal, or an assignment to the same
-    owner."""
+    """Whether the owner is the same, and the counter is higher by one. The cause may be an earlier renewal, or an
+    assignment to the same owner."""
     return now.actual_owner == before.actual_owner and now.counter == before.counter + 1
 
 
@@ -66,8 +68,9 @@ def taken(before: Lease, by: WorkerId) -> Judge:
 
 
 def assigned(before: Lease, to: WorkerId, counter: int | None = None) -> Judge:
-    """Any higher counter counts as applied, because the new owner may have renewed since. It also counts as applied
-    if another leader made the same decision."""
+    """Judge an assignment. If the worker `to` owns the lease, any higher counter counts as applied, because the
+    worker may have renewed the lease since. An assignment of another leader to the same worker also counts as
+    applied."""
 
     def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
@@ -80,7 +83,8 @@ def assigned(before: Lease, to: WorkerId, counter: int | None = None) -> Judge:
 
 
 def handoff_begun(before: Lease, to: WorkerId) -> Judge:
-    """Also applied if the old owner has already completed the handoff."""
+    """Judge the beginning of a handoff. It also counts as applied if the old owner has already completed the
+    handoff."""
 
     def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
@@ -110,7 +114,7 @@ def vacated(before: Lease, counter: int | None = None) -> Judge:
 
 
 def checkpointed(before: Lease, checkpoint: Checkpoint, claim: Claim | None = None) -> Judge:
-    """`claim`: the claim in the row after the write."""
+    """Judge a checkpoint. `claim`: the claim in the row after the write."""
 
     def judge(now: Lease | None) -> WriteVerdict:
         if now is None or now.actual_owner != before.actual_owner:
@@ -175,14 +179,15 @@ def deleted(before: Lease, *, forced: bool) -> Judge:
 
 
 def _by_counter(before: Lease, now: Lease, *, applied: bool) -> WriteVerdict:
-    """For writes that require the counter to be unchanged and add one to it."""
+    """Judge a write that requires the counter to be unchanged and adds one to it. `applied`: whether the lease
+    looks as it would after the write."""
     if now.counter == before.counter:
         return WriteVerdict.STANDING
     return WriteVerdict.APPLIED if applied and now.counter == before.counter + 1 else WriteVerdict.SUPERSEDED
 
 
 def _by_owners(before: Lease, now: Lease, counter: int | None = None) -> WriteVerdict:
-    """For writes that require the owners to be unchanged. If the owners are the same, the write has not been
-    applied."""
+    """Judge a write that requires the owners to be unchanged. If the owners are still the same,
+    the write has not been applied."""
     same = (now.owner, now.checkpoint_owner) == (before.owner, before.checkpoint_owner)
     return WriteVerdict.STANDING if same and counter in {None, now.counter} else WriteVerdict.SUPERSEDED

@@ -1,4 +1,4 @@
-"""Which table holds which rows of an application."""
+"""The layout of an application's tables: which table holds which rows."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -33,7 +33,8 @@ class TableLayout:
     """The client version in `Migration3.0` when the layout was detected; None if there was no such item."""
 
     take_over: bool = False
-    """Whether the operator decided to take over a table of KCL 2.x. Then `create_tables` writes the new version."""
+    """Whether the operator decided to take over a table of KCL 2.x. If so, `create_tables` writes the new client
+    version."""
 
     @classmethod
     def single(

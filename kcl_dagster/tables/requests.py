@@ -1,6 +1,6 @@
 """Every transition of a lease, as a request.
 
-    create            no owner, nothing read; by the leader, or by the worker that finishes the parent
+    create            no owner, initial checkpoint; by the leader, or by the worker that finishes the parent
     take              owned by the worker that takes it; requires the counter that this worker read
     assign            owned by the worker that the leader chose; accepts any counter
     initiate_handoff  two owners: the next owner, and the old owner that still reads
@@ -12,12 +12,14 @@
     vacate            no owner, also out of a handoff whose next owner has ended
     delete            the row is removed
 
-The conditions are the KCL's or stricter: its clients and ours may race on any row. `assign` can be made conditional
-on the counter. A lease is taken without its owner's consent in this way: if the owner renews in between, the write
-fails. "Fails if ..." in a docstring means that DynamoDB refuses the write. All writes set single attributes, so the
-attributes of other clients are preserved. A chain is a worker's log of committed batches, see `kcl_dagster.chains`.
+Each line names a request, and the state of the lease after it. The conditions of the requests are at least as
+strict as those of the KCL, because Java workers and kcl_dagster workers may write a row at the same time. `assign`
+can be made conditional on the counter. Such a write takes a lease without its owner's consent, and fails if the
+owner renews the lease before it. "Fails if ..." in a docstring means that DynamoDB refuses the write. All writes
+set single attributes, so the attributes of other clients are preserved. A chain is a worker's log of committed
+batches, see `kcl_dagster.chains`.
 
-Modelled in spec/ExactlyOnce.tla: each condition can be switched off there, and the model then finds a violation.
+Modelled in spec/ExactlyOnce.tla. If one of the conditions is switched off in the model, it finds a violation.
 """
 
 from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
@@ -54,8 +56,8 @@ def create_child(table: str, child: Lease, parent: LeaseKey, children: frozenset
     """Create the lease of a child, and record the `children` in the parent's lease. Fails if the child has a lease,
     or if the parent's lease is finished or deleted.
 
-    A child is not read, finished or cleaned up while its parent is unfinished. A process that is paused before this
-    write therefore cannot recreate a child's lease that others have finished and deleted meanwhile.
+    A child is not read, finished or cleaned up while its parent is unfinished. If a process pauses before this
+    write, it therefore cannot create a child's lease again that other workers have finished and deleted meanwhile.
     """
     note = _update(table, parent).require(_EXISTS)
     note.require(f"{a.CHECKPOINT} <> :end", {":end": s(SHARD_END.sequence)}).set({a.CHILDREN: names(children)})
@@ -76,7 +78,7 @@ def renew(
         update.set({a.STORED_THROUGH: n(stored_through)})
         if lease.ended_parent is not None:  # the shard has been read
             update.remove(a.ENDED_PARENT)
-    return update.request("NONE")  # the condition implies the row's content
+    return update.request("NONE")  # the condition determines the row, so the response need not contain it
 
 
 def take(table: str, lease: Lease, new_owner: WorkerId) -> Request:
@@ -96,7 +98,8 @@ def assign(table: str, lease: Lease, to: WorkerId, counter: int | None = None) -
 
 
 def transfer(table: str, lease: Lease) -> Request:
-    """Complete a handoff: the old owner stops, the next one may start."""
+    """Complete a handoff: the old owner has stopped, and the next owner may start. Fails if the owners have
+    changed."""
     if lease.owner is None or lease.checkpoint_owner is None:
         msg = f"lease {lease.key} is not being handed over"
         raise ValueError(msg)
@@ -104,8 +107,9 @@ def transfer(table: str, lease: Lease) -> Request:
 
 
 def initiate_handoff(table: str, lease: Lease, to: WorkerId) -> Request:
-    """Name the next owner. The present owner reads on until it transfers the lease. The counter is not changed, so
-    the present owner can still renew. Fails if the owner has changed or a handoff is under way."""
+    """Begin a handoff: write the next owner. The present owner continues to read until it transfers the lease. The
+    counter is not changed, so the present owner can still renew. Fails if the owner has changed or a handoff is
+    under way."""
     if lease.owner is None or lease.checkpoint_owner is not None or to == lease.owner:
         msg = f"lease {lease.key} of {lease.owner} cannot be handed over to {to}"
         raise ValueError(msg)
@@ -116,7 +120,8 @@ def initiate_handoff(table: str, lease: Lease, to: WorkerId) -> Request:
 
 
 def release(table: str, lease: Lease) -> Request:
-    """Give up a lease. It has no owner then, or in a handoff the next owner. Fails if the owners have changed."""
+    """Give up a lease. Afterwards, the lease has no owner. In a handoff, the next owner owns it. Fails if the
+    owners have changed."""
     update = _by_owners(table, lease)
     if lease.checkpoint_owner is None:
         update.remove(a.OWNER)
@@ -170,7 +175,8 @@ def checkpoint(
 def prepare_checkpoint(
     table: str, lease: Lease, pending: Checkpoint, *, state: bytes | None = None, batch: int | None = None
 ) -> Request:
-    """Record that a batch begins; progress stays. Counts as a renewal. Fails if the counter has changed."""
+    """Record that a batch begins. The checkpoint is not changed. Counts as a renewal. Fails if the counter has
+    changed."""
     update = _by_owner(table, lease).set(checkpoint_values(pending, pending=True))
     if batch is not None:
         update.set({a.BATCH: n(batch)})
@@ -191,11 +197,12 @@ def rewind(
     """Move a lease without an owner to another position, and clear the pending checkpoint. Fails if another process
     owns the lease or has written it.
 
-    `counted_since`: epoch seconds. All records that arrived then or later are after the position. The counts of
-    windows that begin earlier are not known from then on. None: the first batch determines this time.
+    `counted_since`: epoch seconds. All records that arrived at this time or later are after the position. Once the
+    lease is moved, the counts of windows that begin earlier are not known. None: the first batch determines this
+    time.
 
-    The row still names the chain that may have entries for the lease. The next owner settles that chain, but its
-    entries are not progress of the lease.
+    The row still names the chain that may have entries for the lease. The next owner settles this chain, but its
+    entries do not advance the lease.
     """
     update = _by_counter(table, lease).remove(a.CLAIM, a.CLAIM_STATE)
     if ended_parent is None:
@@ -211,8 +218,8 @@ def rewind(
 
 
 def update_children(table: str, key: LeaseKey, children: frozenset[str]) -> Request:
-    """Record the children of a shard. Fails if there is no lease: a late write must not create an incomplete
-    row."""
+    """Record the children of a shard. Fails if the shard has no lease, because a late write must not create an
+    incomplete row."""
     return _update(table, key).require(_EXISTS).set({a.CHILDREN: names(children)}).request()
 
 
@@ -238,8 +245,9 @@ def _update(table: str, key: LeaseKey) -> Update:
 
 
 def _by_owner(table: str, lease: Lease) -> Update:
-    """A write by the owner, conditional on the counter and on the owner. The counter alone would suffice if leases
-    were never deleted. A recreated lease counts from 0 again, and could reach the counter that a former owner read.
+    """Return a write by the owner, conditional on the counter and on the owner. If leases were never deleted, the
+    counter alone would suffice. But the counter of a lease that was created again begins at 0, and could reach the
+    counter that a former owner read.
     """
     update = _by_counter(table, lease)
     owner = lease.actual_owner
@@ -261,8 +269,8 @@ def _by_owners(table: str, lease: Lease) -> Update:
 
 
 def _count_switch(update: Update, lease: Lease, new_owner: WorkerId) -> Update:
-    """Count a switch of owners as the KCL does. A completed handoff does not count, because its beginning wrote the
-    next owner."""
+    """Count a switch of owners as the KCL does. The completion of a handoff does not count, because the next owner
+    was written when the handoff began."""
     if (lease.owner is not None and lease.owner != new_owner) or lease.checkpoint_owner == new_owner:
         update.add_one(a.SWITCHES)
     return update

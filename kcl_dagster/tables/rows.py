@@ -13,7 +13,7 @@ OPERATING_RANGE: Final = "opr"
 SUPPORT_CODE: Final = "sup"
 SUPPORT_UPDATE: Final = "slu"
 PROPERTIES: Final = "properties"
-# Ours; the KCL ignores and keeps them.
+# Attributes of kcl_dagster. The KCL ignores them, and does not remove them.
 SLOT: Final = "kdSlot"
 RUN_ID: Final = "kdRunId"
 STATE: Final = "kdState"
@@ -30,13 +30,14 @@ SLOW_SINCE: Final = "kdSlowSince"
 HELD_SINCE: Final = "kdHeldSince"
 LEASE_MS: Final = "kdLeaseMs"
 
-OLDEST_REPORT: Final = 60  # seconds; the KCL does not write a row that its readers would regard as dead
+OLDEST_REPORT: Final = 60  # seconds; the KCL does not write a row with an older time, which would count as dead
 
 
 def worker_row_from_item(item: Mapping[str, Any], *, key: str = LEASE_KEY) -> WorkerRow | None:
-    """The worker row in an item; None for a row of another kind. `key`: the table's key attribute.
+    """Return the worker row in an item; None for a row of another kind. `key`: the table's key attribute.
 
-    In the lease table, `entityType` marks worker rows. In a table of their own they need not have it.
+    In the lease table, `entityType` marks worker rows. In the older table for workers, a row need not have this
+    attribute.
     """
     reader = ItemReader(item, key)
     kind = reader.text(ENTITY_TYPE)
@@ -72,9 +73,11 @@ def worker_row_from_item(item: Mapping[str, Any], *, key: str = LEASE_KEY) -> Wo
 
 
 def worker_row_values(row: WorkerRow) -> dict[str, Value]:
-    """The attributes that one heartbeat writes. A value of None leaves the attribute unchanged, as in the KCL.
+    """Return the attributes that one heartbeat writes. As in the KCL, a field that is None leaves its attribute
+    unchanged.
 
-    Not included: the key, `kdDrain` (the leader writes it) and `properties` (no component writes it).
+    The result does not include the key, `kdDrain`, which the leader writes, and `properties`, which no component
+    writes.
     """
     values: dict[str, Value | None] = {
         LAST_UPDATE: None if row.last_update is None else n(row.last_update),
@@ -105,7 +108,7 @@ def worker_row_values(row: WorkerRow) -> dict[str, Value]:
 
 
 def worker_row_to_item(row: WorkerRow, *, key: str = LEASE_KEY) -> Item:
-    """The whole row as an item, for golden files and for fakes."""
+    """Return the whole row as an item, for golden files and for fakes."""
     item: Item = {key: s(row.id)}
     if key == LEASE_KEY:
         item[ENTITY_TYPE] = s(WORKER)
@@ -118,7 +121,8 @@ def worker_row_to_item(row: WorkerRow, *, key: str = LEASE_KEY) -> Item:
 
 
 def why_not_writable(row: WorkerRow, now: float) -> str | None:
-    """The first reason for which the KCL would not write the row, in its order; None if there is none."""
+    """Return why the KCL would not write the row; None if it would. If there are several reasons, return the one
+    that the KCL checks first."""
     if row.last_update is None:
         return "has no last_update"
     if now - row.last_update > OLDEST_REPORT:
@@ -200,7 +204,7 @@ def _texts(values: Mapping[LeaseKey, str]) -> dict[str, Value]:
 
 
 def _read_texts(reader: ItemReader, attribute: str) -> dict[LeaseKey, str] | None:
-    """Texts for people to read. Values of other types are left out."""
+    """Return texts that only people read. Values of other types are left out."""
     members = reader.mapping(attribute)
     if members is None:
         return None
@@ -212,6 +216,6 @@ def _properties(reader: ItemReader) -> dict[str, str]:
     found = {}
     for name, value in (reader.mapping(PROPERTIES) or {}).items():
         text = value.get("S") if isinstance(value, Mapping) else None
-        if isinstance(text, str) and text:  # free form and not used: values of other types are left out
+        if isinstance(text, str) and text:  # no component uses properties, so values of other types are left out
             found[name] = text
     return found

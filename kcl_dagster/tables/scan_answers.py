@@ -1,5 +1,5 @@
-"""The responses to a Scan, as `kcl_dagster.response_parsing` parses them. The leader reads the whole lease table in
-each tick."""
+"""The types of the response to a Scan, with which `kcl_dagster.response_parsing` parses it fast. The leader scans
+the whole lease table at each tick."""
 
 from typing import Any, Final, TypedDict
 
@@ -10,7 +10,7 @@ from kcl_dagster.aws import Client
 
 
 class _Value(TypedDict, total=False):
-    """A value of DynamoDB. It has exactly one of these members, which its reader checks."""
+    """A value of DynamoDB. It has exactly one of these members, which `ItemReader` checks."""
 
     S: str
     N: str

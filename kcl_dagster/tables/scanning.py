@@ -14,7 +14,8 @@ R = TypeVar("R")
 
 
 class Map(Protocol):
-    """The builtin `map`, or that of an executor. Used to read the segments of a scan at the same time."""
+    """The type of the builtin `map` and of the `map` of an executor. It reads the segments of a scan, one after
+    another or at the same time."""
 
     def __call__(self, function: Callable[[T], R], values: Iterable[T], /) -> Iterable[R]: ...
 
@@ -22,7 +23,7 @@ class Map(Protocol):
 BYTES_PER_SEGMENT: Final = 2**30 / 5  # 0.2 GB, as the KCL divides tables
 MOST_SEGMENTS: Final = 32
 SEGMENTS_WHEN_UNKNOWN: Final = 10
-SEGMENTS_STAND_FOR: Final = 2 * 3600.0  # seconds; DynamoDB itself updates table sizes every six hours
+SEGMENTS_STAND_FOR: Final = 2 * 3600.0  # seconds between look-ups of the size; DynamoDB updates it every 6 hours
 
 
 def segments_for(table_bytes: int) -> int:
@@ -30,8 +31,8 @@ def segments_for(table_bytes: int) -> int:
 
 
 class Segments:
-    """The number of segments into which a scan is divided: configured, or by the table's size, which is looked up
-    rarely."""
+    """The number of segments into which a scan is divided. It is configured, or follows from the table's size,
+    which is looked up rarely."""
 
     def __init__(self, configured: int, table_bytes: Callable[[], int], clock: Clock) -> None:
         self._configured = configured
@@ -68,7 +69,7 @@ def pages(sender: Sender, method: str, **parameters: Any) -> Iterator[list[Item]
 def scan_items(
     sender: Sender, table: str, *, consistent: bool, segments: int = 1, parallel: Map = map, **parameters: Any
 ) -> list[Item]:
-    """All items of a table."""
+    """Return all items of a table that match the parameters."""
     parameters = {"TableName": table, "ConsistentRead": consistent, **parameters}
 
     def segment(number: int) -> list[Item]:

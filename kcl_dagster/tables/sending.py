@@ -1,4 +1,5 @@
-"""Sends requests: reads until they succeed, conditional writes until their outcome is known."""
+"""Sends requests to DynamoDB. Reads are repeated until they succeed, conditional writes until their outcome is
+known."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,21 +18,22 @@ DEADLINE_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The write was applied. `item`: the row afterwards, if the request returned it or it was read back."""
+    """The write was applied. `item`: the row after the write; None if the response does not contain it and it was
+    not read."""
 
     item: Item | None
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The write was not applied because its condition does not hold. `item`: the row, or None if there is none."""
+    """The write was not applied because its condition does not hold. `item`: the row; None if there is no row."""
 
     item: Item | None
 
 
 class Sender:
-    """Sends requests for one object that reads or writes a table, each within `seconds`. Stateless: any thread may
-    use it."""
+    """Sends requests for an object that reads or writes a table. Each request, with its retries, takes at most
+    about `seconds`. Has no state, so any thread may use it."""
 
     def __init__(self, client: aws.Client, runtime: Runtime, seconds: float = DEADLINE_SECONDS) -> None:
         self._client = client
@@ -48,11 +50,11 @@ class Sender:
     def write(
         self, request: Request, judge: Callable[[Item | None], WriteVerdict], deadline: float | None = None
     ) -> Applied | Refused:
-        """Send a conditional write. If the response is lost, the row is read and `judge` decides whether the write
+        """Send a conditional write. If the response is lost, the row is read, and `judge` decides whether the write
         was applied.
 
-        Raises OutcomeUnknown if this cannot be decided until the deadline, and Throttled or EndpointUnreachable if
-        the write was never carried out.
+        Raises OutcomeUnknown if this cannot be decided before the deadline. Raises Throttled or EndpointUnreachable
+        if the write was certainly not carried out.
         """
         deadline = self.deadline() if deadline is None else deadline
         in_doubt: aws.Unanswered | None = None
@@ -88,14 +90,14 @@ class Sender:
         raise AssertionError("pauses never end")  # pragma: no cover
 
     def overwrite(self, request: Request) -> Item | None:
-        """Send a write that may be applied twice, until it is answered. Raises as `read` does, and
-        ConditionFailed."""
+        """Send a write that may be applied twice, until it is answered. Returns the attributes in the response.
+        Raises as `read` does, and ConditionFailed."""
         answer = self._read(request.operation, request.parameters, self.deadline())
         attributes: Item | None = answer.get("Attributes")
         return attributes
 
     def deadline(self) -> float:
-        """The monotonic time by which a request that begins now has to be done."""
+        """Return the monotonic time by which a request that begins now has to end."""
         return self._runtime.clock.monotonic() + self._seconds
 
     def _call(self, method: str, parameters: dict[str, Any], table: str | None = None) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The position at which the shards of a stream start: decided once, and stored.
+"""The position at which the shards of a stream start. It is decided once, and stored.
 
-The KCL resolves LATEST and AT_TIMESTAMP again whenever a worker starts, and so skips what was written meanwhile.
-Here, the first leader stores the time at which the application began, and all workers start from that time.
+The KCL resolves LATEST and AT_TIMESTAMP again whenever a worker starts. It therefore skips records that were
+written before that. In kcl_dagster, the first leader stores the time at which the application began, and all
+workers start from this time.
 """
 
 from collections.abc import Mapping
@@ -32,24 +33,26 @@ from kcl_dagster.tables.sending import DEADLINE_SECONDS, Applied, Sender
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """The position at which a stream's first shards start. LATEST and AT_TIMESTAMP include the time to which they
-    were resolved."""
+    """The position at which a stream's first shards start. `timestamp_ms`: for LATEST and AT_TIMESTAMP, the time
+    for which they stand, in epoch milliseconds."""
 
     stream: str
-    """The stream as in lease keys: the name, or `account:name:epoch` in a multi-stream application."""
+    """The stream as lease keys name it: its name, or `account:name:epoch` in a multi-stream application."""
 
     position: Position
     timestamp_ms: int | None
     stream_created: int
-    """When the stream was created, in epoch seconds. A stream of the same name with another value is another
-    stream."""
+    """The time at which the stream was created, in epoch seconds. A stream with the same name and another time is
+    another stream."""
 
     is_adopted: bool = False
-    """Whether the stream had leases before. Then other workers have read an unknown part of it."""
+    """Whether the stream had leases when this position was decided. If so, other workers have read an unknown part
+    of the stream."""
 
     counted_since: int | None = None
-    """For a stream that was recreated, in epoch seconds: the counts of windows that begin earlier are not known,
-    because the leases that had them are gone or no longer read. None if counts are known from the start on."""
+    """For a stream that was deleted and created again: the counts of windows that begin before this time (epoch
+    seconds) are not known. The leases that had these counts are deleted or no longer read. None if all counts are
+    known."""
 
 
 class StartTable:
@@ -69,8 +72,9 @@ class StartTable:
         self._resolved: dict[str, int | None] = {}
 
     def resolved(self, stream: StreamIdentifier) -> int | None:
-        """The time to which LATEST or AT_TIMESTAMP was resolved for a stream, in epoch milliseconds. None if it is
-        not decided yet. A decision is read once: only a reset changes it, and workers are stopped for a reset."""
+        """Return the time for which LATEST or AT_TIMESTAMP stands in a stream, in epoch milliseconds. Returns None
+        if it is not decided yet. A decision is read only once, because only a reset changes it, and workers are
+        stopped during a reset."""
         name = str(stream)
         if name not in self._resolved:
             start = self.get(name)
@@ -86,7 +90,8 @@ class StartTable:
         return None if item is None else self._parsed(item)
 
     def all(self) -> dict[str, StartPosition]:
-        """All stored positions, by stream. Scans the table: for status and doctor, not for every tick."""
+        """Return all stored positions, by stream. Scans the table, so this is for the commands `status` and
+        `doctor`, and not for every tick."""
         items = scan_items(
             self._sender,
             self._place.table,
@@ -97,10 +102,11 @@ class StartTable:
         return {start.stream: start for start in map(self._parsed, items)}
 
     def refuse_other(self, application: str, stream: StreamIdentifier) -> None:
-        """Raise OtherStream if the leases of a single-stream application are recorded as those of another stream.
+        """Raise OtherStream if the stored positions show that a single-stream application's leases belong to
+        another stream.
 
-        Such leases do not name their stream. If nothing is recorded, a Java application created them, and they are
-        accepted.
+        The leases themselves do not name their stream. If no position is stored, a Java application created the
+        leases, and they are accepted.
         """
         if stream.is_multi or self.get(str(stream)) is not None:
             return
@@ -114,7 +120,7 @@ class StartTable:
             )
 
     def record(self, start: StartPosition) -> StartPosition:
-        """Store where a stream starts, unless that is stored already. Returns the stored position."""
+        """Store the position at which a stream starts, if none is stored yet. Returns the stored position."""
         request = coordination.record_start(self._place, start.stream, _values(start))
 
         def judge(item: Item | None) -> WriteVerdict:

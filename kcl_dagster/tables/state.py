@@ -1,4 +1,4 @@
-"""The KCL's two state rows: the protocol of the fleet, and the tables that it uses."""
+"""The KCL's two state rows. One declares the protocol of the fleet, and one the tables that the fleet uses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from kcl_dagster.tables.sending import Applied, Sender
 
 TABLE_MIGRATION_KEY: Final = "TableMigration3.5"
 TABLE_STATUS: Final = "tm"
-US: Final = "kcl_dagster"  # stored as the author of a change
+US: Final = "kcl_dagster"  # stored in the row as the author of a change
 
 
 class ClientVersion(StrEnum):
@@ -29,7 +29,7 @@ class ClientVersion(StrEnum):
 
 
 class TableStatus(StrEnum):
-    """How far a fleet's migration from three tables to one has come, as stored in `TableMigration3.5`."""
+    """The state of a fleet's migration from three tables to one, as stored in `TableMigration3.5`."""
 
     INIT = "TABLE_MIGRATION_STATUS_INIT"
     DEPLOYED = "TABLE_MIGRATION_STATUS_DEPLOYED"
@@ -71,7 +71,7 @@ class StateRows:
         return None if reader is None else reader[1].required_text(TABLE_STATUS)
 
     def create_version(self, version: ClientVersion) -> bool:
-        """Declare the protocol of a new application. Returns False if another process did so first."""
+        """Declare the protocol of a new application. Returns False if another process declared it first."""
         at = self._milliseconds()
         request = coordination.create_version(self._place, version, US, at)
 
@@ -84,7 +84,7 @@ class StateRows:
         return isinstance(self._sender.write(request, judge), Applied)
 
     def change_version(self, known: StoredVersion, version: ClientVersion) -> bool:
-        """Declare another protocol. Returns False if the stored version is no longer the `known` one."""
+        """Declare another protocol. Returns False if the stored version is no longer the version in `known`."""
         request = coordination.change_version(
             self._place, version, US, self._milliseconds(), known.values, known.history
         )
@@ -98,7 +98,8 @@ class StateRows:
         return isinstance(self._sender.write(request, judge), Applied)
 
     def _reader(self, key: str, kind: str) -> tuple[Item, ItemReader] | None:
-        """The row with this key. Clients before 3.5 wrote it without an entity type."""
+        """Return the row with this key, and a reader for it; None if there is no row. KCL versions before 3.5 wrote
+        the row without an entity type."""
         item = self._sender.get(self._place.table, {self._place.key: s(key)})
         if item is None:
             return None

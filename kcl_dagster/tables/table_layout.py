@@ -3,8 +3,8 @@
     coordinator table?  no  -> everything is, or will be, in the lease table (KCL 3.5)
                         yes -> three tables (KCL 3.0-3.4), or one if its fleet has finished moving
 
-Two kinds of fleets are refused. In fleets with the protocol of KCL 2.x, every worker takes leases for itself,
-against the assignments of a leader. Other fleets are just migrating from one layout or protocol to another.
+Two kinds of fleets are refused. The first kind uses the protocol of KCL 2.x, in which every worker takes leases for
+itself, against the assignments of a leader. The second kind is migrating from one layout or protocol to another.
 """
 
 from typing import Final
@@ -35,18 +35,18 @@ _TAKE_OVER: Final = "stop its workers, then take it over with take_over_2x=True"
 def detect_layout(
     client: aws.Client, application: Application, runtime: Runtime | None = None, *, take_over_2x: bool = False
 ) -> TableLayout:
-    """Which tables hold this application's rows. Only reads; costs one to four requests.
+    """Return which tables hold this application's rows. Sends one to four requests, and writes nothing.
 
     `take_over_2x`: the operator asserts that no worker of KCL 2.x, or of KCL 3.x in 2.x mode, still runs. Then
-    `create_tables` stores that the application uses the 3.x protocol. Raises LayoutRefused, with the obstacle and
-    what to do.
+    `create_tables` stores that the application uses the 3.x protocol. Raises LayoutRefused if the fleet is refused.
+    The error names the obstacle and what to do.
     """
     return _Detection(client, application, runtime or system(), take_over_2x=take_over_2x).layout()
 
 
 def verify_layout(client: aws.Client, application: Application, layout: TableLayout, runtime: Runtime) -> bool:
-    """Check that the detected layout is still valid, with one or two reads. Leaders do so at every tick, workers
-    once per minute.
+    """Check that the detected layout is still valid, with one or two reads. Leaders call this at every tick,
+    workers once per minute.
 
     Returns False if the row that declares the protocol is missing, for example because the table was emptied or
     recreated. Raises LayoutRefused if the fleet has changed its protocol or its tables; a restart detects the new
@@ -69,8 +69,8 @@ def verify_layout(client: aws.Client, application: Application, layout: TableLay
 
 
 def declare_protocol(client: aws.Client, layout: TableLayout, runtime: Runtime) -> bool:
-    """Write the row that declares the protocol of KCL 3.x, if there is none. Without it, leases count as those of
-    KCL 2.x, and no worker would start. Returns False if another process was faster."""
+    """Write the row that declares the protocol of KCL 3.x, if it does not exist. Without this row, leases count as
+    leases of KCL 2.x, and no worker would start. Returns False if another process was faster."""
     return StateRows(Sender(client, runtime), runtime, layout.coordinator).create_version(ClientVersion.THREE)
 
 
@@ -108,7 +108,8 @@ class _Detection:
                 )
 
     def _accepted(self, layout: TableLayout, *, has_lease_table: bool = True) -> TableLayout:
-        """The layout, if the fleet's protocol allows us to lead the fleet."""
+        """Return the layout if the fleet's protocol allows kcl_dagster to lead the fleet. Otherwise, raise
+        LayoutRefused."""
         name = self._application.name
         stored = self._rows(layout.coordinator).client_version()
         if stored is None:
@@ -155,8 +156,8 @@ class _Detection:
         return LeaseReader(self._client, self._application, layout, self._runtime).has_leases()
 
     def _exists(self, place: Place) -> bool:
-        """Whether the table exists. Only "not found" counts as no: without permission to look, a guess would not be
-        safe."""
+        """Whether the table exists. Only the error "not found" counts as no. Other errors are raised, for example
+        if the permission is missing, because a guess would not be safe."""
         try:
             table = self._sender.read("describe_table", TableName=place.table)["Table"]
         except TableNotFound:

@@ -1,4 +1,5 @@
-"""The rows in which workers report that they live, how busy they are, and (ours only) in which run."""
+"""The rows in which workers report that they are alive and how busy they are. kcl_dagster workers also report their
+run."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -37,17 +38,17 @@ class WorkerTable:
         self._sender = Sender(client, runtime, deadline_seconds)
         self._place = layout.workers
         self._clock = runtime.clock
-        # A worker that announces support for one table makes a fleet of Java workers migrate to it. We do not
-        # migrate tables while we run. In the old layout we therefore do not announce it, which holds back the
-        # migration.
+        # If all workers announce support for one table, a fleet of Java workers migrates to one table. A
+        # kcl_dagster worker cannot follow a migration while it runs. In the old layout, it therefore does not
+        # announce support, which holds back the migration.
         self._hides_support = layout.kind is LayoutKind.LEGACY
 
     def put(self, row: WorkerRow) -> WorkerRow:
-        """Write a heartbeat. None in `row` leaves an attribute unchanged. Returns the row as it is afterwards,
-        which shows the worker whether it should drain.
+        """Write a heartbeat. If a field of `row` is None, its attribute remains unchanged. Returns the row as it is
+        afterwards, in which the worker reads whether it should drain.
 
-        Raises ValueError for a row that the KCL would not write, UnreadableItem if the id is the key of another
-        kind of row.
+        Raises ValueError for a row that the KCL would not write. Raises UnreadableItem if the id is the key of
+        another kind of row.
         """
         try:
             item = self._sender.overwrite(coordination.put_worker(self._place, row.id, self._values(row)))
@@ -56,7 +57,7 @@ class WorkerTable:
         return self._row(item) or row
 
     def beat(self, row: WorkerRow) -> WorkerRow | None:
-        """Write a heartbeat only if the row exists. Returns None, and writes nothing, if it does not. Raises as
+        """Write a heartbeat if the row exists. If the row does not exist, write nothing and return None. Raises as
         `put` does."""
         try:
             item = self._sender.overwrite(coordination.beat_worker(self._place, row.id, self._values(row)))
@@ -80,16 +81,17 @@ class WorkerTable:
         return self._row(self._sender.get(self._place.table, {self._place.key: s(worker)}))
 
     def list(self) -> list[WorkerRow]:
-        """All readable rows, by id."""
+        """Return all readable rows, sorted by id."""
         return list(newest_by_id(self.scan()[0]))
 
     def scan(self) -> "RowsRead":
-        """All readable rows, and the errors of the others."""
+        """Return all readable rows, and the errors of the unreadable rows."""
         items = scan_items(self._sender, self._place.table, consistent=True)
         return readable_workers(items, self._place.key)
 
     def delete(self, row: WorkerRow) -> bool:
-        """Delete a row unless it was written since it was read. Returns whether the row is gone."""
+        """Delete a row if its worker has not written it since it was read. Returns whether the row no longer
+        exists."""
         outcome = self._sender.write(
             coordination.delete_worker(self._place, row),
             lambda item: WriteVerdict.APPLIED if item is None else WriteVerdict.STANDING,
@@ -115,8 +117,8 @@ def _no_worker(worker: WorkerId) -> UnreadableItem:
 
 
 def readable_workers(items: Iterable[Item], key: str) -> RowsRead:
-    """The worker rows among `items`, and the errors of those that cannot be read. Rows of other kinds are left
-    out."""
+    """Return the worker rows among `items`, and the errors of worker rows that cannot be read. Rows of other kinds
+    are left out."""
     rows: list[WorkerRow] = []
     unreadable: list[UnreadableItem] = []
     for item in items:
@@ -133,7 +135,8 @@ def readable_workers(items: Iterable[Item], key: str) -> RowsRead:
 
 
 def newest_by_id(rows: Iterable[WorkerRow]) -> tuple[WorkerRow, ...]:
-    """One row per worker, the newest: after a table migration, an old row may remain in the other table."""
+    """Return the newest row of each worker. A worker may have two rows: after a table migration, an old row may
+    remain in the other table."""
     newest: dict[WorkerId, WorkerRow] = {}
     for row in rows:
         known = newest.get(row.id)
