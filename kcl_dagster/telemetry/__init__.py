@@ -1,3 +1,3 @@
-"""Telemetry of an application outside of Dagster: log lines, OpenMetrics, CloudWatch, OpenTelemetry. It never
-delays a worker.
+"""Telemetry of an application outside of Dagster: log lines, OpenMetrics, CloudWatch, OpenTelemetry. Telemetry
+never delays a worker.
 """

@@ -1,8 +1,8 @@
-"""Batches as traces of OpenTelemetry. Imported only if an application configures traces.
+"""Exports batches as traces of OpenTelemetry. Imported only if an application configures traces.
 
-A round of a worker (one pass over its leases) is a trace if it read records or failed: a span `batch`, with a child
-for each stage. Other rounds make no span. While a transform runs, its span is the current one, so that spans of the
-consumer's own instrumentation are its children.
+A round of a worker is one pass over its leases. If a round read records or failed, it becomes a trace: a span
+`batch` with a child span for each stage. Other rounds make no span. While a transform runs, its span is the current
+span, so that spans of the consumer's own instrumentation are its children.
 
 Spans begin on the worker's main thread, which takes microseconds, and end on a separate thread, so that a span
 processor or an exporter never delays a worker. If that thread is stuck, spans are dropped and counted.
@@ -32,16 +32,17 @@ from kcl_dagster.worker.spans import BATCH, FETCH
 log = logging.getLogger(__name__)
 
 START: Final = "start worker"
-MOST_LEASES: Final = 32  # a span names so many; its count includes all
+MOST_LEASES: Final = 32  # a span names at most this many leases; its count includes all
 NANOSECONDS: Final = 1_000_000_000
-_LATE: Final = frozenset({BATCH, FETCH})  # made when it is known that the round is traced
+_LATE: Final = frozenset({BATCH, FETCH})  # these spans are made when it is known that the round becomes a trace
 
 Facts = dict[str, str | int | tuple[str, ...]]
 
 
 @dataclass(slots=True)
 class BatchSpan:
-    """A span of a batch or of a stage: see `worker.spans.TracedWork`. `began` and `ended` are monotonic times."""
+    """A span of a batch or of a stage, see `worker.spans.TracedWork`. `made`: the span in OpenTelemetry, None until
+    it is made. `began` and `ended` are monotonic times."""
 
     traces: "BatchTraces"
     name: str
@@ -57,10 +58,10 @@ class BatchSpan:
     """The results of leases with an error, each of which becomes an event."""
 
     is_kept: bool = False
-    """Whether this span (the first of a trace) is made even if none of its children was made."""
+    """Whether this span, the first of a trace, is made even if none of its children was made."""
 
     late: list["BatchSpan"] = field(default_factory=list)
-    """Children that have ended and were not made yet."""
+    """Child spans that have ended and were not made in OpenTelemetry yet."""
 
     made: trace.Span | None = None
     token: object = None
@@ -79,7 +80,7 @@ class BatchSpan:
 
 
 class BatchTraces:
-    """Makes the spans of a worker: see `worker.spans.Spans`. `started` may be called by any thread."""
+    """Makes the spans of a worker, see `worker.spans.Spans`. Any thread may call `started`."""
 
     def __init__(
         self,
@@ -90,9 +91,13 @@ class BatchTraces:
         failed: Callable[[], int] = lambda: 0,
         launched_by: str | None = None,
     ) -> None:
-        """`facts`: of the worker, for the first span of each trace. `offer`: to a queue whose calls are made on a
-        thread of their own. `failed`: spans that an exporter has given up. `launched_by`: the `traceparent` of the
-        tick of the leader that launched the worker."""
+        """Begin the span of the worker's start.
+
+        - `facts`: facts about the worker, for the first span of each trace.
+        - `offer`: adds a call to a queue, from which a separate thread makes the call.
+        - `failed`: returns the number of spans that an exporter has given up.
+        - `launched_by`: the `traceparent` of the leader's tick that launched the worker.
+        """
         self._tracer = tracer
         self._facts = dict(facts)
         self._clock = clock
@@ -103,14 +108,14 @@ class BatchTraces:
         self._complained = False
         self._dropped = 0
         self._start: trace.Span | None = None
-        with suppress(Exception):  # of the consumer's own providers
+        with suppress(Exception):  # the consumer's own providers may raise any error
             began = self._at(clock.monotonic())
             links = _links(launched_by)
             self._start = tracer.start_span(START, attributes=self._facts, links=links, start_time=began)
 
     @property
     def start_trace(self) -> str | None:
-        """The id of the trace of the worker's start, to which all batches are linked."""
+        """The id of the trace of the worker's start, to which all batches are linked; None if there is no trace."""
         found = None if self._start is None else self._start.get_span_context()
         return trace.format_trace_id(found.trace_id) if found is not None and found.is_valid else None
 
@@ -131,7 +136,7 @@ class BatchTraces:
         self._end_start("the worker ended before it could read")
 
     def report(self, report: BatchReport) -> None:
-        """Add the results of a batch to its span, which is open."""
+        """Add the results of a batch to its open span."""
         batch = self._open[0] if self._open else None
         if batch is None or batch.name != BATCH:
             return
@@ -185,7 +190,7 @@ class BatchTraces:
                 log.warning("spans cannot be made: %s", brief(error))
 
     def _make(self, span: BatchSpan) -> None:
-        """Begin the span, and those above it, in OpenTelemetry."""
+        """Begin the span in OpenTelemetry, after the spans above it, and finish its children that have ended."""
         parent = span.parent
         if parent is not None and parent.made is None:
             self._make(parent)
@@ -264,6 +269,6 @@ def _links(traceparent: str | None) -> list[Link]:
 
 
 def _end(span: trace.Span, at: int) -> None:
-    """End a span, which calls its exporter. It is not retried, because a span ends once."""
+    """End a span, which passes it to its exporter. An error is ignored, because a span can end only once."""
     with suppress(Exception):
         span.end(at)

@@ -1,5 +1,5 @@
-"""Metrics for CloudWatch: aggregated in memory and sent by a separate thread. If that thread is stuck, they are
-dropped.
+"""Metrics for CloudWatch. They are aggregated in memory, and a separate thread sends them. If this thread is stuck,
+new metrics are dropped.
 """
 
 import logging
@@ -17,17 +17,17 @@ from kcl_dagster.telemetry.datum import Datum, Dimensions, Unit
 
 log = logging.getLogger(__name__)
 
-FLUSH_SECONDS: Final = 10.0  # as the KCL
-MOST_SERIES: Final = 10_000  # that wait, as in the KCL's queue; values beyond that are dropped and counted
+FLUSH_SECONDS: Final = 10.0  # as in the KCL
+MOST_SERIES: Final = 10_000  # series that wait, as in the KCL; values of further series are dropped and counted
 DATA_PER_REQUEST: Final = 500  # CloudWatch accepts a thousand, or a megabyte
-REQUEST_SECONDS: Final = 5.0  # then the data are dropped: the next ones are worth more
-LAST_FLUSH_SECONDS: Final = 6.0  # of a worker that ends
-COMPLAINT_SECONDS: Final = 300.0  # between two warnings that CloudWatch does not respond
+REQUEST_SECONDS: Final = 5.0  # after this time, the values of a request are dropped: newer values are more useful
+LAST_FLUSH_SECONDS: Final = 6.0  # the time for the last flush when a worker ends
+COMPLAINT_SECONDS: Final = 300.0  # the time between two warnings that CloudWatch does not respond
 
 
 @dataclass(slots=True)
 class Statistics:
-    """The statistics of many values, in the form in which CloudWatch stores them."""
+    """The statistics of the values of one series, in the form in which CloudWatch stores them."""
 
     unit: Unit
     count: float = 0.0
@@ -50,8 +50,8 @@ Series = dict[tuple[str, Dimensions], Statistics]
 
 @dataclass
 class CloudWatchMetrics:
-    """Collects and sends metrics. `put` may be called by any thread, takes microseconds and never waits for the
-    network. `flush` is called by one thread."""
+    """Collects and sends metrics. Any thread may call `put`, which takes microseconds and never waits for the
+    network. Only one thread may call `flush`."""
 
     client: aws.Client
     namespace: str
@@ -80,7 +80,8 @@ class CloudWatchMetrics:
                 found.add(float(datum.value))
 
     def flush(self) -> None:
-        """Send the values collected so far. Never raises: values that CloudWatch does not accept are lost."""
+        """Send the values collected so far. Never raises a KclError: values that CloudWatch does not accept are
+        lost."""
         with self._lock:
             series, self._series = self._series, {}
         for request in self._requests(series):
@@ -135,7 +136,8 @@ class Flusher:
         self._metrics.flush()
 
     def start(self) -> None:
-        """Start for the rest of the process. Values after the last flush are lost when the process ends."""
+        """Flush in the background for the rest of the process. Values after the last flush are lost when the
+        process ends."""
         self._thread.start()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Counts what a collector did not accept. Imported only if an application configures OpenTelemetry."""
+"""Exporters that count exports that fail. Imported only if an application configures OpenTelemetry."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 
 class CountingExporter(SpanExporter):
-    """Passes spans to another exporter and counts those that it failed to export. Called on a thread of the span
-    processor."""
+    """Passes spans to another exporter, and counts the spans that this exporter failed to export. Called on a
+    thread of the span processor."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -34,7 +34,8 @@ class CountingExporter(SpanExporter):
 
 
 class CountingMetricExporter(OTLPMetricExporter):
-    """Reports each export of metrics that failed. Called on the thread of the metric reader."""
+    """Exports metrics, and calls `on_failure` for each export that failed. Called on the thread of the metric
+    reader."""
 
     def __init__(self, endpoint: str | None, on_failure: Callable[[], object]) -> None:
         super().__init__(endpoint)

@@ -9,15 +9,15 @@ Dimensions = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """A value of a metric. `operation`, and those of `shard`, `stream` and `worker` that are not None, become
-    dimensions."""
+    """A value of a metric. `operation` becomes a dimension. `shard`, `stream` and `worker` also become dimensions
+    if they are not None."""
 
     operation: str
     name: str
     value: float
     unit: Unit = "Count"
     is_detail: bool = False
-    """Whether it is published at the level DETAILED only."""
+    """Whether the value is published only at the level DETAILED."""
 
     shard: str | None = None
     stream: str | None = None

@@ -12,20 +12,21 @@ from kcl_dagster.telemetry.openmetrics import CONTENT_TYPE, Render
 
 PATH: Final = "/metrics"
 REQUEST_SECONDS: Final = 5.0  # from the connection to the last byte of the response
-MOST_CONNECTIONS: Final = 64  # then the oldest one is closed; a scraper needs one connection, for milliseconds
+MOST_CONNECTIONS: Final = 64  # if more are opened, the oldest is closed; a scraper needs one, for milliseconds
 LARGEST_HEAD: Final = 16 * 1024
 JOIN_SECONDS: Final = 2.0
 
 
 class MetricsEndpoint:
-    """An HTTP server that runs as long as the `with` block lasts, on its own thread. It responds from memory.
+    """An HTTP server that runs on its own thread as long as the `with` block lasts. It responds from memory.
 
-    Clients can take neither more threads nor more than a fixed number of connections. Every connection serves one
-    request and is closed after `request_seconds`, however slowly its client sends or reads.
+    The server uses one thread and a limited number of connections, whatever its clients do. Every connection serves
+    one request. It is closed after `request_seconds`, even if its client sends or reads slowly.
     """
 
     def __init__(self, render: Render, host: str, port: int, request_seconds: float = REQUEST_SECONDS) -> None:
-        """Start to listen. Port 0 stands for any free port. Raises ConfigurationError if it cannot listen."""
+        """Start to listen. Port 0 stands for any free port. Raises ConfigurationError if the server cannot
+        listen."""
         try:
             self._socket = open_server_socket(host, port)
         except OSError as error:

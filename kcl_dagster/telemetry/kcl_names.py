@@ -1,5 +1,5 @@
-"""Reports of workers and leaders as the KCL's operations and metrics, so that dashboards made for the KCL keep
-working. Pure.
+"""Converts reports of workers and leaders to the KCL's operations and metrics, so that dashboards made for the KCL
+continue to work. Pure.
 """
 
 from collections.abc import Iterator
@@ -20,18 +20,18 @@ LEADER: Final = "LeaderDecider"
 
 _WELL: Final = frozenset({Outcome.COMMITTED, Outcome.DELIVERED, Outcome.FINISHED, Outcome.IDLE})
 _STORED: Final = _WELL - {Outcome.IDLE}
-# The worker was stopping, or another worker owns the lease. This counts neither as a success nor as a failure of
-# the shard.
+# With these outcomes, the worker was stopping, or another worker owns the lease. They count neither as a success
+# nor as a failure of the shard.
 _NEITHER: Final = frozenset({Outcome.ABANDONED, Outcome.DROPPED, Outcome.WITHDRAWN})
 
 
 def of_batch(report: BatchReport) -> Iterator[Datum]:
-    """The metrics of one round of a worker. Times are those of the whole round, because shards are processed
-    together."""
+    """Return the metrics of one round of a worker. Each shard gets the times of the whole round, because shards are
+    processed together."""
     for lease in report.leases:
         yield from _of_lease(lease, report)
     if report.millis_behind is not None:
-        # Each worker publishes its own lag; the maximum over all workers is the application's.
+        # Each worker publishes its own lag. The maximum over all workers is the lag of the application.
         yield Datum(TRACKER, "MillisBehindLatest", report.millis_behind, "Milliseconds")
 
 
@@ -59,7 +59,8 @@ def _of_lease(lease: LeaseReport, report: BatchReport) -> Iterator[Datum]:
 
 
 def of_lag(report: LagReport) -> Iterator[Datum]:
-    """The lag of each shard, measured between the ends of batches, because a batch may take very long."""
+    """Return the lag of each shard. Workers also report it between the ends of batches, because a batch may take
+    very long."""
     for key, millis in report.behind.items():
         lease = report.leases[key]
         stream = None if lease.stream is None else str(lease.stream)
@@ -69,7 +70,7 @@ def of_lag(report: LagReport) -> Iterator[Datum]:
 
 
 def of_renewal(report: RenewalReport, seconds: float, held: int, worker: str) -> Iterator[Datum]:
-    """The metrics of one step of the renewal thread in which a renewal was due."""
+    """Return the metrics of one step of the renewal thread in which a renewal was due."""
     yield Datum(RENEW, "Success", not report.failed, worker=worker)
     yield Datum(RENEW, "Time", seconds * 1000, "Milliseconds", worker=worker)
     yield Datum(RENEW, "LostLeases", len(report.lost), worker=worker)
@@ -80,12 +81,12 @@ def of_renewal(report: RenewalReport, seconds: float, held: int, worker: str) ->
 
 
 def of_tick(report: TickReport) -> Iterator[Datum]:
-    """The metrics of one tick of the leader."""
+    """Return the metrics of one tick of the leader."""
     yield Datum(LEADER, "LeaderDecider:IsLeader", report.leading, is_detail=True)
     if not report.leading or report.skipped:
         return
     if report.completeness is not None and report.completeness.seconds_ago is not None:
-        # Ours: the KCL has no such metric.
+        # The KCL has no such metric.
         yield Datum(LEADER, "MillisSinceCompleteThrough", report.completeness.seconds_ago * 1000, "Milliseconds")
     assign, sync = report.stage("assign"), report.stage("sync")
     if assign is not None:

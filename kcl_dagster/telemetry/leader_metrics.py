@@ -1,4 +1,4 @@
-"""What a leader lets others see: traces of its ticks, and the KCL's metrics of its lease assignment."""
+"""The telemetry of a leader: traces of its ticks, and the KCL's metrics of its lease assignment."""
 
 import atexit
 import logging
@@ -30,7 +30,8 @@ class LeaderTelemetry:
     traces: "TickTraces | None" = None
 
     def tick(self, report: TickReport) -> str | None:
-        """Returns the `traceparent` of the tick, for the runs that it launches; None if it is not traced."""
+        """Publish the report of a tick. Returns the `traceparent` of the tick, for the runs that the tick launches;
+        None if the tick is not traced."""
         if self.cloudwatch is not None:
             self.cloudwatch.put(kcl_names.of_tick(report))
         return None if self.traces is None else self.traces.tick(report)
@@ -39,8 +40,9 @@ class LeaderTelemetry:
 def open_leader_telemetry(
     application: Application, runtime: Runtime, client: Callable[[str], aws.Client], leader: str
 ) -> LeaderTelemetry:
-    """Open the telemetry that the application configures, for the rest of the process: there is no event at which a
-    sensor could close it. `client` makes the client for `cloudwatch`. `leader`: the name in the leader lock."""
+    """Open the telemetry that the application configures, for the rest of the process. It is never closed, because
+    a sensor has no end at which it could close it. `client` makes the client for `cloudwatch`. `leader`: the name
+    of the leader in the leader lock."""
     stack = ExitStack()
     traces = stack.enter_context(open_tick_traces(application, leader, runtime, log))
     if traces is not None:

@@ -1,8 +1,8 @@
-"""Log lines for machines: one JSON object each, with application, worker and shard.
+"""Log lines for machines: one JSON object per line, with application, worker and shard.
 
-The events of a worker are logged to `kcl_dagster.events`, with their facts as the attribute `kcl` of the log
-record. `json_lines` writes these, and everything else that `kcl_dagster` logs, to a stream. `queued_logs` makes
-sure that a slow stream or handler does not delay the threads of a worker.
+The events of a worker are logged to `kcl_dagster.events`. The attribute `kcl` of such a log record has the facts of
+the event. `json_lines` writes the events, and everything else that `kcl_dagster` logs, to a stream. With
+`queued_logs`, a slow stream or handler does not delay the threads of a worker.
 """
 
 import json
@@ -18,15 +18,15 @@ from kcl_dagster.worker.events import WorkerEvent
 
 FIELDS: Final = "kcl"
 ROOT: Final = "kcl_dagster"
-# Loggers to which the threads of a worker log. Dagster may be configured to write their lines to its storage.
+# Loggers that the threads of a worker use. Dagster may be configured to write their lines to its storage.
 QUEUED: Final = (ROOT, "botocore", "boto3", "urllib3")
 events = logging.getLogger(f"{ROOT}.events")
-# Without a handler Python would write warnings to standard error, although the log of the run has them already.
+# If there were no handler, Python would write warnings to standard error, although the run's log has them already.
 events.addHandler(logging.NullHandler())
 
 
 def log_event(event: WorkerEvent) -> None:
-    """Log one event. It is quick and never raises: `logging` handles the errors of its handlers."""
+    """Log one event. Never raises, because `logging` handles the errors of its handlers."""
     fields: dict[str, Any] = {"event": event.kind.value, **event.facts}
     if event.lease is not None:
         fields["shard"] = str(event.lease)
@@ -35,8 +35,8 @@ def log_event(event: WorkerEvent) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """Formats a log record as JSON: `at`, `level`, `logger`, `message`, the constant fields, then the fields of
-    the record."""
+    """Formats a log record as JSON: first `at`, `level`, `logger` and `message`, then the constant fields, then the
+    fields of the record."""
 
     def __init__(self, constant: Mapping[str, str]) -> None:
         super().__init__()
@@ -58,7 +58,8 @@ class JsonLines(logging.Formatter):
 
 @contextmanager
 def json_lines(stream: TextIO, fields: Mapping[str, str], level: int = logging.INFO) -> Iterator[None]:
-    """Write what `kcl_dagster` logs to a stream, as long as the block lasts. Other handlers remain unchanged."""
+    """Write all log records of `kcl_dagster` to a stream, as long as the block lasts. Other handlers remain
+    unchanged."""
     root = logging.getLogger(ROOT)
     handler = logging.StreamHandler(stream)
     handler.setLevel(level)

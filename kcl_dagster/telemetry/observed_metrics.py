@@ -1,7 +1,7 @@
-"""The metrics of workers as instruments of OpenTelemetry. Imported only if an application configures that.
+"""Exports the metrics of workers as instruments of OpenTelemetry. Imported only if an application configures this.
 
-The registry holds what a worker counts. The OpenMetrics page and these instruments show the same values under the
-same names, so a dashboard works with either of them.
+A `MetricsRegistry` holds the metrics of a worker. The OpenMetrics page and these instruments show the same values
+under the same names, so a dashboard works with either of them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observa
 import kcl_dagster
 from kcl_dagster.telemetry.openmetrics import Family, MetricsRegistry
 
-UNITS: Final = {"seconds": "s", "bytes": "By", "": ""}  # Prometheus appends no unit to a name that has it already
+UNITS: Final = {"seconds": "s", "bytes": "By", "": ""}  # if a name ends in its unit, Prometheus adds no unit
 
 
 class ObservedRegistries:
@@ -46,7 +46,7 @@ _observed: "WeakKeyDictionary[MeterProvider, ObservedRegistries]" = WeakKeyDicti
 
 
 def observed_by(provider: MeterProvider, scope: str, families: Sequence[Family]) -> ObservedRegistries:
-    """The instruments of a provider. They are made once and kept as long as the provider."""
+    """Return the instruments of a provider. They are made once, and exist as long as the provider."""
     found = _observed.get(provider)
     if found is None:
         meter = provider.get_meter(scope, kcl_dagster.__version__)

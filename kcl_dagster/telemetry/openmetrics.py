@@ -16,14 +16,14 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric: its name, its kind and its meaning. `name` has no ending: samples of a counter get `_total`,
-    those of an info get `_info`."""
+    """A metric: its name, its kind and its meaning. `name` has no ending. Names of samples have one: `_total` for a
+    counter, `_info` for an info."""
 
     name: str
     kind: Literal["counter", "gauge", "info"]
     help: str
     unit: str = ""
-    """The unit, if the last word of the name is one."""
+    """The last word of the name, if this word is a unit."""
 
     @property
     def sample(self) -> str:
@@ -32,16 +32,16 @@ class Family:
 
 @dataclass
 class MetricsRegistry:
-    """The metrics of a process: written by the threads of a worker, read by scrapers. Every sample has the `common`
-    labels."""
+    """The metrics of a process. The threads of a worker write them, and scrapers read them. Every sample has the
+    `common` labels."""
 
     common: Mapping[str, str]
     _values: dict[Family, dict[Labels, float]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def declare(self, *families: Family) -> None:
-        """Add metrics with the value 0: an alert cannot detect the increase of a metric that did not exist
-        before."""
+        """Add metrics with the value 0. If a metric did not exist before its first increase, an alert could not
+        detect the increase."""
         with self._lock:
             for family in families:
                 self._values.setdefault(family, {(): 0.0})
@@ -57,24 +57,24 @@ class MetricsRegistry:
             self._values.setdefault(family, {})[tuple(sorted(labels.items()))] = value
 
     def replace(self, family: Family, label: str, values: Mapping[str, float]) -> None:
-        """Set the values of a gauge by one label, and remove its other values."""
+        """Replace all values of a gauge. `values`: the new values by the value of `label`."""
         with self._lock:
             self._values[family] = {((label, name),): value for name, value in values.items()}
 
     def forget(self, family: Family, **labels: str) -> None:
-        """Remove the value of a gauge whose subject no longer exists. Otherwise its last value would be shown
-        for ever."""
+        """Remove the value of a gauge whose subject, such as a lease, no longer exists. Otherwise, the page would
+        show its last value for ever."""
         with self._lock:
             self._values.get(family, {}).pop(tuple(sorted(labels.items())), None)
 
     def samples(self, family: Family) -> list[tuple[dict[str, str], float]]:
-        """The labels and the current value of each sample of a metric."""
+        """Return the labels and the current value of each sample of a metric."""
         with self._lock:
             found = list(self._values.get(family, {}).items())
         return [({**self.common, **dict(labels)}, value) for labels, value in found]
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics in the form that `prometheus_client` collects."""
+        """Yield the metrics in the form that `prometheus_client` collects. The caller must hold the lock."""
         for family in sorted(self._values, key=lambda one: one.name):
             metric = Metric(family.name, family.help, family.kind, family.unit)
             for labels, value in sorted(self._values[family].items()):

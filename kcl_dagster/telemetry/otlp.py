@@ -1,12 +1,12 @@
-"""Opens the OpenTelemetry exports of an application. OpenTelemetry is imported only if one is configured.
+"""Opens the OpenTelemetry exports of an application. OpenTelemetry is imported only if an export is configured.
 
-If the consumer's code or `opentelemetry-instrument` has set a global provider, that one is used and remains
-unchanged. Otherwise a provider is made that sends OTLP over HTTP, configured by the environment variables of
-OpenTelemetry (`OTEL_EXPORTER_OTLP_ENDPOINT` and others). With `telemetry.otlp_endpoint`, a provider is made in
-either case.
+If the consumer's code or `opentelemetry-instrument` has set a global provider, this provider is used and not
+changed. Otherwise, this module makes a provider that sends OTLP over HTTP. The environment variables of
+OpenTelemetry (`OTEL_EXPORTER_OTLP_ENDPOINT` and others) configure it. If `telemetry.otlp_endpoint` is set, the
+module makes a provider even if there is a global one.
 
-An exporter has its own threads behind bounded queues. If a collector hangs, the end of a worker waits for it for a
-few seconds, after the leases were released.
+Exporters have their own threads and bounded queues. If a collector hangs, a worker that ends waits for it for a few
+seconds. At this time, the worker has already released its leases.
 """
 
 import os
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from kcl_dagster.telemetry.batch_traces import BatchTraces
     from kcl_dagster.telemetry.tick_traces import TickTraces
 
-LAST_SPANS_SECONDS: Final = 2.0  # when a worker ends: for spans in the queue to their provider
-GRPC_PORT: Final = 4317  # of OTLP, by convention
+LAST_SPANS_SECONDS: Final = 2.0  # when a worker ends, the queued spans have this time to reach their provider
+GRPC_PORT: Final = 4317  # the usual port of OTLP over gRPC
 SCOPE: Final = "kcl_dagster"
-SHUTDOWN_SECONDS: Final = 5.0  # for a provider that sends what it has
+SHUTDOWN_SECONDS: Final = 5.0  # the time for the shutdown of a provider, which sends its last data
 MISSING: Final = "OpenTelemetry is not installed in this environment: pip install 'kcl-dagster[otel]'"
 
 
@@ -47,8 +47,9 @@ def open_traces(
     log: Any,
     launched_by: str | None = None,
 ) -> Iterator["BatchTraces | None"]:
-    """The traces of a worker for the time of the block; None: there are none. What prevents them is a warning in
-    `log`, the log of the run. `job`: the run's. `launched_by`: the `traceparent` of the tick that launched it."""
+    """Open the traces of a worker for the time of the block. Yields None if the application configures no traces,
+    or if they cannot be opened. In the second case, `log`, the log of the run, gets a warning. `job`: the job of
+    the run. `launched_by`: the `traceparent` of the tick that launched the worker."""
     with ExitStack() as stack:
         traces = None
         if application.telemetry.opentelemetry_traces:
@@ -62,8 +63,9 @@ def open_traces(
 def open_tick_traces(
     application: Application, leader: str, runtime: Runtime, log: Any
 ) -> Iterator["TickTraces | None"]:
-    """The traces of a leader for the time of the block; None: there are none. What prevents them is a warning in
-    `log`. `leader`: its name in the leader lock."""
+    """Open the traces of a leader for the time of the block. Yields None if the application configures no traces,
+    or if they cannot be opened. In the second case, `log` gets a warning. `leader`: the name of the leader in the
+    leader lock."""
     with ExitStack() as stack:
         traces = None
         if application.telemetry.opentelemetry_traces:
@@ -81,7 +83,7 @@ def sent_metrics(
     on_failure: Callable[[], object],
     log: Any,
 ) -> Iterator[None]:
-    """Send the metrics of a worker for the time of the block, if the application asks for that. `on_failure` is
+    """Send the metrics of a worker for the time of the block, if the application configures this. `on_failure` is
     called for each export that failed, on a thread of the exporter."""
     with ExitStack() as stack:
         if application.telemetry.opentelemetry_metrics:
@@ -91,13 +93,14 @@ def sent_metrics(
 
 
 def _complain(application: Application, signal: str, log: Any) -> None:
-    """Write warnings about settings of OpenTelemetry that have another effect than the one they seem to have."""
+    """Write a warning for each setting of OpenTelemetry that will probably not work; see `complaints`."""
     for complaint in complaints(application.telemetry.otlp_endpoint, signal, os.environ):
         log.warning("%s by OpenTelemetry: %s", signal, complaint)
 
 
 def complaints(endpoint: str | None, signal: str, environment: Mapping[str, str]) -> list[str]:
-    """What is unlikely to work, as this package sends OTLP over HTTP only. `signal`: `traces` or `metrics`."""
+    """Return a text about each setting that will probably not work, because this package sends OTLP over HTTP only.
+    `signal`: `traces` or `metrics`. `environment`: the environment variables."""
 
     def given(setting: str) -> str:
         own = environment.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_{setting}", "").strip()
@@ -121,8 +124,8 @@ def complaints(endpoint: str | None, signal: str, environment: Mapping[str, str]
 
 @contextmanager
 def _warning(what: str, log: Any) -> Iterator[None]:
-    """Workers and leaders work without what cannot be opened: variables of the environment may be wrong, for
-    example."""
+    """Log an error of the block as a warning instead of raising it. Workers and leaders also work without
+    telemetry, for example if an environment variable is wrong. `what`: the effect of the error."""
     try:
         yield
     except ImportError as error:
@@ -176,14 +179,16 @@ def _tick_traces(application: Application, leader: str, runtime: Runtime, log: A
         try:
             yield TickTraces(tracer, facts, runtime.clock, queue.offer)
         finally:
-            # On the thread of the queue: a process that exits can start no thread any more.
+            # The provider is shut down on the thread of the queue, because a process that exits can start no
+            # thread.
             queue.offer("end", shut_down, important=True)
 
 
 def _tracer_provider(
     application: Application, instance: str, log: Any
 ) -> tuple["TracerProvider", Callable[[], int], Callable[[], object]]:
-    """With the number of spans that the exporter has given up, if it is known, and what ends the provider."""
+    """Return the provider, a function that returns how many spans its exporter has given up, and a function that
+    shuts the provider down. For a global provider, this number is not known, and it is not shut down."""
     from opentelemetry import trace
 
     given, endpoint = trace.get_tracer_provider(), application.telemetry.otlp_endpoint
@@ -237,12 +242,12 @@ def _sending(
 
 
 def _url(endpoint: str | None, signal: str) -> str | None:
-    """The URL for one kind of data. None: the environment variables apply."""
+    """Return the URL for one signal, `traces` or `metrics`; None if the environment variables apply."""
     return None if endpoint is None else f"{endpoint.rstrip('/')}/v1/{signal}"
 
 
 def _resource(application: Application, instance: str) -> "Resource":
-    """What the environment says goes before what is known here."""
+    """Return the resource of a provider. Attributes in environment variables override those that are set here."""
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
     known = {
@@ -254,7 +259,8 @@ def _resource(application: Application, instance: str) -> "Resource":
 
 
 def _within(seconds: float, shut_down: Callable[[], object]) -> None:
-    """Shut down within a time, because an exporter may hang whatever timeout it has."""
+    """Call `shut_down`, and wait for it for at most `seconds`. An exporter may hang for longer than its own
+    timeout."""
     thread = threading.Thread(target=shut_down, name="kcl-otlp-end", daemon=True)
     thread.start()
     thread.join(seconds)

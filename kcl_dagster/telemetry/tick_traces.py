@@ -1,9 +1,9 @@
-"""Ticks of a leader as traces of OpenTelemetry. Imported only where an application asks for traces.
+"""Exports ticks of a leader as traces of OpenTelemetry. Imported only if an application configures traces.
 
-A tick in which this process leads, launches workers or fails is a trace: `tick`, and below it its stages. The spans
-are made from the report, when the tick has ended, so no stage waits for them. The first span begins on the thread
-of the tick, because runs that the tick launches carry its id. Everything else happens on a thread of its own: what
-a span processor or an exporter does there delays no tick. If that thread is stuck, spans are dropped.
+If this process leads, launches workers or fails in a tick, the tick becomes a trace: a span `tick`, with a child
+span for each stage. The spans are made from the report when the tick has ended, so no stage waits for them. The
+first span begins on the thread of the tick, because the runs that the tick launches get its id. A separate thread
+does the rest, so that span processors and exporters delay no tick. If this thread is stuck, spans are dropped.
 """
 
 import logging
@@ -25,18 +25,18 @@ from kcl_dagster.worker.error_text import brief
 log = logging.getLogger(__name__)
 
 TICK: Final = "tick"
-MOST_EVENTS: Final = 32  # of one kind, in a span; the span counts all
+MOST_EVENTS: Final = 32  # a span has at most this many events of one kind; its counts include all
 NANOSECONDS: Final = 1_000_000_000
 
 Fact = str | int | bool | tuple[str, ...]
 
 
 class TickTraces:
-    """Not for use by two threads at once."""
+    """Makes the spans of a leader's ticks. Not safe for two threads at once."""
 
     def __init__(self, tracer: Tracer, facts: Mapping[str, str], clock: Clock, offer: Offer) -> None:
-        """`facts`: of the leader, for the first span of each trace. `offer`: to a queue whose calls are made on a
-        thread of their own."""
+        """`facts`: facts about the leader, for the first span of each trace. `offer`: adds a call to a queue, from
+        which a separate thread makes the call."""
         self._tracer = tracer
         self._facts = dict(facts)
         self._clock = clock
@@ -46,18 +46,18 @@ class TickTraces:
     def tick(self, report: TickReport) -> str | None:
         """Make the trace of a tick that has ended. Never raises, never waits.
 
-        Returns the `traceparent` of the tick, for the runs that it launches; None if there is no trace.
+        Returns the `traceparent` of the tick, for the runs that the tick launches; None if there is no trace.
         """
         if not (report.leading or len(report.stages) > 1 or not report.ok):
             return None
         try:
-            # A tick is a trace, whatever is current. The moments of a report are monotonic.
+            # A tick is a trace of its own, even if another span is current. The times in a report are monotonic.
             epoch = self._clock.now() - self._clock.monotonic()
             began = _at(epoch, report.began)
             tick = self._tracer.start_span(TICK, context=Context(), attributes=self._facts, start_time=began)
             carrier: dict[str, str] = {}
             TraceContextTextMapPropagator().inject(carrier, trace.set_span_in_context(tick, Context()))
-        except Exception as error:  # of the consumer's own providers, samplers and processors
+        except Exception as error:  # the consumer's own providers, samplers and processors may raise any error
             if not self._has_complained:
                 self._has_complained = True
                 log.warning("ticks cannot be traced: %s", brief(error))
@@ -66,7 +66,8 @@ class TickTraces:
         return carrier.get("traceparent")
 
     def _describe(self, tick: trace.Span, report: TickReport, epoch: float) -> None:
-        """Not tried again: a span ends once."""
+        """Add facts, events and stages to the span of a tick, and end it. An error is ignored, because a span can
+        end only once."""
         with suppress(Exception):
             ended = _at(epoch, report.ended)
             if tick.is_recording():
@@ -108,7 +109,7 @@ def _facts(report: TickReport) -> Mapping[str, Fact]:
 
 
 def _events(report: TickReport) -> Iterable[tuple[str, Mapping[str, str | int]]]:
-    """What the tick decided, and why."""
+    """Yield the decisions of the tick as events of a span, each with its reason."""
     for move in report.moves[:MOST_EVENTS]:
         about = {"kcl.lease": str(move.lease), "kcl.worker": str(move.to), "kcl.kind": move.kind}
         yield "move", {**about, "kcl.reason": move.because}

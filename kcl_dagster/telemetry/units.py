@@ -1,4 +1,4 @@
-"""How many DynamoDB units a process consumes, according to DynamoDB's own responses."""
+"""Counts the DynamoDB units that a process consumes, as DynamoDB's responses report them."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ _BEFORE, _AFTER = "provide-client-params.dynamodb", "after-call.dynamodb"
 
 @contextmanager
 def counted_units(client: aws.Client, registry: MetricsRegistry) -> Iterator[None]:
-    """Count the units that a boto3 client consumes, as long as the block lasts. Other clients are unchanged."""
+    """Count the units that a boto3 client consumes, as long as the block lasts. Other clients are not changed."""
     events = getattr(getattr(client, "meta", None), "events", None)
     if events is None:
         yield

@@ -1,4 +1,4 @@
-"""The telemetry of one worker, made from the settings of its application."""
+"""The telemetry of one worker, as its application configures it."""
 
 import re
 import sys
@@ -132,15 +132,16 @@ class WorkerTelemetry:
         self._publish(kcl_names.of_renewal(report, seconds, held, str(self.identity.worker)))
 
     def complete(self, known: WrittenThrough) -> None:
-        """Publish the time through which the application is complete, as the worker has read it. It is published
-        as a time, because an age would not grow while the time cannot be read."""
+        """Publish the moment through which the application is complete, as the worker has read it. The metric is
+        this moment and not its age, because an age would not grow while the moment cannot be read."""
         if known.through is None:
             self.registry.forget(COMPLETE)
         else:
             self.registry.set(COMPLETE, known.through)
 
     def worker(self, surroundings: Surroundings[D], runtime: Runtime) -> Worker[D]:
-        """Create the worker in its surroundings, and receive its events in addition to their receivers."""
+        """Create the worker. This object then also receives the reports and events that the receivers in
+        `surroundings` get."""
 
         def on_batch(report: BatchReport) -> None:
             self.batch(report)
@@ -219,9 +220,9 @@ def open_telemetry(
     log: Any,
     traces: "BatchTraces | None" = None,
 ) -> Iterator[WorkerTelemetry]:
-    """Open the telemetry that the application configures, as long as the block lasts. If a part cannot start, it
-    is omitted with a warning: a worker does not need its metrics. `client` makes the clients for `cloudwatch`
-    and `dynamodb`, if they are needed. `log` is the log of the run."""
+    """Open the telemetry that the application configures, as long as the block lasts. If one kind of telemetry
+    cannot start, it is left out with a warning, because a worker can work without it. `client` makes the clients
+    for `cloudwatch` and `dynamodb`, if they are needed. `log`: the log of the run."""
     settings = application.telemetry
     names = {
         "application": application.name,
@@ -276,7 +277,7 @@ def _telling(is_ready: Ready, started: Callable[[], object]) -> Ready:
 
 
 def _port(first: int, slot: str | None) -> int:
-    """The port of a worker, so that workers on one machine use different ones: `worker-003` uses the first port
+    """Return the port of a worker. Workers on one machine use different ports: `worker-003` uses the first port
     plus 3."""
     number = re.search(r"(\d+)$", slot or "")
     return first if first == 0 or number is None else first + int(number[1])

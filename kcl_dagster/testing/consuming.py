@@ -1,4 +1,5 @@
-"""Tests of a consumer: records as a worker passes them, an embedded AWS, and a run until all records are stored.
+"""Helpers for tests of a consumer: records as a worker passes them, an embedded AWS, and a run until all records
+are stored.
 
 >>> from kcl_dagster.testing import embedded_aws
 >>> with embedded_aws(streams={"clicks": 2}) as aws:
@@ -36,7 +37,7 @@ from kcl_dagster.worker.stop import StopReason, StopSignal
 if TYPE_CHECKING:
     from kcl_dagster.emulator import Emulator
 
-TICK_SECONDS: Final = 0.5  # a tenth of the sensor's: requests to the embedded tables cost nothing
+TICK_SECONDS: Final = 0.5  # a tenth of the sensor's interval: requests to the embedded tables cost nothing
 _STORED: Final = frozenset({Outcome.COMMITTED, Outcome.DELIVERED})
 SLOT: Final = "worker-000"
 SHARD: Final = "shardId-000000000000"
@@ -45,7 +46,8 @@ PUT_AT_ONCE: Final = 500  # the maximum of PutRecords
 
 
 def records(spark: SparkSession, payloads: Sequence[bytes], *, stream: str = "stream") -> DataFrame:
-    """A DataFrame as a consumer's function gets it: one row for each payload, in order, all of one shard.
+    """Return a DataFrame as a consumer's function gets it. It has one row for each payload, in order, all of one
+    shard.
 
     Example:
         .. code-block:: python
@@ -88,7 +90,7 @@ class EmbeddedAws:
             )
 
     def resource(self) -> KclResource:
-        """The resource with which a consumer uses this embedded AWS."""
+        """Return the resource with which a consumer uses this embedded AWS."""
         return EmulatorResource(
             endpoint_url=self.emulator.endpoint_url, region_name=self.emulator.environment()["AWS_DEFAULT_REGION"]
         )
@@ -96,9 +98,9 @@ class EmbeddedAws:
 
 @contextmanager
 def embedded_aws(streams: Mapping[str, int]) -> Iterator[EmbeddedAws]:
-    """An embedded AWS in this process, without limits, with these streams (name -> number of shards).
+    """Run an embedded AWS in this process, without limits, with these streams (name -> number of shards).
 
-    Needs the `emulator` extra. Everything in it is deleted at the end of the block.
+    Needs the extra `emulator` of the package. All data of the embedded AWS is deleted at the end of the block.
     """
     from kcl_dagster.emulator import Emulator, Limits
 
@@ -117,13 +119,13 @@ def consume(
     context: Any = None,
     resources: Mapping[str, Any] | None = None,
 ) -> int:
-    """Have `consumer` process what is in its streams, and return how many records it has stored.
+    """Let `consumer` process the records in its streams, and return how many records it has stored.
 
-    It returns when every shard has been read to its tip. Records that are put meanwhile may be read or not.
-    Checkpoints are kept in the lease table, so another call continues there. `kcl` should be the resource of an
-    embedded AWS.
+    The function returns when every shard has been read to its tip. Records that are put while it runs may be read
+    or not. Checkpoints are kept in the lease table, so another call continues after them. `kcl` should be the
+    resource of an embedded AWS.
 
-    `context` and `resources` are passed to the consumer's code if it asks for them.
+    `context` and `resources` are passed to the consumer's code if it has parameters for them.
 
     Raises BatchError with the error of the consumer's code or of its sink, and TimeoutError after `within` seconds.
     Example:
@@ -165,7 +167,8 @@ def consume(
 
 @dataclass
 class _Witness(RunEventLog):
-    """Stops the worker when nothing more is to be read, when something failed, or when the time is over."""
+    """Receives the worker's reports. Stops the worker when all records are read, when a batch has failed, or when
+    the time is over."""
 
     stop: StopSignal = field(default_factory=StopSignal)
     deadline: float = float("inf")
@@ -176,7 +179,8 @@ class _Witness(RunEventLog):
     error: str | None = None
     is_done: bool = False
     _at_tip: set[LeaseKey] = field(default_factory=set)
-    """Leases whose last batch reached the tip of the shard. A round need not read all leases."""
+    """Leases whose last batch reached the tip of the shard. They are collected over several rounds, because a round
+    need not read all leases."""
 
     def batch(self, report: BatchReport) -> None:
         self.stored += report.records
@@ -193,7 +197,8 @@ class _Witness(RunEventLog):
             self.stop.request(StopReason.ASKED, "the test has seen enough")
 
     def event(self, event: WorkerEvent) -> None:
-        """Record a batch that failed while the run ends as an error: it was decided and is not stored."""
+        """Record the event. If a batch fails while the run ends, this is an error, because the batch was decided
+        and is not stored."""
         super().event(event)
         if self.is_done and event.kind is EventKind.BATCH_FAILED:
             self.error = self.error or event.message

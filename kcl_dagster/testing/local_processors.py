@@ -1,4 +1,4 @@
-"""Record processors that run in this process: for tests of processors, and of the worker, without Spark."""
+"""Record processors that run in this process, for tests of processors and of the worker without Spark."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +52,7 @@ class LocalProcessor:
 
 @dataclass(slots=True)
 class LocalProcessorHost:
-    """Implements `worker.hosted_processor.ProcessorHosts` with any engine."""
+    """Implements `worker.hosted_processor.ProcessorHosts` in this process, with any engine."""
 
     new_processor: ProcessorFactory
     engine: Engine[Any]
@@ -84,7 +84,7 @@ class LocalProcessorHost:
         """Do nothing, because no process was started."""
 
     def lose_all(self) -> None:
-        """End all processors, as the end of their process would."""
+        """Let all processors fail from now on, as if their process had ended."""
         for processor in self.processors:
             processor.is_gone = True
         self.processors.clear()

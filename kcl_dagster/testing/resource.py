@@ -5,13 +5,13 @@ from typing import Final
 from kcl_dagster.application import Application
 from kcl_dagster.orchestration.resources import KclResource
 
-KEY: Final = "emulator"  # any key will do: the emulator does not check signatures
+KEY: Final = "emulator"  # the emulator accepts any key, because it does not check signatures
 REGION: Final = "us-east-1"
 
 
 class EmulatorResource(KclResource):
     """The connection to the embedded AWS at `endpoint_url`, with keys that it accepts. The keys are not secret.
-    They are added when a client is made, so no stored definition contains them.
+    They are added when a client is made, so the definitions that Dagster stores do not contain them.
 
     Example:
         .. code-block:: python
