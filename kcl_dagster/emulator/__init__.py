@@ -8,8 +8,8 @@ In a thread of this process:
 ...     aws.client("sts").get_caller_identity()["Account"]
 '123456789012'
 
-As a process: `python -m kcl_dagster.emulator`, or `ensure_sidecar`, which starts one unless it runs.
-The Kinesis engine alone, without a server or threads: `KinesisService`.
+`python -m kcl_dagster.emulator` runs the emulator as a process. `ensure_sidecar` starts such a process if it is not
+running. `KinesisService` is the Kinesis engine alone, without a server or threads.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m kcl_dagster.
         extra.require()
     except extra.ExtraMissingError as error:
         return _fail(str(error))
-    # A shell that starts a background process makes it ignore Ctrl-C. Undo that.
+    # A process that a shell starts in the background ignores Ctrl-C. This call makes it react to Ctrl-C again.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C before the event loop handles it
         return asyncio.run(_run(options))
@@ -70,8 +70,8 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 async def _watch(process: psutil.Process | None, grace_seconds: float, stop: asyncio.Event) -> None:
-    """Set `stop` when `process` has ended and `grace_seconds` more have passed, so that what the process left
-    running can finish its last requests."""
+    """Set `stop` when `process` has ended and `grace_seconds` more have passed. In this time, processes that it
+    started can finish their last requests."""
     while process is not None and watch.lives(process):
         await asyncio.sleep(WATCH_SECONDS)
     await asyncio.sleep(grace_seconds)
@@ -79,7 +79,7 @@ async def _watch(process: psutil.Process | None, grace_seconds: float, stop: asy
 
 
 def _announce(ready_file: Path, endpoint: str, region: str) -> None:
-    """Write the ready file in one step, so that a reader never sees half of it."""
+    """Write the ready file in one step, so that no process reads half of it."""
     partial = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
     pid = os.getpid()
     facts = {"endpoint": endpoint, "pid": pid, "started": watch.started(pid), "region": region}
@@ -88,7 +88,7 @@ def _announce(ready_file: Path, endpoint: str, region: str) -> None:
 
 
 def _reason(error: OSError) -> str:
-    # asyncio wraps the reason in a sentence of its own; a failed look-up of the host has no errno of the system.
+    # asyncio adds a sentence to the reason of the system. If the look-up of the host fails, there is no errno.
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror or error)
 
 
@@ -105,7 +105,7 @@ def _port(text: str) -> int:
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
-    """The parser of the options."""
+    """Return the parser of the command-line options."""
     made = argparse.ArgumentParser(
         prog=prog,
         description="An embedded AWS (Kinesis, DynamoDB, S3, STS) on one local port. It keeps nothing on disk.",

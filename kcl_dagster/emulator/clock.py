@@ -16,7 +16,7 @@ class AdjustableClock:
         return self._base() + self._ahead
 
     def advance(self, seconds: float) -> None:
-        """Move the clock ahead. It cannot be set back, as the clocks of AWS are not."""
+        """Move the clock ahead. It cannot be set back, because the clocks of AWS are not set back either."""
         if seconds < 0:
             raise ValueError(f"a clock can only be advanced, not by {seconds} s")
         self._ahead += seconds

@@ -1,11 +1,11 @@
 """The emulator's own interface under `/_kcl/`: health, faults, clock.
 
-Any web page can make a browser on the same machine send requests here. So all requests but the health check are
-rejected in two cases:
+Any web page can make a browser on the same machine send requests to this interface. Two kinds of requests are
+therefore rejected, except for the health check:
 
-- They come from a page of another origin.
-- Their Host is a name that is not known to belong to this machine: a page may have its own name resolve to
-  127.0.0.1.
+- Requests from a page of another origin.
+- Requests whose Host is a name that may belong to another machine. The owner of a page can let the page's name
+  resolve to 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _rules = TypeAdapter(FaultRule | list[FaultRule])
 
 
 class ControlEndpoint:
-    """Responds at once. Fault rules do not apply to it."""
+    """Serves requests to the emulator's own interface. It responds at once, and fault rules do not apply to it."""
 
     def __init__(self, faults: Faults, clock: AdjustableClock, pid: int) -> None:
         self._faults = faults
@@ -81,7 +81,7 @@ class ControlEndpoint:
 
 
 def _foreign(request: HttpRequest) -> str | None:
-    """The reason why the request may come from a web page that is not the emulator's, or None."""
+    """Return why the request may come from a web page of another origin; None if it cannot."""
     host = request.headers.get("host", "")
     origin = request.headers.get("origin")
     if origin is not None and origin != f"http://{host}":
@@ -94,7 +94,8 @@ def _foreign(request: HttpRequest) -> str | None:
 
 
 def _is_local(host: str) -> bool:
-    """Whether the host is an IP address or localhost. Any other name can be made to resolve to any address."""
+    """Whether the host is an IP address or localhost. The owner of any other name can let it resolve to any
+    address."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:

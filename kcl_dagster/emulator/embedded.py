@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import boto3
 
 LOOPBACK = "127.0.0.1"
-CREDENTIAL = "emulator"  # any will do: the emulator does not check signatures
+CREDENTIAL = "emulator"  # the emulator accepts any credential, because it does not check signatures
 STOP_SECONDS = 10.0
 
 
 def environment(endpoint_url: str, region: str) -> dict[str, str]:
-    """The environment variables with which a process's AWS SDK sends all requests to the emulator."""
+    """Return the environment variables with which a process's AWS SDK sends all requests to the emulator."""
     return {
         "AWS_ENDPOINT_URL": endpoint_url,
         "AWS_ACCESS_KEY_ID": CREDENTIAL,
@@ -43,12 +43,12 @@ class Emulator:
     ...     put["ShardId"]
     'shardId-000000000000'
 
-    - `limits`: by default those of AWS.
-    - `clock`: returns seconds since the epoch, for Kinesis.
-    - `seed`: decides which requests meet a fault whose probability is below one.
+    - `limits`: the limits of Kinesis, by default those of AWS.
+    - `clock`: the clock of Kinesis, a function that returns seconds since the epoch.
+    - `seed`: determines into which requests a fault is injected, for fault rules with a probability below one.
 
-    Every emulator starts empty and shares nothing with another one, except that the names of S3 buckets are unique
-    in the process, as they are on AWS.
+    Every emulator starts empty, and shares no data with another emulator. As on AWS, names of S3 buckets are
+    unique, but only within the process.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class Emulator:
 
     @property
     def kinesis(self) -> KinesisService:
-        """The Kinesis engine behind the endpoint, for inspection and for calls that no fault or network affects."""
+        """The Kinesis engine behind the endpoint, for inspection. Calls to it are affected by no fault and no
+        network."""
         return self._node.kinesis
 
     @property
@@ -98,19 +99,20 @@ class Emulator:
         return self._endpoint_url
 
     def environment(self) -> dict[str, str]:
-        """The environment variables that other processes need to use this emulator."""
+        """Return the environment variables that other processes need to use this emulator."""
         return environment(self.endpoint_url, self._region)
 
     def client(self, service: str, **config: Any) -> Any:
-        """A boto3 client that reports every fault: it does not retry, unless `config` sets that."""
-        import boto3  # half of the time it takes to start a process, which most emulators can do without
+        """Return a boto3 client. By default, it does not retry, so it raises an error for every fault. `config` may
+        configure retries."""
+        import boto3  # this import takes half of the start time of a process, and most emulators do not need it
         from botocore.config import Config
 
         settings = {"retries": {"total_max_attempts": 1}, "s3": {"addressing_style": "path"}, **config}
         with self._session_lock:
             if self._session is None:
                 self._session = boto3.Session(CREDENTIAL, CREDENTIAL, region_name=self._region)
-            # The types of boto3 know clients by literal names, and here the name is a parameter.
+            # The types of boto3 require a literal name of the service, and here the name is a parameter.
             make: Any = self._session.client
             return make(service, endpoint_url=self.endpoint_url, config=Config(**settings))
 
@@ -153,7 +155,7 @@ class Emulator:
 
 async def _shut(close: Any) -> None:
     await close()
-    # Tasks that remain belong to connections that were just closed.
+    # The tasks that are left belong to connections that were just closed.
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in tasks:
         task.cancel()

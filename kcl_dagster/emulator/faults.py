@@ -18,8 +18,8 @@ ANY: Literal["*"] = "*"
 class FaultRule(BaseModel):
     """Which fault is injected, into which requests, and how often.
 
-    `applied` decides whether the operation takes effect before the caller sees the fault:
-    `FaultRule(operation="UpdateItem", drop=True, applied=True)` is a write that happened although the caller got no
+    If `applied` is True, the operation takes effect before the fault is returned to the caller. For example, with
+    `FaultRule(operation="UpdateItem", drop=True, applied=True)` the write is carried out, but the caller gets no
     response.
     """
 
@@ -62,7 +62,7 @@ class _Armed:
 
 
 class Faults:
-    """The rules in force. They may be changed from any thread while requests are served.
+    """The fault rules that apply now. Any thread may change them while requests are served.
 
     The same seed, rules and order of requests give the same faults.
     """
@@ -74,7 +74,8 @@ class Faults:
         self._struck = 0
 
     def add(self, *rules: FaultRule) -> None:
-        """Append rules. The first rule that matches a request and is drawn for it applies."""
+        """Append rules. If several rules match a request, the first one whose probability selects the request
+        applies."""
         with self._lock:
             self._armed += [_Armed(rule, rule.times) for rule in rules]
 
@@ -90,11 +91,12 @@ class Faults:
 
     @property
     def struck(self) -> int:
-        """How many requests have met a fault so far."""
+        """The number of requests into which a fault was injected so far."""
         return self._struck
 
     def draw(self, service: str, operation: str, body: bytes) -> FaultRule | None:
-        """The fault for this request, if any. Called once for each request."""
+        """Return the rule whose fault is injected into this request; None if there is none. Called once for each
+        request."""
         if not self._armed:
             return None
         with self._lock:

@@ -1,4 +1,4 @@
-"""One endpoint for all services: it finds out for which service a request is, and applies the fault rules."""
+"""The endpoint of all services. It finds out for which service a request is, and applies the fault rules."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ CONTROL_PREFIX = "/_kcl/"
 
 _MIB = 1024 * 1024
 LARGEST_CONTROL_BODY = _MIB
-LARGEST_API_BODY = (
-    32 * _MIB
-)  # PutRecords takes 10 MiB of data, which JSON makes a third larger; BatchWriteItem 16 MB
+# PutRecords takes 10 MiB of data, which JSON makes a third larger. BatchWriteItem takes 16 MB.
+LARGEST_API_BODY = 32 * _MIB
 LARGEST_S3_BODY = 256 * _MIB  # of one request; clients upload larger objects in parts
 
-# moto keeps the buckets of the whole process in one place, by account.
+# moto keeps the buckets of the whole process together, by account. Each emulator therefore uses another account.
 _s3_accounts = itertools.count(1)
 
 Answer = Response | Awaitable[Response]
@@ -50,16 +49,16 @@ class _Route:
 
 
 def largest_body(target: str, headers: Mapping[str, str]) -> int:
-    """The largest body in bytes that a request may have. Bodies are kept in memory."""
+    """Return the largest body that a request may have, in bytes. Bodies are kept in memory."""
     if target.startswith(CONTROL_PREFIX):
         return LARGEST_CONTROL_BODY
     return LARGEST_API_BODY if "x-amz-target" in headers else LARGEST_S3_BODY
 
 
 class Gateway:
-    """The request handler of the server. Called on the event loop; moto works in threads of its own.
+    """The request handler of the server. It is called on the event loop. moto serves requests in separate threads.
 
-    moto is imported by those threads, so that the start does not wait for it.
+    These threads also import moto, so that the start of the server does not wait for the import.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Gateway:
         self._faults = faults
         self._account = account
         self._region = region
-        # One thread for each service: it serves requests in the order in which they arrived.
+        # There is one thread for each service, which serves requests in the order in which they arrived.
         self._dynamodb_thread = ThreadPoolExecutor(1, "emulator-dynamodb")
         self._s3_thread = ThreadPoolExecutor(1, "emulator-s3")
         self._dynamodb: DynamoDb | None = None
@@ -88,7 +87,7 @@ class Gateway:
         return self._faulty(route, fault, request)
 
     def close(self) -> None:
-        """End the threads, after the requests that they have begun."""
+        """End the threads when they have finished the requests that they have begun."""
         self._dynamodb_thread.shutdown(cancel_futures=True)
         self._s3_thread.shutdown(cancel_futures=True)
         if self._s3 is not None:

@@ -18,7 +18,7 @@ from kcl_dagster.emulator.kinesis.service_errors import in_use, not_found
 from kcl_dagster.emulator.wire import cbor, eventstream, json
 
 TARGET_PREFIX = "Kinesis_20131202."
-POLL_SECONDS = 0.05  # how soon a subscriber sees a new record
+POLL_SECONDS = 0.05  # a subscriber gets a new record after this time at the latest
 
 
 class Codec(Protocol):
@@ -85,7 +85,8 @@ def refusal(error: KinesisError, codec: Codec) -> Response:
 
 
 def _farewell(subscription: Subscription) -> KinesisError | None:
-    """The error with which an event stream ends. None at the end of a shard and when the subscription expired."""
+    """Return the error with which an event stream ends. None if the shard has ended or the subscription has
+    expired."""
     if subscription.ending is Ending.TAKEN_OVER:
         return in_use(f"Another subscription of {subscription.consumer_arn} took over {subscription.shard.id}.")
     if subscription.ending is Ending.GONE:

@@ -1,4 +1,4 @@
-"""One emulator with all its parts, listening on a port. It runs in a thread or in a process."""
+"""One emulator: the services, and the server that listens on a port. It runs in a thread or in a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The emulator as a separate process that several processes share. It is started if it is not running."""
+"""Runs the emulator as a separate process that several processes share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kcl_dagster.emulator.kinesis.service import DEFAULT_REGION
 READY_FILE = "emulator.json"
 LOCK_FILE = "emulator.lock"
 LOG_FILE = "emulator.log"
-START_SECONDS = 60.0  # a cold import on a busy machine takes long
+START_SECONDS = 60.0  # on a busy machine, the first import of the packages takes long
 HEALTH_SECONDS = 2.0
 LOOK_SECONDS = 0.05
 
@@ -43,19 +43,19 @@ class Endpoint:
     pid: int
     region: str = DEFAULT_REGION
     started: float | None = field(default=None, compare=False)
-    """When the process started, in epoch seconds. It distinguishes the process from a later one with the same
-    id."""
+    """The time at which the process started, in epoch seconds. It distinguishes the process from a later process
+    with the same id."""
 
     def environment(self) -> dict[str, str]:
-        """The environment variables that other processes need to use this emulator."""
+        """Return the environment variables that other processes need to use this emulator."""
         return environment(self.url, self.region)
 
 
 def ensure_sidecar(state_dir: Path, watch_pid: int, port: int = 0, *, limits: bool = True) -> Endpoint:
-    """Return the emulator of `state_dir`, and start it if it is not running.
+    """Return the emulator of `state_dir`. Start it if it is not running.
 
-    Safe to call from several processes at once: one of them starts it, and all get it. The new process is detached,
-    and ends by itself soon after the process `watch_pid` has ended. Raises `SidecarError`.
+    Several processes may call this at once: one of them starts the emulator, and all of them get it. The new
+    process is detached. It ends by itself soon after the process `watch_pid` has ended. Raises `SidecarError`.
     """
     state_dir.mkdir(parents=True, exist_ok=True)
     with _exclusive(state_dir / LOCK_FILE):
@@ -67,7 +67,8 @@ def ensure_sidecar(state_dir: Path, watch_pid: int, port: int = 0, *, limits: bo
 
 
 def find_sidecar(state_dir: Path) -> Endpoint | None:
-    """The emulator of `state_dir` if it runs and responds. The ready file alone is not trusted."""
+    """Return the emulator of `state_dir` if it runs and responds. None if it does not, even if there is a ready
+    file."""
     endpoint = _read(state_dir / READY_FILE)
     if endpoint is not None:
         _reap(endpoint.pid)
@@ -77,7 +78,7 @@ def find_sidecar(state_dir: Path) -> Endpoint | None:
 
 
 def end_sidecar(endpoint: Endpoint) -> None:
-    """End an emulator at once; it has no state to save. A later process with the same id is not ended."""
+    """End an emulator at once, because it has no state to save. A later process with the same id is not ended."""
     process = watch.find(endpoint.pid, endpoint.started) if endpoint.started is not None else None
     if process is not None:
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -112,8 +113,8 @@ def _start(state_dir: Path, watch_pid: int, port: int, limits: bool) -> Endpoint
 
 
 def _spawn(command: list[str], log: Path) -> int:
-    """Start the command in a session of its own. It does not use `subprocess`, which would warn about a process
-    whose end is never awaited."""
+    """Start the command in a session of its own. Returns the id of the process. This does not use `subprocess`,
+    which would warn about a process whose end is never awaited."""
     output = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     files: list[Any] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -124,13 +125,13 @@ def _spawn(command: list[str], log: Path) -> int:
 
 
 def _reap(pid: int, *, wait: bool = False) -> None:
-    """Remove the process from the process table, if it was our child and has ended."""
+    """Remove the process from the process table, if it is a child of this process and has ended."""
     with suppress(ChildProcessError):
         os.waitpid(pid, 0 if wait else os.WNOHANG)
 
 
 def _end_leftover(state_dir: Path) -> None:
-    """End an emulator that is running but does not respond: it would keep its port."""
+    """End an emulator that is running but does not respond. Otherwise, it would keep its port."""
     endpoint = _read(state_dir / READY_FILE)
     if endpoint is not None:
         end_sidecar(endpoint)

@@ -1,4 +1,4 @@
-"""Whether another process is still running."""
+"""Finds out whether another process is still running."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Final
 
 import psutil
 
-# The kernel reports the start in ticks since boot. Processes that compute the boot time separately may differ by a
-# second.
+# The kernel reports the start of a process in ticks since the boot. Two processes that compute the time of the boot
+# separately may differ by a second.
 START_TOLERANCE_SECONDS: Final = 2.0
 
 
 def find(pid: int, started: float | None = None) -> psutil.Process | None:
-    """The running process with this id. None if it has ended, or if `started` is given and the process did not
-    start then."""
+    """Return the running process with this id. None if it has ended, or if `started` is given and the process
+    started at another time."""
     try:
         process = psutil.Process(pid)
         is_it = started is None or abs(process.create_time() - started) <= START_TOLERANCE_SECONDS
@@ -23,7 +23,7 @@ def find(pid: int, started: float | None = None) -> psutil.Process | None:
 
 
 def lives(process: psutil.Process) -> bool:
-    """Whether the process is running. False for a zombie, and if another process has got its id meanwhile."""
+    """Whether the process is running. False for a zombie, and if another process has the same id now."""
     try:
         return bool(process.is_running()) and process.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
     except psutil.NoSuchProcess:
@@ -31,12 +31,12 @@ def lives(process: psutil.Process) -> bool:
 
 
 def is_alive(pid: int, started: float | None = None) -> bool:
-    """Whether `find` returns a process."""
+    """Whether the process with this id is running; see `find`."""
     return find(pid, started) is not None
 
 
 def started(pid: int) -> float | None:
-    """When the process started, in epoch seconds; None if it has ended."""
+    """Return the time at which the process started, in epoch seconds; None if there is no such process."""
     try:
         return float(psutil.Process(pid).create_time())
     except psutil.NoSuchProcess:

@@ -1,3 +1,3 @@
-"""The services behind the emulator besides Kinesis: DynamoDB and S3 by moto, and STS. Each serves one request at
-a time.
+"""The services of the emulator except Kinesis: DynamoDB and S3, which use moto, and STS. Each service serves one
+request at a time.
 """

@@ -1,8 +1,8 @@
 """Conflicts between transactions: DynamoDB rejects a write of an item while a transaction writes the item.
 
-On AWS a transaction is under way from the arrival of its request until its response leaves. The emulator serves
-requests one after another, so no two of them would ever conflict without this module, and callers could not be
-tested for their retries.
+On AWS, a transaction is under way from the arrival of its request until its response leaves. The emulator serves
+requests one after another. Without this module, two requests would never conflict, and tests could not show that
+callers retry.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MESSAGE = "Transaction is ongoing for the item"
 
 Key = tuple[str, str]
 KeyNames = Callable[[str], Sequence[str]]
-"""The key attributes of a table; empty for one that does not exist."""
+"""A function that returns the key attributes of a table; none if the table does not exist."""
 
 
 class Conflicts:
@@ -31,8 +31,8 @@ class Conflicts:
 
     @contextmanager
     def during(self, operation: str, body: bytes) -> Iterator[dict[str, Any] | None]:
-        """Yield the error to respond with if a transaction is writing an item of this request, otherwise None.
-        While the block lasts, the items of a transaction count as being written."""
+        """Yield the error with which to respond if a transaction is writing an item of this request; otherwise
+        None. If the request is a transaction, its items count as being written while the block lasts."""
         if operation != TRANSACTION and not (self._held and operation in SINGLE_WRITES):
             yield None
             return

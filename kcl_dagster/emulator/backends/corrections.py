@@ -1,4 +1,4 @@
-"""Requests that DynamoDB rejects and moto accepts, where lease clients rely on the rejection."""
+"""Corrects moto for requests on which lease clients rely: DynamoDB rejects them, and moto would accept them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TAKEN_FOR_TEXT = {"B", "BS", "BOOL"}  # moto stores these types as text when an
 
 
 def correct(operation: str, parameters: dict[str, Any], backend: DynamoDBBackend) -> None:
-    """Raise moto's own exceptions for a request that DynamoDB would reject and moto would accept."""
+    """Raise an exception of moto if DynamoDB would reject the request and moto would accept it."""
     if operation == "DeleteItem":
         _check_expected(parameters, backend)
     elif operation == "BatchWriteItem":
@@ -34,7 +34,7 @@ def _check_expected(parameters: dict[str, Any], backend: DynamoDBBackend) -> Non
 
 
 def _check_batch(parameters: dict[str, Any], backend: DynamoDBBackend) -> None:
-    """Reject too many items, and two requests for the same item. moto accepts both."""
+    """Reject a BatchWriteItem with too many items, or with two requests for the same item. moto accepts both."""
     requests = parameters["RequestItems"]
     if sum(len(of_table) for of_table in requests.values()) > BATCH_WRITE_ITEMS:
         raise MockValidationException("Too many items requested for the BatchWriteItem call")
@@ -51,16 +51,16 @@ def _check_batch(parameters: dict[str, Any], backend: DynamoDBBackend) -> None:
 
 
 def _check_index(parameters: dict[str, Any], backend: DynamoDBBackend) -> None:
-    """Reject an index that the table does not have. moto would respond that the table is missing, and clients
-    would act on that."""
+    """Reject an index that the table does not have. moto would respond that the table is missing, and clients would
+    react to this error."""
     name = parameters["IndexName"]
     if name not in {index.name for index in backend.get_table(parameters["TableName"]).all_indexes()}:
         raise MockValidationException(f"The table does not have the specified index: {name}")
 
 
 def keep_types(parameters: dict[str, Any], backend: DynamoDBBackend, reply: dict[str, Any]) -> None:
-    """Restore the types of attributes that moto has just stored as text. The Java KCL writes the state of a
-    prepared checkpoint in this way."""
+    """Restore the types of attributes that moto has just stored as text, because `AttributeUpdates` set them. The
+    Java KCL writes the state of a prepared checkpoint with `AttributeUpdates`."""
     for name, update in (parameters.get("AttributeUpdates") or {}).items():
         value = update.get("Value", {})
         if update.get("Action", "PUT") != "PUT" or not set(value) & _TAKEN_FOR_TEXT:

@@ -1,8 +1,8 @@
 """DynamoDB: moto's tables and expressions, made atomic and faster.
 
-Stock moto reads, checks and writes without a lock, so two writers can both pass the same condition. Here one lock
-covers each request. Operations on items call moto's methods directly and skip its HTTP and model layers, where most
-of the time would be spent.
+moto itself reads, checks and writes without a lock, so two writers can both pass the same condition. This module
+holds one lock during each request. For operations on items, it calls moto's methods directly, without moto's HTTP
+and model layers, which would take most of the time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _REPLY_MEMBERS = frozenset(
 
 
 class DynamoDb:
-    """The tables of one emulator. `handle` may be called from any thread."""
+    """The tables of one emulator. Any thread may call `handle`."""
 
     def __init__(self, account: str, region: str) -> None:
         self._account = account
@@ -67,7 +67,7 @@ class DynamoDb:
         self._tokens = RequestTokens()
 
         class Handler(DynamoHandler):
-            # moto would share one set of tables among all users in this process.
+            # Otherwise, moto would share one set of tables among all emulators in this process.
             @property
             def dynamodb_backend(self) -> DynamoDBBackend:
                 return backend
@@ -86,11 +86,11 @@ class DynamoDb:
             except HTTPException as error:
                 return Response(error.code or 400, (error.description or "").encode(), _headers())
             except (KeyError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
-                # moto raises these for input that it did not expect; DynamoDB responds that the request is invalid.
+                # moto raises these errors for unexpected input. DynamoDB responds that the request is invalid.
                 return _refusal("ValidationException", f"{operation}: {type(error).__name__}: {error}")
 
     def key_names(self, table: str) -> list[str]:
-        """The key attributes of a table; empty for one that does not exist."""
+        """Return the key attributes of a table; none if the table does not exist."""
         found = self._backend.tables.get(table)
         names = () if found is None else (found.hash_key_attr, found.range_key_attr)
         return [name for name in names if name]
@@ -104,8 +104,8 @@ class DynamoDb:
         return Response(200, reply, _headers())
 
     def _reply(self, operation: str, method: str, parameters: dict[str, Any]) -> dict[str, Any] | bytes:
-        """The reply to an operation on items: from our own faster code if that supports the request, otherwise
-        from moto."""
+        """Return the reply to an operation on items. The emulator's own, faster code makes it if it supports the
+        request, and moto otherwise."""
         match operation:
             case "UpdateItem":
                 reply = self._updates.serve(parameters)

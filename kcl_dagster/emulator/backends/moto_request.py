@@ -1,4 +1,4 @@
-"""Conversion of requests to moto's classes and of its responses to ours."""
+"""Converts requests to moto's classes, and moto's responses to the emulator's class `Response`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""S3 by moto, with path-style addresses. Each emulator uses an account number of its own, because moto keeps the
-buckets of the whole process together.
+"""S3, which uses moto, with path-style addresses. Each emulator has an account number of its own, because moto
+keeps the buckets of the whole process together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PARTITION = "aws"
 
 
 class S3:
-    """The buckets of one emulator. `handle` may be called from any thread."""
+    """The buckets of one emulator. Any thread may call `handle`."""
 
     def __init__(self, account: str) -> None:
         self._account = account

@@ -1,7 +1,8 @@
-"""A faster scan of whole lease tables: no filter, no index, and a table whose only key is a text hash key.
+"""A faster scan of whole lease tables. It supports scans without a filter and an index, of tables whose only key is
+a text hash key.
 
-moto copies and measures every item, and for each page it walks through all earlier pages again. That takes seconds
-for ten thousand leases. Here the order of the keys is kept from one page to the next.
+moto copies and measures every item, and for each page it goes through all earlier pages again. This takes seconds
+for ten thousand leases. This module keeps the order of the keys from one page to the next.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from moto.dynamodb.models.table import Table
 
 from kcl_dagster.emulator.backends.rendering import render
 
-# DynamoDB limits a page by the bytes of names and values. We count the bytes of their JSON, which is somewhat
-# longer, so pages are slightly smaller than on AWS.
+# DynamoDB limits a page by the bytes of names and values. The emulator counts the bytes of their JSON, which is
+# somewhat longer, so its pages are slightly smaller than those of AWS.
 PAGE_BYTES = 1_000_000
 
 _SIMPLE = frozenset(
@@ -35,7 +36,8 @@ _SIMPLE = frozenset(
 
 
 def scan(backend: DynamoDBBackend, request: Mapping[str, Any]) -> bytes | None:
-    """The reply, or None if moto has to serve this scan. The caller holds the lock of the request."""
+    """Return the reply as JSON; None if moto has to serve this scan. The caller must hold the lock of
+    `DynamoDb`."""
     if not _SIMPLE.issuperset(request) or request.get("ReturnConsumedCapacity", "NONE") != "NONE":
         return None
     segment, segments = request.get("Segment"), request.get("TotalSegments")
@@ -47,7 +49,8 @@ def scan(backend: DynamoDBBackend, request: Mapping[str, Any]) -> bytes | None:
     keys = _in_order(table)
     if keys is None:
         return None
-    # Without a range key, moto stores the items directly, where its type annotations promise a nested dict.
+    # If a table has no range key, moto stores the items directly. moto's type annotations say that this is a nested
+    # dict.
     stored = cast("Mapping[DynamoType, Item]", table.items)
     begin = 0
     if (start := request.get("ExclusiveStartKey")) is not None:
@@ -74,7 +77,8 @@ _orders: WeakKeyDictionary[Table, tuple[list[DynamoType], list[DynamoType] | Non
 
 
 def _in_order(table: Table) -> list[DynamoType] | None:
-    """The keys of the table, sorted; None if they are not texts. Only sorted again if there are other keys."""
+    """Return the keys of the table, sorted; None if they are not texts. They are sorted again only if they have
+    changed."""
     keys = list(table.items)
     known = _orders.get(table)
     if known is None or known[0] != keys:  # a comparison of the same objects is much faster than the sort

@@ -1,4 +1,4 @@
-"""STS, as far as SDKs and health checks use it: the caller's identity, and temporary credentials of a role."""
+"""STS with the operations that SDKs and health checks use: GetCallerIdentity and AssumeRole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def operation(request: HttpRequest) -> str:
 
 
 def handle(request: HttpRequest, account: str, now: datetime) -> Response:
-    """Serve a request. Any role can be assumed: neither its existence nor its trust policy is checked."""
+    """Serve a request. A caller can assume any role, because its existence and its trust policy are not checked."""
     action = operation(request)
     if action == "AssumeRole":
         return _assumed({name: values[0] for name, values in parse_qs(request.body.decode()).items()}, now)

@@ -1,5 +1,5 @@
-"""Request tokens of transactions: a request that repeats a token gets the earlier response and is not carried
-out again.
+"""Request tokens of transactions. If a request repeats the token of an earlier request, it gets the earlier
+response, and is not carried out again.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ REMEMBERED = 1_000  # DynamoDB remembers a token for ten minutes; a limit by num
 
 
 class RequestTokens:
-    """The responses to recent transactions by token. The caller holds the lock of the request."""
+    """The responses to recent transactions, by token. The caller must hold the lock of `DynamoDb`."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[str, tuple[dict[str, Any], dict[str, Any]]] = OrderedDict()
 
     def reply(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """The earlier response to this request, or None. Raises if its token came with another request."""
+        """Return the earlier response to this request; None if its token is new. Raises JsonRESTError if the token
+        was used with other parameters."""
         token = request.get("ClientRequestToken")
         known = None if token is None else self._answers.get(token)
         if known is None:

@@ -1,8 +1,8 @@
-"""A faster way for the updates that lease clients make all the time.
+"""Carries out the updates that lease clients make all the time, faster than moto.
 
-moto parses, copies and walks each update expression a dozen times, which takes more than a millisecond. An update
-is carried out directly here if moto has carried out one of the same form before, and if it only sets, removes or
-adds top-level attributes of an existing item. moto serves all others.
+moto goes through each update expression a dozen times, which takes more than a millisecond. This module carries out
+an update itself if two conditions hold: moto has carried out an update of the same form before, and the update only
+sets, removes or adds top-level attributes of an existing item. moto serves all other updates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from moto.dynamodb.models import DynamoDBBackend
 from moto.dynamodb.models.dynamo_type import DynamoType, Item
 from moto.dynamodb.models.table import Table
 
-KNOWN_UPDATES = 10_000  # when there are more, all are forgotten: clients use a few dozen
+KNOWN_UPDATES = 10_000  # if there are more forms, all are forgotten; clients use a few dozen
 
 _CLAUSE = re.compile(r"\b(SET|REMOVE|ADD|DELETE)\b", re.IGNORECASE)
 _ASSIGNMENT = re.compile(r"(#?\w+)\s*=\s*(:\w+)")
@@ -31,7 +31,7 @@ Signature = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class UpdateStep:
-    """One action of an update. `value` is the name of the placeholder, or None to remove the attribute."""
+    """One action of an update. `value` is the placeholder of the new value; None if the attribute is removed."""
 
     action: str
     attribute: str
@@ -39,21 +39,22 @@ class UpdateStep:
 
 
 class DirectUpdates:
-    """Carries out updates whose form moto has accepted before. The caller holds the lock of the request."""
+    """Carries out updates whose form moto has accepted before. The caller must hold the lock of `DynamoDb`."""
 
     def __init__(self, backend: DynamoDBBackend) -> None:
         self._backend = backend
         self._known: set[Signature] = set()
 
     def learn(self, request: Mapping[str, Any]) -> None:
-        """Remember the form of an update that moto has accepted: its names and values fit the expressions, and
-        it changes no key."""
+        """Remember the form of an update that moto has accepted. moto has checked that its names and values fit the
+        expressions, and that it changes no key."""
         if len(self._known) >= KNOWN_UPDATES:
             self._known.clear()
         self._known.add(_signature(request))
 
     def serve(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The reply, or None if moto has to serve this update. Raises moto's ConditionalCheckFailed."""
+        """Carry out an update and return the reply; None if moto has to serve the update. Raises moto's
+        ConditionalCheckFailed."""
         asked = request.get("ReturnValues", "NONE")
         if asked not in ("NONE", "ALL_OLD", "ALL_NEW") or "ReturnConsumedCapacity" in request:
             return None
@@ -84,8 +85,8 @@ class DirectUpdates:
 
 @lru_cache(maxsize=1024)
 def parse(expression: str) -> tuple[UpdateStep, ...] | None:
-    """The steps of an update expression that only sets, removes or adds top-level attributes. None for any other
-    one."""
+    """Return the steps of an update expression that only sets, removes or adds top-level attributes; None for any
+    other expression."""
     lead, *clauses = _CLAUSE.split(expression)
     if lead.strip() or not clauses:
         return None
@@ -97,7 +98,7 @@ def parse(expression: str) -> tuple[UpdateStep, ...] | None:
             if step is None:
                 return None
             steps.append(step)
-    # With each attribute once, the order of the steps does not matter.
+    # If each attribute occurs only once, the order of the steps does not matter.
     return tuple(steps) if len({step.attribute for step in steps}) == len(steps) else None
 
 
@@ -112,7 +113,8 @@ def _step(action: str, part: str) -> UpdateStep | None:
 def _changes(
     steps: tuple[UpdateStep, ...], names: Mapping[str, str], values: Mapping[str, Any], item: Item, table: Table
 ) -> dict[str, DynamoType | None] | None:
-    """The new values by attribute, or None if moto has to check more than this function does."""
+    """Return the new value of each attribute, which is None if the attribute is removed. Return None if the update
+    needs checks that only moto makes."""
     changes: dict[str, DynamoType | None] = {}
     key_types = {attribute["AttributeName"]: attribute["AttributeType"] for attribute in table.attr}
     for step in steps:
@@ -148,6 +150,6 @@ def _signature(request: Mapping[str, Any]) -> Signature:
         request.get("ConditionExpression"),
         frozenset((request.get("ExpressionAttributeNames") or {}).items()),
         frozenset(request.get("ExpressionAttributeValues") or ()),
-        # The legacy forms contain conditions, which are left to moto.
+        # The legacy parameters may contain conditions, so moto serves such updates.
         "Expected" in request or "AttributeUpdates" in request,
     )

@@ -1,4 +1,4 @@
-"""One request and its response: the part that HTTP/1.1 and HTTP/2 have in common."""
+"""One request and its response: the code that HTTP/1.1 and HTTP/2 have in common."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ FAILURE = Response(500, b'{"__type":"InternalFailure","message":"The emulator fa
 
 
 class Exchange(Protocol):
-    """The connection back to the client. Methods are called on the event loop, in the order start, push*,
-    finish."""
+    """The connection to the client, for one request and its response. All methods are called on the event loop. A
+    complete response is sent with `send`. Otherwise, `start` is called first, then `push` for each piece, then
+    `finish`. `drop` closes the connection without an answer."""
 
     request: HttpRequest
 
@@ -28,7 +29,8 @@ class Exchange(Protocol):
 
 
 def serve(handler: Handler, exchange: Exchange) -> asyncio.Task[None] | None:
-    """Respond at once if the handler returns a complete response. Otherwise return the task that will respond."""
+    """Respond at once if the handler returns a complete response. Otherwise, return the task that responds
+    later."""
     try:
         answer = handler(exchange.request)
     except Dropped:
@@ -66,7 +68,8 @@ async def _stream(response: Response, pieces: AsyncIterator[bytes], exchange: Ex
     except Dropped:
         exchange.drop()
     except Exception:
-        # The status has been sent already, so the client can only be informed by closing the connection.
+        # The status has been sent already, so only a closed connection can show the client that the response
+        # failed.
         logger.exception("%s %s", exchange.request.method, exchange.request.target)
         exchange.drop()
     else:

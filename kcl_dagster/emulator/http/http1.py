@@ -1,4 +1,4 @@
-"""HTTP/1.1, as far as AWS clients use it: keep-alive, Expect, chunked bodies both ways."""
+"""HTTP/1.1 with the features that AWS clients use: keep-alive, Expect, and chunked bodies in both directions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kcl_dagster.emulator.http.exchange import serve
 from kcl_dagster.emulator.http.http_messages import BodyLimit, Handler, Header, HttpRequest, Response
 
 LARGEST_HEAD = 64 * 1024
-PIECE_BYTES = 256 * 1024  # handed to the socket at a time: asyncio copies the part that the socket does not accept
+PIECE_BYTES = 256 * 1024  # written to the socket at once; asyncio copies the bytes that the socket does not accept
 END_OF_HEAD = b"\r\n\r\n"
 LONGEST_CHUNK_LINE = 1024  # the size and extensions of a chunk; no AWS client sends extensions
-MOST_UNREAD = 1024 * 1024  # bytes sent before the client got its response; more of them stay in the socket
+MOST_UNREAD = 1024 * 1024  # bytes that are read while a request is served; the others remain in the socket
 TOO_LARGE = b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _CHUNK_SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
@@ -39,7 +39,7 @@ class Http1Connection:
         self._handler = handler
         self._limit = limit
         self._buffer = bytearray()
-        self._searched = 0  # so many bytes of the buffer were searched without finding the end of a head
+        self._searched = 0  # this many bytes of the buffer do not contain the end of a head
         self._head: _Head | None = None
         self._chunks: _Chunks | None = None
         self._task: asyncio.Task[None] | None = None
@@ -75,7 +75,7 @@ class Http1Connection:
             self._task.cancel()
 
     def write(self, body: bytes, after: Callable[[], None]) -> None:
-        """Send a body as fast as the client takes it, then call `after`."""
+        """Send a body as fast as the client accepts it, then call `after`."""
         self._body = memoryview(body)
         self._after_body = after
         self._pump()
@@ -99,8 +99,8 @@ class Http1Connection:
             after()
 
     def _serve_next(self) -> None:
-        """Serve the requests that have arrived, one after the other. A request with an immediate response calls
-        `done` within `serve`, so this is a loop and not a recursion."""
+        """Serve the requests that have arrived, one after the other. If a response is complete at once, `serve`
+        calls `done`, which calls this method again. The inner call returns at once, and the loop continues."""
         if self._serving:
             return
         self._serving = True
@@ -183,17 +183,18 @@ def _take(buffer: bytearray, length: int) -> bytes | None:
 
 
 class _Chunks:
-    """A chunked body as it arrives. Every byte is processed once, however small the chunks and the packets are."""
+    """A chunked body while it arrives. Every byte is processed only once, even if chunks and packets are small."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._pieces: list[bytes] = []
         self._length = 0
-        self._left: int | None = None  # bytes that remain of the current chunk and its line end
+        self._left: int | None = None  # the length of the current chunk and its line end, until it has arrived
         self._ended = False
 
     def take(self, buffer: bytearray) -> bytes | None:
-        """The whole body, or None if it is not complete yet. Removes from the buffer what it has read."""
+        """Return the whole body; None if it is not complete yet. Removes the bytes that it has read from the
+        buffer."""
         while not self._ended:
             if self._left is None:
                 line = _take_line(buffer)
@@ -209,7 +210,7 @@ class _Chunks:
                     raise BadRequest("a chunk is longer than it says")
                 self._pieces.append(piece[:-2])
                 self._left = None
-        if _take_line(buffer) is None:  # trailers are not used by AWS clients without TLS
+        if _take_line(buffer) is None:  # AWS clients send trailers only with TLS
             return None
         return b"".join(self._pieces)
 
@@ -276,7 +277,7 @@ class _Exchange:
 
 
 def _length(response: Response, body: bytes) -> str:
-    """The length for the header: a response to HEAD states the length of the body that it omits."""
+    """Return the length for the header. The response to a HEAD request has the length of the body that it omits."""
     return next((value for name, value in response.headers if name.lower() == "content-length"), str(len(body)))
 
 

@@ -23,7 +23,7 @@ from h2.settings import SettingCodes, Settings
 from kcl_dagster.emulator.http.exchange import serve
 from kcl_dagster.emulator.http.http_messages import BodyLimit, Handler, Header, HttpRequest, Response
 
-# PutRecords carries up to 10 MiB. With the default window, each 64 KiB would cost a round trip.
+# A PutRecords request has up to 10 MiB. With the default window, every 64 KiB would need a round trip.
 RECEIVE_WINDOW = 16 * 1024 * 1024
 MOST_STREAMS = 1024
 
@@ -40,7 +40,7 @@ class Http2Connection:
         self._limit = limit
         self._requests: dict[int, _Incoming] = {}
         self._exchanges: dict[int, _Exchange] = {}
-        # These are initial values, because a later change applies only once the peer has confirmed it.
+        # The settings are initial values, because a later change would apply only after the peer has confirmed it.
         self.h2.local_settings = Settings(
             client=False,
             initial_values={
@@ -134,7 +134,7 @@ class _Incoming:
         self._body = bytearray()
 
     def add(self, data: bytes) -> bool:
-        """Add a part of the body. Returns False if the body is too large, and then stops keeping it."""
+        """Add a part of the body. If the body is too large, discard it and return False."""
         self._body += data
         if len(self._body) <= self._largest:
             return True
@@ -150,7 +150,7 @@ class _Incoming:
 
 
 class _Exchange:
-    """The response on one stream. It buffers what the flow control window does not admit yet."""
+    """The response on one stream. It buffers the bytes that the flow control window does not admit yet."""
 
     def __init__(self, request: HttpRequest, stream: int, connection: Http2Connection) -> None:
         self.request = request
@@ -185,7 +185,7 @@ class _Exchange:
         self.pump()
 
     def drop(self) -> None:
-        # This request sees a lost connection; the other streams of the connection continue.
+        # For the client, this request has lost its connection. The other streams of the connection continue.
         self._guarded(lambda: self._connection.h2.reset_stream(self._stream, ErrorCodes.INTERNAL_ERROR))
         self._connection.forget(self._stream)
         self._connection.flush()
@@ -197,7 +197,7 @@ class _Exchange:
             self.task.cancel()
 
     def pump(self) -> None:
-        """Send what the flow control window admits."""
+        """Send as many of the pending bytes as the flow control window admits."""
         self._guarded(self._pump)
         if self._pending:
             self._drained.clear()

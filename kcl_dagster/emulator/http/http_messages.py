@@ -10,10 +10,11 @@ Header = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One request. `headers` has lower-case names; `raw_headers` keeps spelling, order and repetition."""
+    """One request. In `headers`, all names are in lower case. `raw_headers` has the headers as the client sent
+    them."""
 
     method: str
-    target: str  # path and query as they came
+    target: str  # path and query, as the client sent them
     headers: dict[str, str]
     raw_headers: list[Header]
     body: bytes
@@ -25,8 +26,8 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response. A body that is an iterator is sent in pieces as they come, until it ends or the client
-    disconnects."""
+    """One response. If the body is an iterator, each of its pieces is sent at once, until the iterator ends or the
+    client disconnects."""
 
     status: int
     body: bytes | AsyncIterator[bytes] = b""
@@ -38,6 +39,6 @@ class Dropped(Exception):
 
 
 BodyLimit = Callable[[str, dict[str, str]], int]
-"""The largest body in bytes that a request may have, by its target and its headers."""
+"""A function that returns the largest body that a request may have, in bytes, from its target and its headers."""
 
 Handler = Callable[[HttpRequest], Response | Awaitable[Response]]

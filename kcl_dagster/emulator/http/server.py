@@ -1,4 +1,4 @@
-"""The TCP server: a connection speaks HTTP/2 if it begins with the HTTP/2 preface, otherwise HTTP/1.1."""
+"""The TCP server. A connection uses HTTP/2 if it begins with the HTTP/2 preface, and HTTP/1.1 otherwise."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class _Connection(asyncio.Protocol):
 
 
 class HttpServer:
-    """Serves until it is closed. Used on one event loop."""
+    """Serves requests until it is closed. All methods are called on one event loop."""
 
     def __init__(self, handler: Handler, limit: BodyLimit) -> None:
         self._handler = handler

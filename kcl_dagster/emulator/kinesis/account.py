@@ -10,11 +10,13 @@ from kcl_dagster.emulator.kinesis.parameters import Parameters, check_name
 from kcl_dagster.emulator.kinesis.stream_state import Mode, Stream, StreamStatus
 from kcl_dagster.emulator.kinesis.subscription import Ending, Subscription
 
-RECREATION_GAP_SECONDS = 1.0  # multi-stream lease keys identify a stream by its creation time in whole seconds
+# If a stream is deleted and created again, the two creation times differ by at least this. Multi-stream lease keys
+# identify a stream by its creation time in whole seconds.
+RECREATION_GAP_SECONDS = 1.0
 
 
 class Account:
-    """The state that the operations work on. Not thread-safe."""
+    """The state of one account, which the operations read and change. Not thread-safe."""
 
     def __init__(
         self,
@@ -34,7 +36,7 @@ class Account:
         self._last_created: dict[str, float] = {}
 
     def streams(self) -> list[Stream]:
-        """All existing streams, ordered by name."""
+        """Return all existing streams, sorted by name."""
         now = self.now()
         for stream in list(self._streams.values()):
             stream.settle(now)
@@ -80,7 +82,7 @@ class Account:
         return f"arn:aws:kinesis:{self.region}:{self.number}:stream/{name}"
 
     def named_stream(self, parameters: Parameters) -> Stream:
-        """The stream that is named by `StreamName`, `StreamARN` or both."""
+        """Return the stream that a request names by `StreamName`, `StreamARN` or both."""
         return self.stream(self.stream_name(parameters))
 
     def stream_name(self, parameters: Parameters) -> str:
@@ -101,7 +103,7 @@ class Account:
 
 
 def stream_name_of(arn: str) -> str:
-    """The name of the stream in the ARN of a stream or a consumer."""
+    """Return the name of the stream in the ARN of a stream or a consumer."""
     head, slash, tail = arn.partition(":stream/")
     name = tail.partition("/consumer/")[0]
     if not slash or not name or not head.startswith("arn:aws"):

@@ -27,11 +27,11 @@ class KeyRange:
 
 
 def of_partition_key(partition_key: str) -> int:
-    """The hash key of a record that names no explicit hash key."""
+    """Return the hash key of a record that has no explicit hash key."""
     return int.from_bytes(hashlib.md5(partition_key.encode(), usedforsecurity=False).digest())
 
 
 def uniform(count: int) -> list[KeyRange]:
-    """`count` ranges that cover the space and differ in size by at most one key."""
+    """Return `count` ranges that together cover all hash keys, and differ in size by at most one key."""
     starts = [KEYS * i // count for i in range(count)] + [KEYS]
     return [KeyRange(low, high - 1) for low, high in itertools.pairwise(starts)]

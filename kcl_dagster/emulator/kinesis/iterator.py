@@ -1,4 +1,5 @@
-"""Shard iterators and paging tokens. Clients cannot interpret them; they contain all that the service needs."""
+"""Shard iterators and paging tokens. They contain all data that the service needs, in a form that only the service
+reads."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ _SEPARATOR = "\x1f"
 
 @dataclass(frozen=True, slots=True)
 class ShardIterator:
-    """The position of a reader. `born`, the creation time of the stream, distinguishes a re-created stream."""
+    """The position of a reader in a shard. `born`: the creation time of the stream, which distinguishes it from a
+    later stream with the same name."""
 
     stream: str
     born: float
@@ -30,13 +32,13 @@ class ShardIterator:
 
 
 def seal(kind: str, *parts: str) -> str:
-    """Pack text into a token with a checksum, so that a damaged token is not taken for another one."""
+    """Pack texts into a token with a checksum, so that a damaged token is not taken for another token."""
     body = _SEPARATOR.join((kind, *parts)).encode()
     return urlsafe_b64encode(zlib.crc32(body).to_bytes(4) + body).decode()
 
 
 def unseal(kind: str, token: str) -> list[str]:
-    """The parts of a token of this kind. Raises ValueError for any other text."""
+    """Return the texts in a token of this kind. Raises ValueError for any other text."""
     raw = urlsafe_b64decode(token.encode())
     body = raw[4:]
     if zlib.crc32(body).to_bytes(4) != raw[:4]:

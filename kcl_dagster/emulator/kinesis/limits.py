@@ -12,7 +12,8 @@ MIB = 1024 * 1024
 class Limits:
     """Rates and maximums that the engine enforces. `None` switches a rate or a lifetime off.
 
-    What one call may carry (records, bytes) is part of the API and is enforced even if the rates are off.
+    The numbers of records and bytes in one call are part of the API. They are limited even if the rates are
+    switched off.
     """
 
     # Per second per shard.
@@ -32,7 +33,7 @@ class Limits:
     iterator_seconds: float | None = 300
     token_seconds: float | None = 300
     subscription_seconds: float | None = 300
-    takeover_seconds: float | None = 5  # until then a second subscription is rejected, then it replaces the first
+    takeover_seconds: float | None = 5  # earlier, a second subscription is rejected; later, it replaces the first
 
     # per stream and per account
     consumers_per_stream: int = 20
@@ -47,12 +48,12 @@ class Limits:
 
     @classmethod
     def aws(cls) -> Limits:
-        """The limits that AWS enforces by default."""
+        """Return the limits that AWS enforces by default."""
         return cls()
 
     @classmethod
     def none(cls) -> Limits:
-        """No throttling and no expiry, for tests that do not concern limits."""
+        """Return limits without throttling and without expiry, for tests that do not concern limits."""
         return cls(
             reads=None,
             read_bytes=None,

@@ -1,7 +1,7 @@
-"""The records of one shard, stored in the form in which a reply contains them.
+"""The records of one shard, stored in the form in which replies contain them.
 
-A record is encoded as JSON once, when it is put. A read then only joins a slice of byte strings. Readers that need
-another form than JSON decode these strings.
+A record is encoded as JSON once, when it is put. A read then only joins the byte strings of its records. Readers
+that need another form than JSON decode these byte strings.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypedDict
 
 import msgspec
 
-FIRST_NUMBER = 1  # number 0 is before the first record: the starting sequence number of the shard
+FIRST_NUMBER = 1  # record number 0 is before the first record, for the starting sequence number of the shard
 
 
 class StoredRecord(TypedDict):
@@ -29,12 +29,13 @@ _decoder = msgspec.json.Decoder(StoredRecord)
 
 
 def decode(fragments: Sequence[bytes]) -> list[StoredRecord]:
-    """Decode records from the JSON form that a page contains."""
+    """Decode records from their JSON form."""
     return [_decoder.decode(fragment) for fragment in fragments]
 
 
 class RecordLog:
-    """An append-only list of records, addressed by record number, trimmed at the old end."""
+    """A list of records. Records are appended at its end, and old records are trimmed at its beginning. Each record
+    has a number, which trimming does not change."""
 
     __slots__ = ("_arrivals", "_fragments", "_through", "_trimmed_bytes", "first")
 
@@ -47,12 +48,12 @@ class RecordLog:
 
     @property
     def next(self) -> int:
-        """The number that the next record will get."""
+        """The number of the next record that is appended."""
         return self.first + len(self._fragments)
 
     @property
     def last_arrival(self) -> float:
-        """When the newest record came, or 0."""
+        """The arrival time of the newest record; 0 if there is none."""
         return self._arrivals[-1] if self._arrivals else 0.0
 
     def append(self, fragment: bytes, arrival: float, size: int) -> None:
@@ -62,8 +63,8 @@ class RecordLog:
         self._through.append(before + size)
 
     def page_end(self, start: int, max_records: int, max_bytes: int) -> int:
-        """The number after the last record of a page that begins at `start`. The page has at least one record,
-        if one is left."""
+        """Return the number after the last record of a page that begins at `start`. The page has at least one
+        record, even if this record is larger than `max_bytes`. It is empty only at the end of the log."""
         low = start - self.first
         if low >= len(self._fragments):
             return start
@@ -75,7 +76,7 @@ class RecordLog:
         return self._fragments[start - self.first : stop - self.first]
 
     def payload(self, start: int, stop: int) -> int:
-        """Bytes of data and partition keys in a page."""
+        """Return the bytes of data and partition keys in a page."""
         low, high = start - self.first, stop - self.first
         if high <= low:
             return 0
@@ -85,7 +86,7 @@ class RecordLog:
         return self._arrivals[number - self.first]
 
     def first_since(self, timestamp: float) -> int:
-        """The number of the first record that arrived at or after `timestamp`."""
+        """Return the number of the first record that arrived at or after `timestamp`."""
         return self.first + bisect_left(self._arrivals, timestamp)
 
     def trim(self, horizon: float) -> None:

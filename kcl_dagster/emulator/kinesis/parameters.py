@@ -73,7 +73,7 @@ class Parameters:
         return value
 
     def timestamp(self, member: str) -> float | None:
-        """Seconds since the epoch, from a number or a datetime."""
+        """Return seconds since the epoch, from a number or a datetime; None if the member is absent."""
         value = self._given.get(member)
         if value is None:
             return None

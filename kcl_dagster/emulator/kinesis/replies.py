@@ -13,9 +13,9 @@ from kcl_dagster.emulator.kinesis.log import decode
 
 @dataclass(frozen=True, slots=True)
 class RecordPage:
-    """Some records of a shard, and the other members of the reply or event.
+    """Records of a shard in their JSON form, and the other members of the reply or event.
 
-    It refers to the encoded records, so trimming the shard later does not change it.
+    If the shard is trimmed later, the page does not change, because it refers to the encoded records.
     """
 
     fragments: Sequence[bytes]

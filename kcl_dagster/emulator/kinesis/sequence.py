@@ -1,4 +1,4 @@
-"""Sequence numbers: 56 decimal digits that carry shard, order and time, laid out as AWS does.
+"""Sequence numbers: 56 decimal digits that contain the shard, the order and the time, in the layout of AWS.
 
     186 bits =  2  (mark, always 2)
              | 36  seconds at which the shard was opened
@@ -9,8 +9,8 @@
              | 32  shard number
              |  4  layout version, always 2
 
-Numbers of one shard grow with its records. A child is opened at least one second after its parents, so all
-its numbers are above all of theirs.
+The sequence numbers of one shard grow with its records. A child is opened at least one second after its parents, so
+its sequence numbers are higher than all sequence numbers of its parents.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MARK_SHIFT = _OPENED_SHIFT + _SECONDS_BITS
 
 @dataclass(frozen=True, slots=True)
 class SequenceNumber:
-    """The facts inside one sequence number."""
+    """The fields of one sequence number."""
 
     opened: int
     number: int
@@ -51,7 +51,7 @@ class SequenceNumber:
 
 
 def stem(opened: int, shard: int) -> int:
-    """The bits that all sequence numbers of one shard share."""
+    """Return the bits that are the same in all sequence numbers of one shard."""
     return (
         MARK << _MARK_SHIFT
         | opened << _OPENED_SHIFT
@@ -62,7 +62,8 @@ def stem(opened: int, shard: int) -> int:
 
 
 def numbered(shard_stem: int, number: int, written: int) -> int:
-    """The sequence number of one record as an integer: the same value as `int(SequenceNumber(...))`, but faster."""
+    """Return the sequence number of one record as an integer. The value is that of `int(SequenceNumber(...))`, but
+    this is faster."""
     return shard_stem | number << _NUMBER_SHIFT | written << _WRITTEN_SHIFT
 
 

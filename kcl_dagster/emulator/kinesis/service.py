@@ -23,8 +23,8 @@ DEFAULT_REGION = "us-east-1"
 class KinesisService:
     """All streams of one account in one region.
 
-    `clock` returns seconds since the epoch; a test may control it. Calls may come from any thread and are served
-    one at a time. Two services share nothing.
+    `clock` returns seconds since the epoch, and a test may control it. Any thread may call the service. Calls are
+    served one at a time. Two services share no data.
 
     >>> kinesis = KinesisService(clock=lambda: 1_700_000_000.0)
     >>> kinesis.call("CreateStream", {"StreamName": "clicks", "ShardCount": 2})
@@ -53,7 +53,8 @@ class KinesisService:
         return self._account.now()
 
     def call(self, operation: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Serve one request; blobs are bytes, timestamps are seconds. Raises `KinesisError`."""
+        """Serve one request. In the request and the reply, blobs are bytes and timestamps are seconds. Raises
+        `KinesisError`."""
         reply = self.execute(operation, parameters or {})
         return reply.as_dict() if isinstance(reply, RecordPage) else reply
 
@@ -72,7 +73,7 @@ class KinesisService:
             return subscribing.subscribe(self._account, Parameters(parameters))
 
     def poll(self, subscription: Subscription) -> RecordPage | None:
-        """The next event of a subscription, or None if there is none yet or the subscription has ended."""
+        """Return the next event of a subscription; None if there is none yet, or if the subscription has ended."""
         with self._lock:
             return subscribing.poll(self._account, subscription)
 

@@ -17,12 +17,12 @@ class KinesisError(Exception):
 
 
 def validation(message: str) -> KinesisError:
-    """The error for a request that does not have the shape of the API model."""
+    """Return the error for a request that does not match the API model."""
     return KinesisError("ValidationException", message)
 
 
 def constraint(value: object, member: str, rule: str) -> KinesisError:
-    """The error for a member of the request that breaks a rule of the API model, in the words that Kinesis uses."""
+    """Return the error for a member of the request that breaks a rule of the API model, in the words of Kinesis."""
     shown = "null" if value is None else f"'{value}'"
     return validation(
         f"1 validation error detected: Value {shown} at '{member[:1].lower()}{member[1:]}' "

@@ -22,7 +22,8 @@ def shard_id(index: int) -> str:
 
 
 class ShardState:
-    """A mutable shard, owned by its stream. `epoch` is the whole second with which its sequence numbers begin."""
+    """A mutable shard, which belongs to one stream. `epoch`: the opening time in its sequence numbers, in whole
+    seconds."""
 
     __slots__ = (
         "_stem",
@@ -88,9 +89,9 @@ class ShardState:
         self.children = tuple(children)
 
     def append(self, data: bytes, partition_key: str, size: int, now: float) -> str:
-        """Store one record and return its sequence number. `size` is that of the data and the key, in bytes."""
-        # Arrival times are whole milliseconds, as readers see them, and never decrease, even if the clock does: the
-        # log finds records by binary search.
+        """Store one record and return its sequence number. `size`: the bytes of the data and the partition key."""
+        # Arrival times are in whole milliseconds, as in replies. They never decrease, even if the clock is set
+        # back, because the log finds records by binary search.
         arrival = max(round(now, 3), self.log.last_arrival)
         number = str(sequence.numbered(self._stem, self.log.next, int(arrival)))
         fragment = b'{"SequenceNumber":"%b","ApproximateArrivalTimestamp":%.3f,"Data":"%b","PartitionKey":%b}' % (
@@ -103,15 +104,16 @@ class ShardState:
         return number
 
     def position_of(self, number: sequence.SequenceNumber) -> int:
-        """The record number where AT_SEQUENCE_NUMBER begins to read, limited to the records that are stored."""
+        """Return the record number at which AT_SEQUENCE_NUMBER begins to read, limited to the stored records."""
         return min(max(number.number, self.log.first), self.log.next)
 
     def continuation(self, position: int, now: float) -> str:
-        """A sequence number after which a reader at `position` can continue, even if no record was read."""
+        """Return a sequence number after which a reader at `position` can continue, even if it has read no
+        record."""
         return str(sequence.numbered(self._stem, max(position - 1, FIRST_NUMBER - 1), int(max(now, self.epoch))))
 
     def issued(self, number: sequence.SequenceNumber) -> bool:
-        """Whether this shard could have given out this sequence number."""
+        """Whether this shard may have issued this sequence number."""
         return number.shard == self.index and number.opened == self.epoch
 
     def describe(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ DEFAULT_RETENTION_HOURS = 24
 LONGEST_RETENTION_HOURS = 8760  # 365 days
 DEFAULT_RECORD_KIB = 1024
 LARGEST_RECORD_KIB = 10_240
-EXPIRY_GRAIN_SECONDS = 1.0  # retention is hours: checking every shard at every call would be wasteful
+EXPIRY_GRAIN_SECONDS = 1.0  # seconds between checks for expired records: retention is in hours
 
 
 class StreamStatus(StrEnum):
@@ -33,7 +33,7 @@ class Mode(StrEnum):
 
 
 class Stream:
-    """A mutable stream. The service owns it and serialises access.
+    """A mutable stream. The service serves only one call at a time, so the stream needs no lock.
 
     A change of status takes `transition_seconds`. Its effect, such as new shards, begins when the change ends.
     """
@@ -82,7 +82,8 @@ class Stream:
             self.settle(now)
 
     def settle(self, now: float) -> None:
-        """Apply what is due at `now`: finish a transition, and delete what is past retention."""
+        """Bring the stream to the time `now`: finish a transition that is due, and delete expired records and
+        shards."""
         if self._due is not None and self._due[0] <= now:
             at, effect = self._due
             self._due = None
@@ -104,7 +105,7 @@ class Stream:
 
     @property
     def shards(self) -> list[ShardState]:
-        """All shards that have records or may get some, oldest first."""
+        """All shards that are open or may still have records, oldest first."""
         return list(self._shards.values())
 
     @property
@@ -132,7 +133,7 @@ class Stream:
         return self._next_index
 
     def shards_changed(self) -> None:
-        """Update the list of open shards. Called after shards were added or closed."""
+        """Update the list of open shards. Must be called after shards were added or closed."""
         self._open = sorted((s for s in self._shards.values() if s.is_open), key=lambda s: s.hash_range.start)
         self._starts = [shard.hash_range.start for shard in self._open]
 
@@ -144,11 +145,12 @@ class Stream:
     # retention
 
     def horizon(self, now: float) -> float:
-        """The arrival time of the oldest records that are kept."""
+        """Return the arrival time of the oldest records that are kept."""
         return now - self.retention_hours * HOUR
 
     def expire(self, now: float) -> None:
-        """Delete records and closed shards that are past retention."""
+        """Delete records that are older than the retention, and shards that were closed before the oldest of
+        them."""
         self._next_expiry = now + EXPIRY_GRAIN_SECONDS
         horizon = self.horizon(now)
         gone = []

@@ -1,5 +1,5 @@
-"""One SubscribeToShard: records of a shard that are pushed to a consumer, from a position on, until the
-subscription ends.
+"""One subscription to a shard (SubscribeToShard). The service pushes the shard's records to a consumer, from a
+position on, until the subscription ends.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from enum import StrEnum
 from kcl_dagster.emulator.kinesis.shard_state import ShardState
 from kcl_dagster.emulator.kinesis.throttle import Bucket
 
-HEARTBEAT_SECONDS = 5.0  # an event without records, which informs the reader of its position
-EVENT_BYTES = 1024 * 1024  # one push carries about half a second of a shard's rate
+HEARTBEAT_SECONDS = 5.0  # after this time without records, an event informs the reader of its position
+EVENT_BYTES = 1024 * 1024  # per event: the amount that a shard's rate allows in half a second
 EVENT_RECORDS = 10_000
 
 
@@ -24,7 +24,8 @@ class Ending(StrEnum):
 
 
 class Subscription:
-    """A mutable subscription, advanced by the account. `ending` is set when no further event can follow."""
+    """A mutable subscription. The functions in `handlers.subscribing` change it. `ending` is set when no further
+    event can follow."""
 
     __slots__ = (
         "allowance",
@@ -57,6 +58,6 @@ class Subscription:
         self.position = position
         self.started_at = started_at
         self.expires_at = expires_at
-        self.allowance = Bucket(rate)  # every consumer has a shard's full rate to itself
+        self.allowance = Bucket(rate)  # every consumer gets the full rate of a shard
         self.spoke_at: float | None = None
         self.ending: Ending | None = None

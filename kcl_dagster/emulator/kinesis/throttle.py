@@ -1,4 +1,4 @@
-"""Token buckets: how much of its rate a shard may use now."""
+"""Token buckets, which limit the rates of shards."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Bucket:
         self._seen: float | None = None
 
     def take(self, amount: float, now: float) -> bool:
-        """Spend `amount` if it is available, and return whether it was. A request for more than one second's
-        amount needs a full bucket."""
+        """Spend `amount` if it is available, and return whether it was available. If `amount` is more than the
+        amount of one second, the bucket must be full."""
         if self._rate is None:
             return True
         self._refill(now)
@@ -28,22 +28,22 @@ class Bucket:
         return True
 
     def has_any(self, now: float) -> bool:
-        """Whether a response whose size is not known yet may be served now."""
+        """Whether a response may be served now, if its size is not known yet."""
         if self._rate is None:
             return True
         self._refill(now)
         return self._balance > 0
 
     def charge(self, amount: float, now: float) -> None:
-        """Spend `amount` for a response that was served. If it exceeds the balance, the next request is rejected
-        until all of it is refilled: after 10 MiB at 2 MiB/s, for 5 s."""
+        """Spend `amount` for a response that was served. If `amount` exceeds the balance, requests are rejected
+        until the whole amount is refilled: after 10 MiB at 2 MiB/s, for 5 s."""
         if self._rate is None:
             return
         self._refill(now)
         self._balance = self._balance - amount if amount <= self._balance else -amount
 
     def _refill(self, now: float) -> None:
-        # A clock that steps back must not drain the bucket.
+        # If the clock is set back, the balance must not fall.
         if self._seen is not None and now > self._seen and self._rate is not None:
             self._balance = min(self._capacity, self._balance + (now - self._seen) * self._rate)
         self._seen = now if self._seen is None else max(self._seen, now)

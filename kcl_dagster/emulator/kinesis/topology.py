@@ -1,4 +1,4 @@
-"""Resharding: which shards are closed and which are opened. Every step is a split or a merge, as on AWS."""
+"""Resharding of a stream: closes shards, and opens their children. As on AWS, every step is a split or a merge."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from kcl_dagster.emulator.kinesis.stream_state import Stream
 
 
 def split(stream: Stream, shard: ShardState, at_key: int, now: float) -> None:
-    """Close `shard`; the upper of its two children starts at `at_key`."""
+    """Close `shard`, and open two children. The hash range of the upper child starts at `at_key`."""
     ranges = (KeyRange(shard.hash_range.start, at_key - 1), KeyRange(at_key, shard.hash_range.end))
     _replace(stream, [shard], ranges, now)
 
 
 def merge(stream: Stream, lower: ShardState, upper: ShardState, now: float) -> None:
-    """Close two adjacent shards, and open one that covers both ranges."""
+    """Close two adjacent shards, and open a child that covers both hash ranges."""
     _replace(stream, [lower, upper], (KeyRange(lower.hash_range.start, upper.hash_range.end),), now)
 
 
 def scale_uniformly(stream: Stream, count: int, now: float) -> None:
-    """Reach `count` shards of equal range: split at every new border, then merge across the old ones."""
+    """Reshard to `count` shards with equal hash ranges: split at every new border, then merge across the old
+    borders."""
     targets = uniform(count)
     for target in targets:
         shard = stream.shard_for(target.start)

@@ -11,7 +11,7 @@ from kcl_dagster.emulator.kinesis.service_errors import KinesisError
 
 CONTENT_TYPE = "application/x-amz-cbor-1.1"
 
-# RFC 8949 says that tag 1 counts seconds; the AWS protocol counts milliseconds.
+# In RFC 8949, the unit of tag 1 is seconds. In the AWS protocol, it is milliseconds.
 EPOCH_TAG = 1
 MILLIS = 1000
 
@@ -21,7 +21,7 @@ _TIMESTAMPS = frozenset(
 
 
 def decode(operation: str, body: bytes) -> dict[str, Any]:  # noqa: ARG001 - the JSON twin needs it
-    """Decode a request. Raises `KinesisError` if the body is not one."""
+    """Decode a request. Raises `KinesisError` if the body is not a valid request."""
     if not body:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Framing of `application/vnd.amazon.eventstream`: lengths, headers, payload, two checksums."""
+"""Encodes messages of `application/vnd.amazon.eventstream`: lengths, headers, payload, two checksums."""
 
 from __future__ import annotations
 

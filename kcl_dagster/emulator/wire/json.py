@@ -18,7 +18,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode(operation: str, body: bytes) -> dict[str, Any]:
-    """Decode a request. Raises `KinesisError` if the body is not one."""
+    """Decode a request. Raises `KinesisError` if the body is not a valid request."""
     try:
         parameters = _decoder.decode(body or b"{}")
         if operation == "PutRecord":

@@ -70,8 +70,8 @@ def list_consumers(account: Account, request: Parameters) -> Reply:
 
 
 def consumer_by_arn(account: Account, arn: str) -> RegisteredConsumer:
-    """The consumer with this ARN. Raises ResourceNotFoundException if it was deregistered, even if another one
-    with the same name was registered since."""
+    """Return the consumer with this ARN. Raises ResourceNotFoundException if it was deregistered, even if a
+    consumer with the same name was registered since."""
     stream = account.stream(stream_name_of(arn))
     for consumer in stream.consumers.values():
         if consumer.arn == arn:

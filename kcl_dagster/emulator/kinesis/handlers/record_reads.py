@@ -76,7 +76,7 @@ def starting_position(
     timestamp: float | None,
     now: float,
 ) -> int:
-    """The record number at which a reader with this starting position begins."""
+    """Return the record number at which a reader with this starting position begins."""
     wants_number = kind in ("AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER")
     if wants_number != (sequence_number is not None):
         raise service_errors.invalid_argument(
@@ -106,19 +106,19 @@ def starting_position(
 
 
 def page(account: Account, shard: ShardState, position: int, max_records: int, max_bytes: int) -> tuple[int, int]:
-    """The record number at which the next page begins, and the one after its last record. Records that were
-    trimmed meanwhile are skipped."""
+    """Return the record number at which the next page begins, and the number after its last record. Records that
+    were trimmed meanwhile are skipped."""
     start = max(position, shard.log.first)
     return start, shard.log.page_end(start, min(max_records, account.limits.records_per_get), max_bytes)
 
 
 def is_finished(shard: ShardState, position: int) -> bool:
-    """Whether the shard is closed and nothing remains to be read at `position`."""
+    """Whether the shard is closed, and has no record at or after `position`."""
     return not shard.is_open and position >= shard.log.next
 
 
 def millis_behind(shard: ShardState, position: int, now: float) -> int:
-    """Milliseconds since the oldest unread record arrived; 0 at the tip."""
+    """Return the milliseconds since the oldest unread record arrived; 0 at the tip."""
     if position >= shard.log.next:
         return 0
     return max(1, round((now - shard.log.arrival(position)) * MILLIS))

@@ -34,7 +34,7 @@ def put_records(account: Account, request: Parameters) -> Reply:
         raise service_errors.constraint(
             "[...]", "records", f"Member must have length less than or equal to {limits.records_per_put}"
         )
-    # Everything is checked before anything is stored: a rejected request stores no record.
+    # All records are checked before the first one is stored, so a rejected request stores no record.
     checked = [_check(stream, entry, f"records.{i}.member.") for i, entry in enumerate(entries, start=1)]
     if sum(size for _, _, _, size in checked) > limits.bytes_per_put:
         raise service_errors.invalid_argument(f"Records size exceeds {limits.bytes_per_put // MIB} MB limit")
@@ -63,7 +63,8 @@ def _writable(account: Account, request: Parameters) -> Stream:
 
 
 def _check(stream: Stream, entry: Parameters, path: str) -> tuple[ShardState, bytes, str, int]:
-    """The shard, data, partition key and counted size of one record. Raises if the record cannot be stored."""
+    """Return the shard, data, partition key and size of one record. Raises KinesisError if the record cannot be
+    stored."""
     data = entry.data("Data")
     key = entry.text("PartitionKey")
     if len(key) > LONGEST_PARTITION_KEY:

@@ -13,8 +13,8 @@ from kcl_dagster.emulator.kinesis.replies import Reply
 from kcl_dagster.emulator.kinesis.shard_state import ShardState
 from kcl_dagster.emulator.kinesis.stream_state import Stream, StreamStatus
 
-MOST_RESULTS = 10_000  # accepted in a request
-RESULTS_PER_PAGE = 1_000  # returned at most, even if the request asks for more
+MOST_RESULTS = 10_000  # the largest MaxResults that is accepted
+RESULTS_PER_PAGE = 1_000  # at most this many are returned, even if MaxResults is larger
 
 FILTERS = (
     "AFTER_SHARD_ID",
@@ -80,7 +80,7 @@ def _selection(request: Parameters) -> dict[str, Any]:
 
 def _select(stream: Stream, selection: dict[str, Any], now: float) -> list[ShardState]:
     shards = stream.shards
-    # Nothing is older than the stream itself.
+    # No shard is older than the stream itself.
     horizon = max(stream.horizon(now), stream.created_at)
     since = max(selection.get("timestamp") or 0.0, horizon)
     match selection.get("type"):

@@ -26,8 +26,8 @@ from kcl_dagster.emulator.kinesis.subscription import (
 
 
 def subscribe(account: Account, request: Parameters) -> Subscription:
-    """Open a subscription. It replaces one that the same consumer opened on the shard more than
-    `takeover_seconds` ago."""
+    """Open a subscription. If the same consumer opened a subscription to the shard more than `takeover_seconds`
+    ago, the new subscription replaces it."""
     consumer = consumer_by_arn(account, request.text("ConsumerARN"))
     stream = account.stream(stream_name_of(consumer.arn))
     now = account.now()
@@ -70,7 +70,8 @@ def subscribe(account: Account, request: Parameters) -> Subscription:
 
 
 def poll(account: Account, subscription: Subscription) -> RecordPage | None:
-    """The next event, or None if there is none now. Sets `ending` when no event can follow."""
+    """Return the next event of a subscription; None if there is none now. Sets `ending` when no event can
+    follow."""
     if subscription.ending is not None:
         return None
     now = account.now()
@@ -94,7 +95,7 @@ def poll(account: Account, subscription: Subscription) -> RecordPage | None:
     subscription.spoke_at = now
     rest: dict[str, Any] = {"MillisBehindLatest": millis_behind(shard, stop, now)}
     if finished:
-        # The last event has no continuation number. By this the KCL recognises the end of the shard.
+        # The last event has no continuation number. This shows the KCL that the shard has ended.
         rest["ChildShards"] = shard.describe_children()
         subscription.ending = Ending.SHARD_END
     else:
