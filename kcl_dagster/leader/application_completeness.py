@@ -191,9 +191,9 @@ class ShardPart:
 class WindowCounts:
     """The counts of all rows of one window that were stored for all leases.
 
-    If `is_known` is False, the numbers are too small. In this case, a Java worker or an earlier version stored rows
-    without counting them, or counts were dropped, or rows were counted by other rules, such as those of a former
-    partitioning.
+    If `is_known` is False, the numbers are too small. There are three possible reasons: a Java worker or an earlier
+    version stored rows without counting them, counts were dropped, or rows were counted by other rules, such as
+    those of a former partitioning.
     """
 
     start: int
@@ -245,8 +245,7 @@ def window_counts(
 
 def _part(lease: Lease, rows: StoredRows) -> ShardPart:
     """Return the first and last sequence number of the lease's shard in the window. Both are None if the lease did
-    not count the window from the shard's first record in it, for example after a reset to the middle of the
-    window."""
+    not count all records of the shard in the window, for example after a reset to the middle of the window."""
     counts = lease.stored
     if counts is None or not counts.is_of(lease.checkpoint) or not (counts.whole or rows.start >= counts.since):
         return ShardPart(None, None)

@@ -1,9 +1,9 @@
 """Decides which leases are no longer needed.
 
-As in the KCL, a finished lease is deleted when all its children have been read beyond their initial position, and
-leases of parents are deleted before those of their children. Unlike in the KCL, a finished lease without known
-children is kept while its shard is in the stream. Otherwise, an empty response of the service would cause the
-deletion of the only information about where the children begin.
+As in the KCL, a finished lease is deleted when all its children have been started, which means that they were read
+beyond their initial position. Leases of parents are deleted before those of their children. Unlike in the KCL, a
+finished lease without known children is kept while its shard is in the stream. Otherwise, an empty response of the
+service would cause the deletion of the only information about where the children begin.
 
 Modelled in spec/Reshard.tla as Clean.
 """

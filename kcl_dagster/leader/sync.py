@@ -182,9 +182,9 @@ def _orphans(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]
     """Return the shards without a lease that need one now: a parent is finished, or a parent has left the stream
     while its lease remains.
 
-    If a descendant of a shard has a lease, the shard needs none: it was read, and its lease was cleaned up. If the
-    other parent of the shard is still in the stream, and neither this parent nor a descendant of it has a lease,
-    the shard needs no lease yet: this parent must be read first.
+    If a descendant of a shard has a lease, the shard needs none: it was read, and its lease was cleaned up. The
+    shard needs no lease yet if its other parent must be read first. This is so if the other parent is still in the
+    stream, and neither the parent nor a descendant of it has a lease.
     """
     past = _ancestors(listed, held)
     found: set[str] = set()

@@ -12,12 +12,12 @@
     vacate            no owner, also out of a handoff whose next owner has ended
     delete            the row is removed
 
-Each line names a request, and the state of the lease after it. The conditions of the requests are at least as
-strict as those of the KCL, because Java workers and kcl_dagster workers may write a row at the same time. `assign`
-can be made conditional on the counter. Such a write takes a lease without its owner's consent, and fails if the
-owner renews the lease before it. "Fails if ..." in a docstring means that DynamoDB refuses the write. All writes
-set single attributes, so the attributes of other clients are preserved. A chain is a worker's log of committed
-batches, see `kcl_dagster.chains`.
+Each line names a request, and the state of the lease after it. The conditions are at least as strict as those of
+the KCL, because Java workers and kcl_dagster workers may write a row at the same time. `assign` can be made
+conditional on the counter. Such a write takes a lease without its owner's consent, and fails if the owner renews
+the lease before it. "Fails if ..." in a docstring means that DynamoDB refuses the write. All writes set single
+attributes, so the attributes of other clients are preserved. A chain is a worker's log of committed batches, see
+`kcl_dagster.chains`.
 
 Modelled in spec/ExactlyOnce.tla. If one of the conditions is switched off in the model, it finds a violation.
 """

@@ -149,8 +149,7 @@ class Stream:
         return now - self.retention_hours * HOUR
 
     def expire(self, now: float) -> None:
-        """Delete records that are older than the retention, and shards that were closed before the oldest of
-        them."""
+        """Delete the records that arrived before the horizon, and the shards that were closed before it."""
         self._next_expiry = now + EXPIRY_GRAIN_SECONDS
         horizon = self.horizon(now)
         gone = []

@@ -1,8 +1,8 @@
 """The taking rules of KCL 2.x as a policy of the leader.
 
 The policy decides for one worker after another, and each decision takes into account the leases that earlier
-workers took. The result is that of a 2.x fleet without its races. This result is known to be uneven: the first
-worker of a new application takes all leases, the other workers steal one lease at a time, and stealing ends one
+workers took. The result is that of a 2.x fleet without its races. This result is known to be uneven. The first
+worker of a new application takes all leases, and the other workers steal one lease at a time. Stealing ends one
 lease before the numbers are even.
 """
 
