@@ -83,8 +83,7 @@ class Emulator:
 
     @property
     def kinesis(self) -> KinesisService:
-        """The Kinesis engine behind the endpoint, for inspection. Calls to it are affected by no fault and no
-        network."""
+        """The Kinesis engine behind the endpoint, for inspection. No fault and no network affects calls to it."""
         return self._node.kinesis
 
     @property

@@ -33,7 +33,7 @@ _MIB = 1024 * 1024
 LARGEST_CONTROL_BODY = _MIB
 # PutRecords takes 10 MiB of data, which JSON makes a third larger. BatchWriteItem takes 16 MB.
 LARGEST_API_BODY = 32 * _MIB
-LARGEST_S3_BODY = 256 * _MIB  # of one request; clients upload larger objects in parts
+LARGEST_S3_BODY = 256 * _MIB  # clients upload larger objects in parts
 
 # moto keeps the buckets of the whole process together, by account. Each emulator therefore uses another account.
 _s3_accounts = itertools.count(1)

@@ -96,7 +96,7 @@ def complete_through(
 
     - `margin`: seconds that are subtracted from the result, because arrival times are approximate and records are
       not strictly in the order of their arrival times.
-    - `now`: epoch seconds. The result is never based on a later moment, even if a lease has one.
+    - `now`: epoch seconds. If the moment of a lease is later, `now` is used instead.
     - `hindered`: leases that make no progress for a known reason, with this reason.
     - `read_through`: for each lease that no worker reads, a time (epoch seconds) before which no unread record of
       its shard arrived.

@@ -1,4 +1,4 @@
-"""Decide which leases are unserved.
+"""Decides which leases are unserved.
 
 The rule of the KCL is: a lease may be taken if it has no owner, or if its counter was unchanged for the lease
 duration. kcl_dagster adds a rule: if the orchestrator reports that the owner's run is over, the owner's leases may

@@ -37,8 +37,8 @@ from kcl_dagster.model.worker_row import WorkerState, slot_name
 HANGS_SECONDS: Final = 120.0
 # One step of scaling up, as a part of the fleet: a large fleet that lags needs more than one additional worker.
 _STEP: Final = 0.25
-# If a run is older than this and no living worker of it has a row, the run does not count as a worker: its process
-# hangs, or has ended unnoticed.
+# If a run is older than this and has no living worker, it does not count as a worker: its process hangs, or has
+# ended unnoticed.
 _SILENT_SECONDS: Final = 120.0
 # After this further time, such a run is reported as failed. If a run's process ends while Dagster's database cannot
 # be reached, Dagster does not record its end, and the run would keep its slot for ever.
@@ -74,7 +74,7 @@ class FleetSight:
     lag_ms: int | None = None
     waited: float | None = None
     """The seconds for which the oldest unread record of shards without a worker has waited. Infinite if only a
-    worker can find out. None if this was not looked up."""
+    worker can find this out. None if it was not looked up."""
 
     kbps: float = 0.0
     target: int | None = None

@@ -17,7 +17,7 @@ LONGEST_PAUSE: Final = 300.0
 class _Slot:
     run: SlotRun | None = None
     was_up: bool = False
-    """Whether its worker could read. True if that is not known."""
+    """Whether the worker of the run could read. True if this is not known."""
 
     seen_at: float = 0.0
     short_runs: int = 0

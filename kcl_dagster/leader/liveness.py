@@ -42,8 +42,8 @@ class WorkerSight:
     """Why the worker may not get leases."""
 
     beats: bool = False
-    """Whether this leader observed a change of the row recently. Then a process writes it, even if its run is
-    over."""
+    """Whether this leader observed a change of the row recently. If so, a process still writes the row, even if the
+    worker's run is over."""
 
     proven: bool = True
     """Whether this leader observed a change of the row, or the row was written very recently. A new leader cannot

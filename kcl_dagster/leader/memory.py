@@ -15,7 +15,8 @@ from kcl_dagster.model.standing import Standing
 _VERSION: Final = 1
 _HIGHEST_COST: Final = 1e6  # percent of CPU per KB/s; no leader writes a larger number
 _LARGEST: Final = 2**53
-TARGET: Final = "fleet/target"  # the key under which `Standing` observes the target: a cool-down survives a restart
+# The key under which `Standing` observes the target, so that a cool-down survives a restart.
+TARGET: Final = "fleet/target"
 LAUNCH: Final = "launch/"
 SILENT: Final = "silent/"
 

@@ -164,7 +164,7 @@ class Tick:
         self.leading, self.owner = view.held, view.owner
         if view.is_shared:
             self._agree()
-        # Before any lease is created: workers refuse leases without a declared protocol
+        # The protocol is declared before any lease is created, because workers refuse leases without it.
         if view.held and not is_declared:
             self.leader.tables.declare()
         if view.held:
@@ -414,7 +414,7 @@ class Tick:
         return max(self.resting.values(), default=0.0)
 
     def _see_silent(self, plan: FleetPlan, moment: float) -> None:
-        """Find runs that keep a slot although their worker has ended. Only called if the rows of the workers could
+        """Find runs that keep a slot although their worker has ended. Called only if the rows of the workers could
         be read."""
         standing = self.memory.standing
         for slot, run in self.runs.slots.items():
@@ -507,7 +507,8 @@ class Tick:
 
     def _free_the_dead(self, sight: Sight) -> None:
         """While the application is paused, remove the owners of leases whose workers have ended, so that resets and
-        other operations can use them. Conditional on the counter: a worker that is alive keeps its lease."""
+        other operations can use them. The write is conditional on the counter, so a worker that is alive keeps its
+        lease."""
         for lease in sight.unfinished:
             why = sight.unserved.get(lease.key)
             if why is None or lease.actual_owner is None or self.dry or self._is_late():

@@ -23,7 +23,7 @@ SHORTEST_REST: Final = 30.0
 
 @dataclass(slots=True)
 class StartWatch:
-    """The state of the watch. Lives as long as the leader's process. All times are monotonic."""
+    """The state of the watch. It exists as long as the leader's process. All times are monotonic."""
 
     tick_interval: float
     stuck_since: float | None = None

@@ -150,8 +150,9 @@ def new_lease(shard: Shard, checkpoint: Checkpoint, stream: StreamIdentifier | N
 
 
 def _empty_at(shard: Shard, gone: Mapping[str, Lease]) -> int | None:
-    """Return the moment before which a shard had no records, if leases of its parents left the stream unread.
-    Records that arrived later may have left the stream, too. Returns None if no such moment is known."""
+    """Return the moment before which a new shard had no records: the latest `stored_through` of its parents in
+    `gone`, which left the stream unread. Records of the new shard that arrived later may have left the stream, too.
+    Returns None if no such moment is known."""
     known = [gone[parent].stored_through for parent in shard.parents if parent in gone]
     return max((moment for moment in known if moment is not None), default=None)
 

@@ -285,7 +285,7 @@ class Syncer:
         now = facts.answered if facts.answered is not None else self._clock.now()
         state.retention = facts.retention_hours * _SECONDS_PER_HOUR
         state.horizon = max(facts.created, now - state.retention + HORIZON_SECONDS)
-        # Read each time: a reset may change where a stream starts.
+        # The start position is read each time, because a reset may change it.
         state.start = self._starts.get(str(identifier)) or state.start
         self._refuse_other(state, identifier, grouped)
         if state.start is not None:

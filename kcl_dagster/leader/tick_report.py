@@ -78,7 +78,7 @@ class TickReport:
     """Why this leader may no longer write to the tables that it detected. A new leader has to detect them again."""
 
     missing_table: str | None = None
-    """Set if a table of the leader was deleted: what a new table would lose, and what to do."""
+    """If a table of the leader was deleted: what a new table would lose, and what to do. Otherwise None."""
 
     stages: tuple[StageOutcome, ...] = ()
     moves: tuple[Move, ...] = ()

@@ -99,7 +99,8 @@ class WorkerTable:
         return isinstance(outcome, Applied) or outcome.item is None
 
     def request_drain(self, worker: WorkerId, wanted: bool = True) -> bool:
-        """Ask a worker to drain, or with `wanted=False` to go on. Returns False if the worker has no row."""
+        """Ask a worker to drain. With `wanted=False`, withdraw the request. Returns False if the worker has no
+        row."""
         try:
             self._sender.overwrite(coordination.request_drain(self._place, worker, wanted=wanted))
         except aws.ConditionFailed:

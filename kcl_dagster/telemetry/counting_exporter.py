@@ -1,4 +1,4 @@
-"""Exporters that count exports that fail. Imported only if an application configures OpenTelemetry."""
+"""Exporters that count or report failed exports. Imported only if an application configures OpenTelemetry."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

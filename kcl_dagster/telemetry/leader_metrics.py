@@ -40,9 +40,9 @@ class LeaderTelemetry:
 def open_leader_telemetry(
     application: Application, runtime: Runtime, client: Callable[[str], aws.Client], leader: str
 ) -> LeaderTelemetry:
-    """Open the telemetry that the application configures, for the rest of the process. It is never closed, because
-    a sensor has no end at which it could close it. `client` makes the client for `cloudwatch`. `leader`: the name
-    of the leader in the leader lock."""
+    """Open the telemetry that the application configures, for the rest of the process. It remains open, because
+    there is no event at which a sensor could close it. `client` makes the client for `cloudwatch`. `leader`: the
+    name of the leader in the leader lock."""
     stack = ExitStack()
     traces = stack.enter_context(open_tick_traces(application, leader, runtime, log))
     if traces is not None:

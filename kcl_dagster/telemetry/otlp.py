@@ -5,8 +5,8 @@ changed. Otherwise, this module makes a provider that sends OTLP over HTTP. The 
 OpenTelemetry (`OTEL_EXPORTER_OTLP_ENDPOINT` and others) configure it. If `telemetry.otlp_endpoint` is set, the
 module makes a provider even if there is a global one.
 
-Exporters have their own threads and bounded queues. If a collector hangs, a worker that ends waits for it for a few
-seconds. At this time, the worker has already released its leases.
+Exporters have their own threads and bounded queues. If a collector hangs, a worker that ends waits a few seconds
+for the collector. At this time, the worker has already released its leases.
 """
 
 import os
@@ -188,7 +188,8 @@ def _tracer_provider(
     application: Application, instance: str, log: Any
 ) -> tuple["TracerProvider", Callable[[], int], Callable[[], object]]:
     """Return the provider, a function that returns how many spans its exporter has given up, and a function that
-    shuts the provider down. For a global provider, this number is not known, and it is not shut down."""
+    shuts the provider down. The number of a global provider is not known, so it is 0. A global provider is not shut
+    down."""
     from opentelemetry import trace
 
     given, endpoint = trace.get_tracer_provider(), application.telemetry.otlp_endpoint

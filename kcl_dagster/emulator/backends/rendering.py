@@ -1,4 +1,4 @@
-"""DynamoDB replies as JSON text."""
+"""Encodes DynamoDB replies as JSON text."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ BODILESS = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
 
 class BadRequest(Exception):
-    """The peer does not speak HTTP/1.1."""
+    """The client does not use HTTP/1.1, or sent an invalid request."""
 
 
 class TooLarge(Exception):

@@ -10,8 +10,8 @@ from kcl_dagster.emulator.kinesis.parameters import Parameters, check_name
 from kcl_dagster.emulator.kinesis.stream_state import Mode, Stream, StreamStatus
 from kcl_dagster.emulator.kinesis.subscription import Ending, Subscription
 
-# If a stream is deleted and created again, the two creation times differ by at least this. Multi-stream lease keys
-# identify a stream by its creation time in whole seconds.
+# If a stream is deleted and created again, the two creation times differ by at least this time. Multi-stream lease
+# keys identify a stream by its creation time in whole seconds.
 RECREATION_GAP_SECONDS = 1.0
 
 

@@ -1,4 +1,4 @@
-"""Our policies: even load with few handoffs.
+"""The policies of kcl_dagster: even load with few handoffs.
 
 There are three ways to weigh a lease (`balanced`: by CPU if known, otherwise by throughput; `throughput`; `count`),
 and one way to assign by these weights. The band is the range around a worker's fair share within which its load may

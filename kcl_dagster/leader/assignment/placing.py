@@ -1,5 +1,5 @@
-"""One decision of our policies: it places unserved leases and those of draining workers, and decides whether to
-balance."""
+"""One decision of the policies `balanced`, `throughput` and `count`. It places unserved leases and the leases of
+draining workers, and decides whether to balance."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence

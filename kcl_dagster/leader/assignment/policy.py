@@ -1,7 +1,8 @@
 """The input and the output of an assignment policy.
 
-A policy is a pure function: the leader calls it once per tick with what it has just read, and writes the moves that
-the policy returns. The same input always gives the same moves, so two leaders that read the same tables agree.
+A policy is a pure function: the leader calls it once per tick with the leases and workers that it has just read,
+and writes the moves that the policy returns. The same input always gives the same moves, so two leaders that read
+the same tables agree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,7 +79,7 @@ class AssignmentLimits:
     """The caps that a policy must respect, and how many moves it may make.
 
     - `imbalance`: the width of the band: by how much a worker's load may differ from its fair share.
-    - `settled`: workers that were out of balance in every recent pass, so that their imbalance is not jitter.
+    - `settled`: workers that were out of balance in every recent tick, so that their imbalance is not jitter.
     - `expected`: the number of workers that were launched and have not reported yet.
     - `balance`: whether a policy that balances in intervals does so now.
     - `watched`: whether loads were observed for long enough to exclude jitter.

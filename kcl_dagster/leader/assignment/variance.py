@@ -6,8 +6,8 @@ kept:
 - In a fleet without any measured throughput all ranks are equal, and only the first and the last worker of the
   queue get leases.
 - A worker at 0 % utilization ranks below a worker at less than half of the average.
-- If the limit of a worker prevents a move from one donor, the worker receives nothing from other donors in this
-  pass.
+- If the limit of a worker prevents a move from one donor, the worker receives nothing from other donors in the same
+  tick.
 """
 
 import math
@@ -118,7 +118,7 @@ class _Pass:
             # An assignment to the present owner is no move, unless it ends a handoff that has expired.
             is_unchanged = to == lease.owner and lease.next_owner is None
             if (lease.pinned and not lease.unserved) or is_unchanged:
-                continue  # the KCL, too, detects this only when it writes
+                continue  # the KCL also drops such a move only when it writes
             moves.append(Move(key, to, "unserved" if lease.unserved else "balance", because))
         return Assignment(tuple(moves), tuple(self.unplaced))
 
@@ -184,7 +184,7 @@ class _Pass:
             queue.add(host.rank(self.averages), host)
 
     def _with(self, host: _Host, lease: LeaseLoad) -> dict[str, float]:
-        """The metrics of the worker if it got this lease."""
+        """Return the metrics that the worker would have with this lease."""
 
         def grown(metric: str, value: float) -> float:
             average = self.averages[metric]
