@@ -47,8 +47,8 @@ class Emulator:
     - `clock`: the clock of Kinesis, a function that returns seconds since the epoch.
     - `seed`: determines into which requests a fault is injected, for fault rules with a probability below one.
 
-    Every emulator starts empty, and shares no data with another emulator. Only their S3 buckets must
-    have different names within a process, because these names are unique on AWS, too.
+    Every emulator starts empty, and shares no data with another emulator. Only their S3 buckets must have different
+    names within a process, because these names are unique on AWS, too.
     """
 
     def __init__(

@@ -187,7 +187,7 @@ def _by_counter(before: Lease, now: Lease, *, applied: bool) -> WriteVerdict:
 
 
 def _by_owners(before: Lease, now: Lease, counter: int | None = None) -> WriteVerdict:
-    """Judge a write that requires the owners to be unchanged. If the owners are still the same,
-    the write has not been applied."""
+    """Judge a write that requires the owners to be unchanged. If the owners are still the same, the write has not
+    been applied."""
     same = (now.owner, now.checkpoint_owner) == (before.owner, before.checkpoint_owner)
     return WriteVerdict.STANDING if same and counter in {None, now.counter} else WriteVerdict.SUPERSEDED
