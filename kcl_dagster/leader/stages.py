@@ -46,8 +46,8 @@ _WORTH_REMEMBERING: Final = 0.5
 # A leader that started recently also saves the times of counters that were unchanged for this part of the time
 # since its start. Otherwise, leaders that restart often would never save anything.
 _WORTH_REMEMBERING_YOUNG: Final = 0.5
-# If nothing urgent has changed, the memory is saved at this interval. Urgent are decisions, such as launches, and
-# the times for which leases and handoffs were unchanged.
+# If nothing urgent has changed, the memory is saved at this interval. Decisions, such as launches, are urgent. The
+# times for which leases and handoffs were unchanged are urgent, too.
 _SAVE_SECONDS: Final = 30.0
 # The part of the budget after which the sync stage stops for this tick, so that time remains for the assign stage.
 _SYNC_SHARE: Final = 0.5
@@ -269,8 +269,8 @@ class Tick:
         return self.observer.observe(scan, runs, self.leader.runtime.clock.now())
 
     def _obey(self) -> None:
-        """Read which leases, slots or applications an operator has paused. If this cannot be read, the last known
-        state applies."""
+        """Read whether an operator has paused the application, leases or slots. If this cannot be read, the last
+        known state applies."""
         try:
             self.leader.control = self.leader.tables.control.load()
         except KclError as problem:

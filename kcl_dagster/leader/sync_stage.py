@@ -146,8 +146,8 @@ class Syncer:
         """Sync the streams that are due, until `deadline` (monotonic). The next call begins with the streams that
         were not reached.
 
-        `workers`: the rows of all workers, including workers that have ended. They show when a Java fleet was last
-        alive.
+        `workers`: the rows of all workers, including workers that have ended. The rows show when a Java fleet was
+        last alive.
         """
         grouped: dict[str, list[Lease]] = {}
         for lease in leases:
@@ -266,8 +266,8 @@ class Syncer:
     def _identified(
         self, state: StreamState, grouped: dict[str, list[Lease]], workers: Sequence[WorkerRow]
     ) -> StreamState:
-        """Return the state of the stream, in which its identifier and start position are known. They are looked up
-        again at every audit, because a stream may be deleted and created again."""
+        """Return the state of the stream, with its identifier and start position. Both are looked up again at every
+        audit, because a stream may be deleted and created again."""
         if state.identifier is not None and not state.disputed and self._clock.monotonic() < state.due_at:
             return state
         settings = state.settings

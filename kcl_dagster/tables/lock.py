@@ -55,8 +55,8 @@ class LockView:
     """If another candidate holds the lock: the seconds for which its version is known to be unchanged."""
 
     duration: float = 0.0
-    """The seconds after which another candidate may take the lock. If another candidate holds it, they are from the
-    row, but at most `LONGEST_DURATION` or the configured duration."""
+    """The seconds after which another candidate may take the lock. If another candidate holds the lock, its row
+    contains them. They are limited to `LONGEST_DURATION`, or to the configured duration if that is longer."""
 
     is_shared: bool = False
     """Whether another process with the same name has led since this process last held the lock."""
