@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from kcl_dagster import aws
-from kcl_dagster.errors import KclError
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.telemetry.datum import Datum, Dimensions, Unit
 
@@ -80,14 +79,14 @@ class CloudWatchMetrics:
                 found.add(float(datum.value))
 
     def flush(self) -> None:
-        """Send the values collected so far. Never raises a KclError: values that CloudWatch does not accept are
-        lost."""
+        """Send the values collected so far. Raises nothing, because the thread that flushes would end: values of a
+        request that failed are lost."""
         with self._lock:
             series, self._series = self._series, {}
         for request in self._requests(series):
             try:
                 self._send(request)
-            except KclError as error:
+            except Exception as error:
                 self.dropped += len(request)
                 self._complain(error)
 
@@ -114,11 +113,16 @@ class CloudWatchMetrics:
         for start in range(0, len(data), DATA_PER_REQUEST):
             yield data[start : start + DATA_PER_REQUEST]
 
-    def _complain(self, error: KclError) -> None:
+    def _complain(self, error: Exception) -> None:
         now = self.runtime.clock.monotonic()
         if now - self._complained >= COMPLAINT_SECONDS:
             self._complained = now
-            log.warning("metrics do not reach CloudWatch, %s dropped so far: %s", self.dropped, error)
+            log.warning(
+                "metrics do not reach CloudWatch, %s dropped so far: %s: %s",
+                self.dropped,
+                type(error).__name__,
+                error,
+            )
 
 
 class Flusher:

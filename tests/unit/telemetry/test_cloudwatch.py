@@ -118,6 +118,25 @@ def test_a_cloudwatch_that_refuses_is_said_once_in_a_while(caplog: pytest.LogCap
     assert "PutMetricData" in said
 
 
+def test_any_error_of_a_client_is_said_and_later_values_are_sent() -> None:
+    class Broken(Notes):
+        def put_metric_data(self, **request: Any) -> Any:
+            if not self.called.is_set():
+                self.called.set()
+                raise RuntimeError("cannot start a thread")
+            return super().put_metric_data(**request)
+
+    client = Broken()
+    metrics = CloudWatchMetrics(client, NAMESPACE, fake_runtime())
+    metrics.put([Datum("Operation", "Value", 1)])
+    metrics.flush()
+    metrics.put([Datum("Operation", "Value", 2)])
+    metrics.flush()
+    assert metrics.dropped == 1
+    [sent] = client.requests
+    assert sent["MetricData"][0]["StatisticValues"]["Sum"] == 2
+
+
 def test_a_cloudwatch_that_hangs_delays_nobody() -> None:
     client = Notes(waits_for=threading.Event())
     assert client.waits_for is not None
