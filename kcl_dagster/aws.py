@@ -171,8 +171,8 @@ def call(client: Client, method: str, **parameters: Any) -> dict[str, Any]:
 
 @contextmanager
 def mapped_errors(client: Client, method: str, parameters: Mapping[str, Any]) -> Iterator[None]:
-    """Map botocore errors within the block to errors of ours. For what `call` cannot wrap, such as event
-    streams."""
+    """Convert botocore errors that are raised in the block to errors of `kcl_dagster.errors`. For code that `call`
+    cannot wrap, such as the reading of an event stream."""
     try:
         yield
     except _BOTOCORES as error:

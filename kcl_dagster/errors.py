@@ -19,12 +19,12 @@
     ├── TableError
     │   ├── TableNotFound
     │   ├── UnreadableItem        an item that no KCL wrote
-    │   └── LayoutRefused         a fleet or a migration that must not be disturbed
+    │   └── LayoutRefused         the layout of the tables is not supported, or is being changed
     ├── LeaseLost                 another worker owns the lease now
-    ├── Unsafe                    refused: it would disturb a running process, or lose something
-    │   └── StoreLocked           another process does the same at this moment
+    ├── Unsafe                    the operation would disturb a running process or lose data
+    │   └── StoreLocked           another process carries out the same operation now
     ├── BatchError                a batch could not be processed
-    │   ├── BatchContentChanged   Spark would have evaluated other records than were pinned
+    │   ├── BatchContentChanged   the records that Spark read are not the records of the batch
     │   ├── BrokenAggregate       a KPL record with a valid checksum and an invalid body
     │   ├── CodeExited            the consumer's code called sys.exit
     │   ├── ProcessLost           Spark lost a process that worked on the batch
@@ -55,7 +55,7 @@ class JavaMissing(ConfigurationError):
 
 
 class PackageMissing(ConfigurationError):
-    """An extra of kcl-dagster is needed for this and is not installed."""
+    """The operation needs an extra of kcl-dagster that is not installed."""
 
 
 class ServiceError(KclError):
@@ -95,7 +95,7 @@ class StreamRecreated(StreamError):
 
 
 class OtherStream(StreamError):
-    """The leases of a single-stream application belong to a stream of another name."""
+    """The application reads one stream, and its leases belong to a stream with another name."""
 
 
 class ConsumerNotFound(StreamError):
@@ -115,7 +115,8 @@ class TableNotFound(TableError):
 
 
 class UnreadableItem(TableError):
-    """An item in the lease table that no supported KCL version writes. It is never written to."""
+    """An item in the lease table that no supported version of the KCL can have written. kcl_dagster does not change
+    the item."""
 
     def __init__(self, key: str, attribute: str, problem: str) -> None:
         if len(problem) > _LONGEST_PROBLEM:
@@ -127,7 +128,7 @@ class UnreadableItem(TableError):
 
 
 class LayoutRefused(TableError):
-    """The tables belong to a fleet or a migration that must not be disturbed."""
+    """The layout of the tables is not supported, or other workers are changing it at this moment."""
 
 
 class LeaseLost(KclError):
@@ -139,11 +140,11 @@ class LeaseLost(KclError):
 
 
 class Unsafe(KclError):
-    """Refused: the request would disturb a running process, or lose something. Nothing was changed."""
+    """The operation would disturb a running process or lose data. It was refused, and nothing was changed."""
 
 
 class StoreLocked(Unsafe):
-    """Another process does the same at this moment, for example a compaction. Try again later."""
+    """Another process carries out the same operation at this moment, for example a compaction. Try again later."""
 
 
 class BatchError(KclError):
@@ -180,8 +181,8 @@ class SinkError(BatchError):
 
 
 class Unavailable(BatchError):
-    """For the consumer's code to raise if something that it needs does not answer, such as a database. The batch is
-    retried until that answers again, and no record is set aside for it.
+    """The consumer's code may raise this error if a service that it needs does not answer, such as a database. The
+    batch is retried until the service answers again, and no record is set aside because of this error.
 
     Example:
         .. code-block:: python

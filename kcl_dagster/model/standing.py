@@ -31,7 +31,9 @@ _MOST_SECONDS: Final = 3e10
 
 @dataclass(slots=True)
 class _Sighting:
-    """`version` had stood for at least `seconds` at the time `since`, and was still there at `last_read`."""
+    """A statement about the version of a value: at the time `since`, the value had had this version for at least
+    `seconds`. Times are monotonic. `last_read`: when the latest read by this process began that found this version;
+    None if this process has not read it yet."""
 
     version: str
     seconds: float

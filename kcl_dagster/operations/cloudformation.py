@@ -166,7 +166,8 @@ def service_account(application: str, component: Component) -> str:
 
 
 def template(deployment: Deployment) -> Json:
-    """The template. The region and the account of `deployment` are `REGION` and `ACCOUNT`, or real ones."""
+    """Return the template of a deployment. The deployment's region and account may be the placeholders `REGION` and
+    `ACCOUNT`, which CloudFormation fills in."""
     application = deployment.application
     tables = application.tables.model_copy(update={"create": False})
     made = replace(deployment, application=application.model_copy(update={"tables": tables}))

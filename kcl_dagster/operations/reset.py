@@ -129,8 +129,9 @@ class ResetReport:
         ]
 
     def _about_first(self) -> list[str]:
-        """Lines about the first moment (the time from which all shards are read). Empty if the reset goes back to a
-        later time."""
+        """A line about what happens to the first moment (the time from which all shards are read). Empty if the
+        first moment is not known, or if the reset goes back to a time after the first moment, which then is not
+        affected."""
         first, before = iso(self.first), self.first_before
         if first is None or before is None:
             return []

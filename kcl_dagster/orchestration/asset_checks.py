@@ -393,7 +393,8 @@ def evaluation(
 
 
 def alarm(kind: EventKind, what: str, consumer: Consumer, translator: KclTranslator) -> AssetCheckEvaluation | None:
-    """The failed check that a worker reports at once, because no other component can detect the event."""
+    """Return the failed check for an event that only a worker can detect, and that the worker therefore reports at
+    once. None for other kinds of events."""
     check = _ALARMS.get(kind)
     return None if check is None else evaluation(check, Finding(what, check.severity), consumer, translator)
 

@@ -299,7 +299,7 @@ class DeclaredWindows:
         return by_hand - self._declared.keys()
 
     def _starts(self, instance: DagsterInstance) -> list[int]:
-        """The newest windows that have a materialization, from any process."""
+        """The starts of the newest windows that have a materialization, whichever process made it."""
         return self.consumer.windows.newest(instance.get_materialized_partitions(self._key), REMEMBERED)
 
     def _refresh(self, instance: DagsterInstance) -> None:

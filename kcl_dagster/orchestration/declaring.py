@@ -165,8 +165,8 @@ def _late(
     through: float,
     frontier: int,
 ) -> Iterator[Due]:
-    """Windows for which late rows were stored since they were declared, and windows before the frontier that were
-    never declared."""
+    """Yield the windows to declare because of late rows: windows that got late rows after their last declaration,
+    and windows before `frontier` that were never declared. `frontier`: see `DeclaringProgress`."""
     for start, batches in sorted(late.items()):
         known = declared.get(start)
         is_due = start < frontier if known is None else not known.has_late(batches)

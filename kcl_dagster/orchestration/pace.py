@@ -32,7 +32,8 @@ class Pace:
 
     @classmethod
     def of(cls, visible_within: float, *, commits: bool) -> "Pace":
-        """Derive the times. `commits`: whether a table gets one commit for many batches."""
+        """Derive the lengths of batches, pauses and commits from `visible_within`, the seconds until a record has
+        to be visible. `commits`: whether many batches become visible with one commit of a table."""
         idle = min(visible_within * IDLE, BatchSettings().idle_seconds)
         if not commits:
             return cls(visible_within * BATCH_OF_FOLDER, idle)
@@ -49,8 +50,8 @@ def batched(application: Application, seconds: float) -> Application:
 
 
 def paced(application: Application, sink: SinkChoice, visible_within: float) -> tuple[Application, SinkChoice]:
-    """Application and sink with the times that are derived from `visible_within`. Times in their own settings are
-    kept."""
+    """Return the application and the sink with the times that are derived from `visible_within`. A time that is set
+    in the application or in the sink is not changed."""
     is_number = isinstance(visible_within, (int, float))
     if not (is_number and SHORTEST_SECONDS <= visible_within <= LONGEST_SECONDS):
         raise ConfigurationError(

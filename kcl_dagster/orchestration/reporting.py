@@ -84,8 +84,9 @@ class Reporter:
         self._latest.extend(decisions)
 
     def news(self, decisions: Iterable[Decision], now: float) -> list[Decision]:
-        """Decisions that were not reported lately. A launch is requested until its run exists, and a problem is
-        noted as long as it lasts, but each of them is reported only once."""
+        """Return the decisions that were not reported within the last `NEWS_SECONDS`. The leader may make the same
+        decision at many ticks: it requests a launch until the run exists, and notes a problem as long as the
+        problem lasts."""
         self._decided = {text: at for text, at in self._decided.items() if now - at < NEWS_SECONDS}
         fresh = []
         for decision in decisions:

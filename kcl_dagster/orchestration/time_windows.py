@@ -1,8 +1,9 @@
 """Windows of time as Dagster's partitions: in which window a time is, when the window ends, and the key of its
 partition.
 
-Dagster's partitions begin and end with their definition, and leave out its exclusions. The windows here have no
-such bounds, because records arrive at any time. Each time is in exactly one window. A window may have no partition.
+In Dagster, a definition of partitions has a start, and may have an end and excluded times. The windows here have
+none of these, because records arrive at any time: each time is in exactly one window. A window that the definition
+does not cover has no partition.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""The records of a batch as a sink receives them: in the form of the fetch, and as a DataFrame for user code."""
+"""The records of a batch as a sink receives them: as the fetch of the batch returned them, and as a DataFrame for
+user code."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,9 +13,9 @@ from kcl_dagster.spark.staged_ranges import StagedRecords
 
 @dataclass(slots=True)
 class Records:
-    """The records of a batch. `held`: the records in the form of the fetch, for sinks that can store this form
-    directly; None if the records do not have one common form. `frame` is made at its first use, because many sinks
-    do not need it: they only move files, in less time than Spark needs to make a DataFrame."""
+    """The records of a batch. `held`: the records as the fetch returned them, for sinks that can store them
+    directly; None if they do not have one common form. `frame` is made at its first use, because many sinks do not
+    need it: they only move files, in less time than Spark needs to make a DataFrame."""
 
     held: Sealed | StagedRecords | None
     _make: Callable[[], DataFrame]

@@ -33,7 +33,7 @@ def tag_jobs(spark: SparkSession) -> None:
 
 
 def cancel_jobs(spark: SparkSession) -> None:
-    """Cancel the jobs of the thread that called `tag_jobs`. Any thread may call it."""
+    """Cancel the jobs of the thread that called `tag_jobs`. Any thread may call `cancel_jobs`."""
     if is_classic(spark):
         spark.sparkContext.cancelJobsWithTag(TAG)
     else:

@@ -51,7 +51,8 @@ Send = Callable[..., None]
 
 
 def sends_every_error(spark: Send) -> Send:
-    """Wrap `spark`: an error whose text it cannot send is sent with an escaped text instead."""
+    """Wrap `spark`, the function of Spark's Python worker that sends an error to the JVM. If the text of an error
+    cannot be made or encoded, the wrapper does not call `spark`, and sends an escaped text itself."""
 
     from pyspark.serializers import SpecialLengths
 

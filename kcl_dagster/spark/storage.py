@@ -70,9 +70,9 @@ class Store(Protocol):
         """Store a file durably. Readers find either the whole new content or the former content."""
 
     def put_new(self, path: str, content: bytes) -> bool:
-        """Store a file durably if there is none at the path. Returns whether the file was stored. At most one
-        concurrent caller gets True. If the response to the successful request was lost, no caller gets True. Its
-        caller then finds its own content at the path."""
+        """Store a file durably if there is none at the path. Returns whether this call stored the file. At most one
+        of several concurrent callers gets True. If the response to the successful request was lost, no caller gets
+        True. The caller that sent this request then finds its own content at the path."""
 
     def create(self, path: str, content: bytes) -> bool:
         """Store a file like `put_new`, but never leave an incomplete file at the path. Raises ConfigurationError on

@@ -69,8 +69,8 @@ class RangeCut:
     @property
     def is_over(self) -> bool:
         """Whether reading can end, because the range is complete, or because it is pinned and its records are gone.
-        Its records were read before. So if a shard at its tip does not return the last one, that record has left
-        the stream."""
+        The records of a pinned range were read before. So if a shard at its tip does not return the last one, that
+        record has left the stream."""
         return self.is_complete or (self.is_pinned and self._tips >= MOST_TIPS)
 
     def start_over(self) -> None:
@@ -147,7 +147,7 @@ class RangeCut:
         """Whether the range has to end before the next page, because of a gap between this page and the next one.
 
         - An open range with records ends at the gap. The records before the gap are then stored. The next range
-          begins at the last of these records, and so detects that it has left the stream.
+          begins at the last record before the gap, and detects the loss if this record has left the stream.
         - An open range without records continues, because it would make no progress otherwise.
         - A pinned range continues to its known end. If the gap is certain, this raises DataLoss, because the range
           would have other records than before.

@@ -1,4 +1,5 @@
-"""How fast one shard may be read, and how much a batch may read of all shards."""
+"""Limits of reading: how fast one shard may be read, and how much one batch may read from all of its shards
+together."""
 
 import math
 import threading

@@ -22,8 +22,8 @@ PRESENT: Final = "attribute_exists(#key)"
 
 
 def put_worker(place: Place, worker: WorkerId, values: Mapping[str, Value]) -> Request:
-    """Write a heartbeat, and create the row if needed. If one table holds all rows, fails if the key belongs to
-    another kind of row."""
+    """Write a heartbeat of a worker, and create the worker's row if there is none. In a layout with one table for
+    all rows, the request fails if a row of another kind has the key."""
     update = Update(place.table, place.key, s(worker)).set(values)
     if place.key == a.LEASE_KEY:
         update.set({a.ENTITY_TYPE: s(a.WORKER)}).require(f"({ABSENT} OR {a.ENTITY_TYPE} = :{a.ENTITY_TYPE})")

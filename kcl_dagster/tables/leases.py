@@ -47,10 +47,11 @@ class LeaseTable(LeaseReader):
     All transitions raise ServiceError or TableError if DynamoDB cannot be used. OutcomeUnknown is one of these
     errors.
 
-    If an owner's write was applied but its response was lost, the owner's next write finds another counter. The
-    owner then reads the row and writes again, because it may trust its lease only from the time of a write that was
-    certainly its own. The KCL does not write again: it takes the earlier write for the later one, and thus trusts
-    the lease for longer than other workers do. With the policy `kcl`, this class does the same.
+    If an owner's write was applied but its response was lost, the owner's next write fails, because the row already
+    has a higher counter. The owner then reads the row and writes again. A worker trusts its lease for one lease
+    duration after it sent the last write that was applied, so it has to know which write that was. The KCL does not
+    write again. It counts the failed write as applied, although an earlier write was applied, so it trusts the
+    lease for longer than other workers do. With the policy `kcl`, this class does the same.
     """
 
     # --- transitions of the owner -------------------------------------------------------------------------------

@@ -88,8 +88,8 @@ def take(table: str, lease: Lease, new_owner: WorkerId) -> Request:
 
 
 def assign(table: str, lease: Lease, to: WorkerId, counter: int | None = None) -> Request:
-    """Give a lease to a worker. Fails if the owners have changed, and with `counter` also if the counter differs.
-    Ends a handoff."""
+    """Give a lease to a worker. If the lease is in a handoff, this ends the handoff. The request fails if the
+    owners have changed. If `counter` is given, it also fails if the lease has another counter."""
     update = _by_owners(table, lease)
     if counter is not None:
         update.require_equal(a.COUNTER, "counter", n(counter))

@@ -13,8 +13,8 @@ The pin names a record that was delivered. Later records may have been delivered
 resets the losses of former owners only when it has delivered all records that they can have delivered: at the tip
 of the shard, or some time after it has passed the pinned record.
 
-If a sink has begun a batch, the batch may be stored. The worker keeps the pin of such a batch, and changes only its
-losses.
+A lease may also have the pin of a batch that a sink has begun. It is not known whether the sink has stored this
+batch. The worker therefore keeps the pin, and changes only the losses in it.
 """
 
 from collections.abc import Mapping
@@ -75,9 +75,13 @@ class Attempts:
             return
 
     def survived(self, holding: Holding, through: Checkpoint | None = None, *, is_at_tip: bool = False) -> None:
-        """Record that this worker's process is alive after records through `through` were delivered, or (None)
-        after the processor failed. When all records that former owners can have delivered were delivered again,
-        these records did not end the former processes, and the losses are reset."""
+        """Record that this worker's process still runs. `through`: the last record that was delivered; None after
+        the processor failed.
+
+        Losses are counted because a record may have ended the processes of former owners. They are set to 0 if the
+        processor failed without ending the process, or if all records that former owners can have delivered were
+        delivered again.
+        """
         try:
             lease = self.holdings.settled(holding.key, holding.token)
             pin, end = pin_of(lease), lease.pending_checkpoint

@@ -4,9 +4,9 @@ A worker without a bound reads until it is asked to stop. A worker with a bound 
 before a given time. It stops when every open lease of the application, whichever worker owns it, is stored through
 that time.
 
-If shards are split or merged meanwhile, the run waits for their children, too. The leases of the children exist
-before those of the parents are finished. If they do not exist yet, the open leases do not cover all hash keys, and
-the run waits.
+If shards are split or merged meanwhile, the run also waits for the child shards. Usually the leases of the children
+are created before the leases of the parents are finished, so they are among the open leases. If a lease is missing,
+the open leases do not cover all hash keys, and the run waits until the lease is created.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

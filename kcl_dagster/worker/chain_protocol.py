@@ -298,7 +298,7 @@ class ChainProtocol(Generic[D]):
         )
 
     def _stored(self, this: Round, progress: Progress) -> None:
-        """Report that the batch is stored. The caller has updated the holdings."""
+        """Report that the batch of a lease is stored. `claims.decide` has already recorded this in the lease."""
         key, through = progress.range.lease, progress.through or progress.range.after
         narrowed = self._narrowed.get(key)
         if narrowed is not None and through >= narrowed[1]:

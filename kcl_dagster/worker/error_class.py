@@ -58,10 +58,11 @@ def class_of(error: BaseException) -> ErrorClass:
 
 
 def is_of_code(text: str) -> bool:
-    """Whether `text`, an error as `brief` writes it into a worker's row, is of the class record or code.
+    """Whether an error is of the class `record` or of the class `code`. `text`: the error in a worker's row, as
+    `brief` writes it.
 
-    A shard with such an error continues after the code or the failure policy is changed. An outage ends without a
-    change.
+    A shard with such an error can continue when the code or the failure policy is changed. An outage ends without
+    such a change.
     """
     found = re.match(r"\w*", text)
     kind = getattr(errors, found[0], None) if found is not None else None

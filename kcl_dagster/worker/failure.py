@@ -61,7 +61,7 @@ class _Trouble:
     until: Checkpoint | None = None  # the end of the range that is being narrowed
     failing_since: float | None = None  # when this range first failed alone, plus the time of later outages
     out_since: float | None = None  # when the present series of outages began
-    is_lost: bool = False  # whether the range that is being narrowed has ended processes
+    is_lost: bool = False  # whether processes ended during the range that is being narrowed
     has_waited: bool = False  # whether the pause before a single record that ended a process is over
     stopped: str | None = None  # why the shard is stopped, once an event has reported this
     has_lost: bool = False  # whether an event has reported its loss of records
@@ -215,13 +215,14 @@ class Failures:
         return trouble is not None and trouble.retry_at > self._clock.monotonic()
 
     def is_lost(self, key: LeaseKey) -> bool:
-        """Whether the next batch of the lease is a piece of a batch that ended processes."""
+        """Whether the next batch of the lease is a piece of a larger batch during which the processes of former
+        owners ended."""
         trouble = self._troubles.get(key)
         return trouble is not None and trouble.is_lost
 
     def narrowed(self, key: LeaseKey, until: Checkpoint, is_lost: bool = False) -> None:
-        """Record that the failing range was narrowed. `until`: its former end. `is_lost`: whether it was narrowed
-        because it ended processes."""
+        """Record that the failing range was narrowed. `until`: the former end of the range. `is_lost`: whether it
+        was narrowed because processes of former owners ended during the range."""
         trouble = self._troubles.setdefault(key, _Trouble(group=self._new_group()))
         trouble.until = trouble.until or until
         trouble.is_lost = is_lost

@@ -1,9 +1,9 @@
 """Counts the owners of a lease whose processes ended during the same batch, for workers that decide batches in a
 chain. Each such owner is a loss.
 
-Before its first batch of a lease, an owner records in its claim that the batch is begun. If the owner ends before
-the chain has an entry for the batch, the record remains, and the next owner counts one loss. When the lease's
-checkpoint advances, the record is removed with its losses.
+Before an owner stages its first batch of a lease, it writes into its claim on the lease that the batch is begun. If
+the owner's process ends before an entry of the chain decides the batch, this note remains, and the next owner
+counts one loss. When the checkpoint of the lease advances, the note is removed, together with the losses in it.
 """
 
 from dataclasses import dataclass, field, replace

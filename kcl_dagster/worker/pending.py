@@ -1,7 +1,8 @@
 """Pins: what the row of a lease stores about a begun batch, in pendingCheckpointState.
 
-A pin is a pending checkpoint with our mark and the number of the lease's newest batch. It obliges the next owner to
-repeat the batch with exactly the same records. A pending checkpoint of another KCL application is not a pin.
+A pin is a pending checkpoint with the mark of kcl_dagster and the number of the lease's newest batch. A pin of a
+batch obliges the next owner to repeat the batch with exactly the same records. A pending checkpoint of another KCL
+application is not a pin.
 """
 
 from dataclasses import dataclass, replace
@@ -74,8 +75,8 @@ class Pin:
 
 
 def pin_of(lease: Lease) -> Pin | None:
-    """The pin of the lease. It was written for a batch of ours, or for an attempt of a record processor. None if
-    there is none."""
+    """Return the pin of the lease; None if there is none. A pending checkpoint that another KCL application wrote
+    is not a pin."""
     if lease.pending_checkpoint is None or lease.pending_state is None:
         return None
     if lease.checkpoint is not None and lease.pending_checkpoint <= lease.checkpoint:

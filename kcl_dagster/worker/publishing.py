@@ -53,7 +53,8 @@ def publisher_of(
 
 @dataclass(frozen=True, slots=True)
 class TablesPublisher:
-    """A `Publisher` for a sink with folders, and with tables that have one common committer."""
+    """The `Publisher` of a sink with any number of folders and tables. Each folder has a publisher of its own, and
+    all tables share one committer."""
 
     folders: Mapping[str, FolderPublisher]
     committer: TableCommitter | None

@@ -90,8 +90,8 @@ class StagingSink(Protocol[D_contra]):
         raise any error."""
 
     def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
-        """Called before records of batches of this chain are read, because a fetch may already stage them.
-        `time_column`: see `Batch`. Does not raise."""
+        """Prepare for batches of this chain. Called before the first records are read, because the fetch of a batch
+        may already write the batch's files. `time_column`: see `Batch`. Does not raise."""
 
     def stage(self, data: D_contra, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """Write the whole output of the batch durably below `chains.publication.staged_path` of the chain, and

@@ -84,8 +84,9 @@ class WindowRules:
         )
 
     def _until(self, rows: Iterable[StoredRows], progress: Progress) -> int:
-        """The moment until which the lease has to exist because of its counts. Late rows are declared at the
-        leader's next tick."""
+        """The moment until which the lease must not be deleted, because the leader needs its counts to declare
+        windows. For a window in time, this is the window's end plus the allowed lateness. A window with late rows
+        is declared at the leader's next tick, so for late rows it is the arrival of the last record."""
         arrived = (progress.last_arrival_ms or 0) // 1000
         ends = [self.windows.end_of(one.start) + self.allowed_lateness for one in rows]
         return max([0, *ends, *(arrived for one in rows if one.late)])

@@ -239,8 +239,9 @@ class TableCommitter:
         return found
 
     def _make_next(self, number: int, plan: TableCommit | None, wanted: Mapping[ChainId, int]) -> bool:
-        """Plan the commit after `plan`, which the table contains, and carry it out. Returns False if there is
-        nothing to commit, or if another worker was faster."""
+        """Plan the next commit, and carry it out. `number`, `plan`: the newest plan, whose commit the table already
+        contains. `plan` is None if there is no plan yet. Returns False if there is nothing to commit, or if another
+        worker was faster."""
         if plan is None:
             self._refuse_without_plans()
         contained, gone = ({}, {}) if plan is None else (plan.contained, plan.gone)

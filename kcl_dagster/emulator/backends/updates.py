@@ -39,7 +39,8 @@ class UpdateStep:
 
 
 class DirectUpdates:
-    """Carries out updates whose form moto has accepted before. The caller must hold the lock of `DynamoDb`."""
+    """Carries out an update if moto has accepted another update of the same form before. The caller must hold the
+    lock of `DynamoDb`."""
 
     def __init__(self, backend: DynamoDBBackend) -> None:
         self._backend = backend

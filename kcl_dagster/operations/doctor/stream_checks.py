@@ -54,8 +54,8 @@ def judge_consumers(application: Application, stream: str, consumers: Sequence[M
 
 
 def judge_lag(stream: str, retention_hours: int, lag_ms: int | None, unknown: int = 0) -> DoctorFinding:
-    """Judge the lag. `lag_ms`: the lag of the shard furthest behind; None if it is not known. `unknown`: the number
-    of shards without a worker whose lag is not known."""
+    """Judge the lag. `lag_ms`: the lag of the shard that is furthest behind; None if no lag is known. `unknown`:
+    the number of shards that have no worker and whose lag is not known."""
     keeps = f"{stream} keeps records for {retention_hours} h"
     if lag_ms is None and unknown:
         says = f"{keeps}; the lag of {counted(unknown, 'shard')} without a worker is not known"

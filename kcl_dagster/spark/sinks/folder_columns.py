@@ -20,8 +20,8 @@ from kcl_dagster.spark.sinks.target import Target, fits, nullable
 
 @dataclass(frozen=True, slots=True)
 class CastColumns:
-    """A step that converts columns to the types that they have in the folder. These types can represent all
-    values."""
+    """A step that converts columns of an output to the types that they have in the folder. `FolderColumns` has
+    checked that these types can represent all values of the output."""
 
     target: Target
 

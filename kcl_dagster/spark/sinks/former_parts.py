@@ -1,14 +1,16 @@
 """Batches that former versions of this package have stored, for leases that are still pinned to such a batch.
 
-Those versions wrote the end of a batch into its leases before they wrote the files of the batch. If the worker was
-killed, the leases still name the batch: they are pinned to it. A worker then has to find out whether the batch was
-stored, or to remove its files. A file was stored for each lease and partition value of a batch.
+Before a worker of those versions wrote the files of a batch, it wrote the end of the batch into the leases. This is
+the pin. If the worker was killed, the pin remains, and the next worker has to handle the batch. For a table, this
+module finds out whether the table contains the batch. For a folder, this cannot be found out, so the files of the
+batch are removed.
 
-- In a folder, the file's name identifies its part (the records of one shard in a batch). A failed attempt may have
-  stored only some files of a part.
-- A table got all files of a batch with one commit. The commit also recorded the last part of each shard, so that no
-  part was added twice. If a part is withdrawn, this is recorded, too. Then a worker of a former version, which may
-  still run, cannot add the part later. If there is no table yet, nothing is recorded.
+A part is the records of one shard in a batch. For each part, a batch had one file for each partition value.
+
+- In a folder, the name of a file identifies its part. A failed attempt may have stored only some files of a part.
+- In a table, one commit added all files of a batch. The commit also recorded the last part of each shard, so that
+  no part was added twice. If this module withdraws a part, it records this in the table. A worker of a former
+  version that still runs then cannot add the part later. If the table does not exist yet, nothing is recorded.
 """
 
 import hashlib
@@ -75,9 +77,10 @@ def _short_name(application: str) -> str:
 
 
 def _file_names(part: Part, owner: str | None) -> Iterator[str]:
-    """All names that files of the part, and of the parts that it replaces, may have. `owner`: the application to
-    which names of version 0.1 in the folder belong. Another application does not get these names, because the owner
-    may have a part with the same lease, checkpoint and number: numbers of version 0.1 begin at 1."""
+    """All names that files of the part, and of the parts that it replaces, may have. `owner`: the application whose
+    files in this folder have names of version 0.1; None if there is none. If the part is of another application,
+    names with numbers of version 0.1 are left out. These names do not contain the application, so they may be the
+    names of the owner's files."""
     is_owner = owner in (None, part.application.partition("/")[0])  # replays have the name `application/...`
     for number in range(_first_number(part), part.number + 1):
         one = replace(part, number=number)

@@ -1,7 +1,7 @@
-"""The Spark job that stages a batch: writes the files of a batch that is committed in a chain (log of committed
-batches).
+"""The Spark job that stages a batch: it writes the files of a batch, before an entry of a chain decides the batch
+and makes the files visible.
 
-One job may write the files of several tables. Then `current_timestamp()` has the same value in all of them.
+One job may write the files of several tables. `current_timestamp()` then has the same value in all tables.
 """
 
 import logging
