@@ -41,7 +41,8 @@ class Chain:
     is_over: bool = False
     _last: int = 0
     _waiting: dict[int, dict[LeaseKey, Checkpoint]] = field(default_factory=dict)
-    """For each entry, by number: the leases whose rows do not have its checkpoint yet, with that checkpoint."""
+    """For each entry, by number: the leases whose rows do not have the entry's checkpoint yet, with this
+    checkpoint."""
 
     def decide(
         self,
@@ -86,8 +87,9 @@ class Chain:
             }
 
     def waits_without(self, held: Collection[LeaseKey]) -> bool:
-        """Whether an entry other than the last one waits for the row of a lease that is not in `held`. If the lease
-        was lost, this worker never writes its row again. The entry and all later ones could then never be deleted.
+        """Whether an entry other than the last one waits for the row of a lease that is not in `held`. This worker
+        has lost such a lease and never writes its row again, so the entry and all later ones could never be
+        deleted.
         """
         return any(
             number != self._last and not waiting.keys() <= set(held) for number, waiting in self._waiting.items()

@@ -1,9 +1,9 @@
 """Deletes the entries of chains that no lease names any more.
 
-A worker may be paused before its chain is closed, and continue after the chain is deleted. It must not find the
-chain empty and decide a batch in it. The worker has staged the files of that batch before the chain was closed, or
-soon after, because it trusts a lease for one lease duration only. These files are removed before the entries, so
-the batch has no files to publish.
+A worker may be paused before its chain is closed, and continue after the chain is deleted. It may then find the
+chain empty and decide a batch in it, which must have no effect. The worker has staged the files of this batch
+before the chain was closed, or soon after, because it trusts a lease for one lease duration only. A deletion
+removes staged files before the entries, so the batch has no files to publish.
 
 Modelled in spec/Chain.tla.
 """

@@ -178,7 +178,7 @@ class TableCommits:
         if not self.files.create(path, msgspec.json.encode(commit)):
             content = found_content(self.files, path)
             if content is None or _decoded(content, f"{self.files.root}/{path}").attempt != commit.attempt:
-                return False  # otherwise the plan is ours: an earlier response was lost
+                return False  # otherwise this worker made the plan, and the response was lost
         numbers = self.numbers()
         if numbers[-1:] != [number]:
             return False

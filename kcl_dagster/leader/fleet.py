@@ -15,8 +15,8 @@
 - If workers with older code have stopped shards or a hanging batch, all of them are replaced at once. If another
   worker reads, they drain without waiting for their successors.
 - If a worker cannot read in time and another worker reads, the leader gives the first one up: it drains, and its
-  slot is launched again. It thus blocks neither a deployment nor a reduction of the fleet, and the workers that
-  read are kept. Later starts get more time: see `kcl_dagster.leader.patience`.
+  slot is launched again. Such a worker thus blocks neither a deployment nor a reduction of the fleet, and the
+  workers that read are kept. Later starts get more time: see `kcl_dagster.leader.patience`.
 """
 
 import math

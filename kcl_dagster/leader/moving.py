@@ -20,7 +20,8 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.scanning import Map
 
-# The number of writes between two checks of the deadline. It limits by how much parallel writes can exceed it.
+# The number of writes between two checks of the deadline. Parallel writes can exceed the deadline by at most so
+# many writes.
 _CHUNK: Final = 64
 
 

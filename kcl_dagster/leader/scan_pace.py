@@ -30,7 +30,8 @@ class ScanPace:
     """What was known without a read at the last read."""
 
     def is_due(self, now: float, known: object) -> bool:
-        """Whether to read now. `known`: what is known without a read. A change of it is a reason to read."""
+        """Whether to read now. `known`: what is known without a read. If `known` has changed since the last read,
+        this is a reason to read."""
         return now >= self.due or known != self._seen
 
     def note(self, started: float, ended: float, known: object, soonest: float) -> None:

@@ -22,11 +22,11 @@ _CHAIN: Final = re.compile(r"[A-Za-z0-9_~-]{1,200}")
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A batch that an owner of the lease has begun. Each owner writes this before its first batch. It applies until
-    the lease is stored beyond `after`.
+    """A note that an owner of the lease has begun a batch. Each owner writes the note before its first batch. The
+    note applies until the lease is stored beyond `after`.
 
     - `through`: the last record of the batch.
-    - `arrived`: when its first record arrived in the stream, in epoch seconds.
+    - `arrived`: when the first record of the batch arrived in the stream, in epoch seconds.
     - `losses`: how many owners' processes ended while they worked on this batch with version `code` of the
       consumer's code.
     - `is_open`: whether the owner that wrote the claim works on the batch. If that owner ends before the chain has
@@ -42,8 +42,8 @@ class Begun:
     is_open: bool = True
 
     def inherited(self, code: str | None) -> "Begun":
-        """What the next owner writes, whose version of the code is `code`, before it begins the batch. Losses under
-        another version are dropped, because they do not concern this one."""
+        """The note that the next owner writes before it begins the batch. `code`: the next owner's version of the
+        code. Losses under another version are dropped, because they do not concern the present version."""
         losses = self.losses + self.is_open if code == self.code else 0
         return replace(self, losses=min(losses, MOST_LOSSES), code=code, is_open=False)
 

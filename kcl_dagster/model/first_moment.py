@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Self
 
-HORIZON_MARGIN: Final = 60.0  # seconds; our clock may differ from the stream's
+HORIZON_MARGIN: Final = 60.0  # seconds; the clock of this machine may differ from that of Kinesis
 _CREATION: Final = "created"
 _OPEN: Final = "open"
 

@@ -18,7 +18,7 @@ class Lease:
     """A lease as the table stores it.
 
     During a handoff, `owner` is the next owner, and `checkpoint_owner` the owner that still reads. The fields from
-    `batch` on are ours; the KCL ignores and preserves them:
+    `batch` on belong to kcl_dagster. The KCL ignores their attributes, and does not remove them:
 
     - `batch`: the number of the shard's last exactly-once batch.
     - `stored_through`: epoch seconds. Every record of the shard that arrived earlier is stored and visible, if
@@ -27,7 +27,7 @@ class Lease:
     - `ended_parent`: for a lease of a merged shard that is not read yet: the parent at whose end the lease was
       made, or the shard's own id if all parents are read again.
     - `claim`: the chain that may have entries for the shard.
-    - `handoff`: the counter at which the last handoff requested by one of our leaders began.
+    - `handoff`: the counter at which the last handoff began that a leader of kcl_dagster requested.
     """
 
     key: LeaseKey

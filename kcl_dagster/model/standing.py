@@ -4,7 +4,8 @@ The KCL takes a lease without consent only after its counter was *observed* to b
 A timestamp is not sufficient, because the clocks of machines differ. Every duration here is a lower bound, which
 stays true even if the observer loses its memory:
 
-- Within a process, a version stood from the END of the first read that found it to the START of the latest one.
+- Within a process, a version is known to have stood (been unchanged) from the END of the first read that found it
+  to the START of the latest one.
 - Between processes, only durations are exchanged ("version v of k stood for at least s seconds"), never points in
   time. Such a statement remains true for ever. If documents are lost, duplicated or replayed, or written by two
   observers, a result can become smaller, but never larger than the truth.
@@ -52,8 +53,8 @@ class _Sighting:
 
 
 class Standing:
-    """Lower bounds of how long versions have stood. For one observer with one monotonic clock, one thread at a
-    time."""
+    """Lower bounds of how long versions have stood (been unchanged). For one observer with one monotonic clock, one
+    thread at a time."""
 
     def __init__(self) -> None:
         self._sightings: dict[str, _Sighting] = {}

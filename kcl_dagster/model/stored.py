@@ -208,7 +208,8 @@ class BatchCounts:
     def added_to(
         self, known: StoredCounts | None, before: Checkpoint | None, after: Checkpoint, batch: int = 0
     ) -> StoredCounts:
-        """The counts of a lease after the batch with this number, which moved it from `before` to `after`."""
+        """The counts of a lease after the batch with this number, which moved the checkpoint of the lease from
+        `before` to `after`."""
         if known is not None and known.is_of(before) and known.is_by(self.rules):
             base = known
         elif before is not None and before.is_initial_position:

@@ -33,7 +33,7 @@ class WorkerState(StrEnum):
 class WorkerRow:
     """A row of worker metrics. `averages` and `operating_range` are the KCL's `sts` and `opr`.
 
-    The fields from `slot` on are ours; the KCL ignores and preserves them.
+    The fields from `slot` on belong to kcl_dagster. The KCL ignores their attributes, and does not remove them.
     """
 
     id: WorkerId
@@ -85,7 +85,8 @@ class WorkerRow:
 
     @property
     def passes_over_claims(self) -> bool:
-        """It is a worker of version 0.1, whose rows do not say by which lease duration it renews."""
+        """Whether the worker ignores claims, because it is of version 0.1. The row of such a worker has a slot, but
+        no lease duration."""
         return self.slot is not None and self.lease_ms is None
 
 

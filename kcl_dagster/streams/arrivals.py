@@ -74,7 +74,7 @@ class Arrivals:
         self, stream: str, shard: str, checkpoint: Checkpoint | None, timestamp_ms: int | None
     ) -> float | None:
         """When the first record after `checkpoint` arrived; infinite if there is none. If the checkpoint is inside
-        an aggregate, the arrival time of that aggregate."""
+        an aggregate, the result is the arrival time of that aggregate."""
         if checkpoint is None:
             return None
         kind = "AT_SEQUENCE_NUMBER" if checkpoint.sub_sequence else "AFTER_SEQUENCE_NUMBER"

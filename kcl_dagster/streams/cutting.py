@@ -1,7 +1,8 @@
 """Selects the records of a shard that belong to a range, and detects records that have left the stream.
 
-A range is the records after one checkpoint and through another. If its end is known because its batch was begun
-before, it is pinned, and otherwise open. The anchor is the last record before the range.
+A range is the records after one checkpoint and through another. A range is *pinned* if its end is known, because a
+batch with this range was begun before. Otherwise the range is *open*. The anchor is the last record before the
+range.
 """
 
 from dataclasses import dataclass

@@ -101,7 +101,7 @@ class Aggregate:
       the whole aggregate.
     - `reached`: the sub-sequence number of the last record that the slice covers. Later records had no room.
     - `misplaced`: the number of the slice's records outside the shard's hash range.
-    - `bytes`: the size of the slice's other records.
+    - `bytes`: the size of the slice's records inside that range.
     """
 
     records: SubRecords

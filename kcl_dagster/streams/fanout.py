@@ -37,7 +37,8 @@ from kcl_dagster.streams.records import StreamRecord, arrival_millis, child_shar
 # A consumer may subscribe to a shard again five seconds after its last subscription, which is then replaced.
 RESUBSCRIBE_SECONDS: Final = 5.1
 RETRY_SECONDS: Final = 1.0
-# How long a subscription waits for its next reader. After that, another process probably reads the lease, or none.
+# How long a subscription waits for its next reader. After that, another process probably reads the lease, or no
+# process does.
 KEPT_SECONDS: Final = 30.0
 # One event may arrive while another is processed. Together with the event that waits for a place in the queue, a
 # shard has at most four events of about a megabyte in memory. Further events remain in the connection, because the

@@ -79,7 +79,7 @@ def retentions(client: Client, streams: Iterable[str], runtime: Runtime) -> dict
 
 def created_within_retention(client: Client, application: Application, runtime: Runtime) -> float | None:
     """When the oldest of an application's streams was created (epoch seconds), if all streams are read from their
-    beginning and no record can have expired from them. Otherwise, or if a stream cannot be described, None."""
+    beginning and no record can have expired from them. None otherwise, or if a stream cannot be described."""
     if any(stream.start.position is not Position.TRIM_HORIZON for stream in application.streams):
         return None
     try:
@@ -93,8 +93,8 @@ def created_within_retention(client: Client, application: Application, runtime: 
 
 
 def _date_of(answer: Mapping[str, Any]) -> float | None:
-    """When the service sent the response. Our own clock may be wrong, and Kinesis refuses to read from the
-    future."""
+    """When the service sent the response. The clock of this machine may be wrong, and Kinesis refuses to read from
+    the future."""
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     try:
         return parsedate_to_datetime(date).timestamp() if date else None

@@ -16,7 +16,7 @@ from kcl_dagster.runtime import Clock
 # Kinesis allows five GetRecords per second per shard, for all consumers together. One call is left for others.
 READS_PER_SECOND: Final = 4.0
 # Kinesis serves 2 MiB per second per shard. After a larger page, it refuses requests until the average is met. The
-# limit here is 5 % lower, because Kinesis counts keys, too, and its clock differs from ours.
+# limit here is 5 % lower, because Kinesis counts keys, too, and measures time by another clock.
 BYTES_PER_SECOND: Final = 1.9 * 1024 * 1024
 # A shard without records is read once per second, which leaves four fifths of the allowed requests to others.
 IDLE_SECONDS: Final = 1.0

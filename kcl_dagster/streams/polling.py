@@ -1,8 +1,8 @@
 """Reads one shard with GetRecords.
 
 `ShardReader.pages` yields the records of a range page by page. The reader's attributes show how far it has read. A
-reader reads one range once, on one thread. It waits on the runtime's clock and starts no thread. If the end of a
-range is known because its batch was begun before, the range is pinned, and otherwise open.
+reader reads one range once, on one thread. It waits on the runtime's clock and starts no thread. A range is
+*pinned* if its end is known, because a batch with this range was begun before. Otherwise the range is *open*.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -109,7 +109,7 @@ class ShardReader:
 
     @property
     def bookmark(self) -> Bookmark | None:
-        """The position for the next reader. None if it has to find the position itself."""
+        """The position for the next reader. None if the next reader has to find the position itself."""
         if self._iterator is None and not self._cut.rest_is_left and self._failing_since is None:
             return None
         now = self._now()

@@ -45,8 +45,8 @@ class PageReader(Protocol):
     """The reader of pages: `ShardReader`, `FanoutReader` or `WindowReader`."""
 
     def opened(self, rows: int, bytes_: int, records: int) -> None:
-        """Called if the last page, with this number of `records`, was used completely. `rows` and `bytes_`: of its
-        user records."""
+        """Called if the last page, with this number of `records`, was used completely. `rows` and `bytes_`: the
+        number and the size of the page's user records."""
 
     def leave_rest(self, last_arrival_ms: int | None) -> None:
         """Called if only part of the last page was used, up to a record that arrived at `last_arrival_ms`."""

@@ -32,9 +32,9 @@ _PARENTS_PLURAL: Final = "parentShardIds"  # the name in some descriptions of th
 def lease_from_item(item: Mapping[str, Any], *, multi_stream: bool | None = None) -> Lease | None:
     """Return the lease in an item that KCL 2.x, 3.0-3.4, 3.5 or kcl_dagster wrote. None if the item is not a lease.
 
-    `multi_stream`: whether the application reads several streams. Leases in the other form, with or without a
-    stream, are refused. None accepts both forms. Raises UnreadableItem for values that no KCL writes. Unknown
-    attributes are ignored.
+    `multi_stream`: whether leases have to name their stream, as in an application with several streams. A lease in
+    the other form is refused. If `multi_stream` is None, both forms are accepted. Raises UnreadableItem for values
+    that no KCL writes. Unknown attributes are ignored.
     """
     reader = ItemReader(item, a.LEASE_KEY)
     if reader.text(a.ENTITY_TYPE) not in {None, a.LEASE}:

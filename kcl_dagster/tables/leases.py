@@ -156,8 +156,8 @@ class LeaseTable(LeaseReader):
     def create(self, lease: Lease, guard: Request | None = None) -> bool:
         """Create the row of a lease. Returns False, without a change, if a row with this key exists.
 
-        `guard`: a write that has to succeed in the same transaction, see `LeaderLock.guard`. If it fails, this
-        raises Unsafe: the caller's reason for creating the lease may no longer hold.
+        `guard`: a write that has to succeed in the same transaction, see `LeaderLock.guard`. If the guard fails,
+        this raises Unsafe: the caller's reason for creating the lease may no longer hold.
         """
         request = requests.create(self._table, lease)
         outcome = self._write(guarded(request, guard) if guard else request, outcomes.created(lease))

@@ -55,8 +55,9 @@ class LockView:
     """If another candidate holds the lock: the seconds for which its version is known to be unchanged."""
 
     duration: float = 0.0
-    """The seconds after which another candidate may take the lock. If another candidate holds the lock, its row
-    contains them. They are limited to `LONGEST_DURATION`, or to the configured duration if that is longer."""
+    """The seconds after which another candidate may take the lock. If another candidate holds the lock, this number
+    comes from the row of the lock. It is limited to `LONGEST_DURATION`, or to the configured duration if that is
+    longer."""
 
     is_shared: bool = False
     """Whether another process with the same name has led since this process last held the lock."""

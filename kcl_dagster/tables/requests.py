@@ -19,7 +19,8 @@ the lease before it. "Fails if ..." in a docstring means that DynamoDB refuses t
 attributes, so the attributes of other clients are preserved. A chain is a worker's log of committed batches, see
 `kcl_dagster.chains`.
 
-Modelled in spec/ExactlyOnce.tla. If one of the conditions is switched off in the model, it finds a violation.
+Modelled in spec/ExactlyOnce.tla. If one of the conditions is switched off in the model, the model checker finds a
+violation.
 """
 
 from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
@@ -129,8 +130,8 @@ def release(table: str, lease: Lease) -> Request:
 
 
 def vacate(table: str, lease: Lease, counter: int | None = None) -> Request:
-    """Remove the owners of a lease, also during a handoff. Fails if the owners have changed, and with `counter`
-    also if the counter differs."""
+    """Remove the owners of a lease, also during a handoff. Fails if the owners have changed. If `counter` is given,
+    it also fails if the lease has another counter."""
     update = _by_owners(table, lease)
     if counter is not None:
         update.require_equal(a.COUNTER, "counter", n(counter))

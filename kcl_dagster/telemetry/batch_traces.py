@@ -269,6 +269,7 @@ def _links(traceparent: str | None) -> list[Link]:
 
 
 def _end(span: trace.Span, at: int) -> None:
-    """End a span, which passes it to its exporter. An error is ignored, because a span can end only once."""
+    """End a span, which passes it to its exporter. An error is ignored, because the worker must not fail because of
+    a span."""
     with suppress(Exception):
         span.end(at)

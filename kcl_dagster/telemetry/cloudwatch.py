@@ -79,8 +79,8 @@ class CloudWatchMetrics:
                 found.add(float(datum.value))
 
     def flush(self) -> None:
-        """Send the values collected so far. Raises nothing, because the thread that flushes would end: values of a
-        request that failed are lost."""
+        """Send the values collected so far. Raises nothing, because an error would end the thread that flushes. If
+        a request fails, its values are lost."""
         with self._lock:
             series, self._series = self._series, {}
         for request in self._requests(series):

@@ -66,8 +66,8 @@ class TickTraces:
         return carrier.get("traceparent")
 
     def _describe(self, tick: trace.Span, report: TickReport, epoch: float) -> None:
-        """Add facts, events and stages to the span of a tick, and end the span. Any error is ignored, because the
-        tick is over and cannot be traced again."""
+        """Add facts, events and stages to the span of a tick, and end the span. Any error is ignored, because a
+        leader must not fail because of a span."""
         with suppress(Exception):
             ended = _at(epoch, report.ended)
             if tick.is_recording():

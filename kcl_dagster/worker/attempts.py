@@ -53,7 +53,7 @@ class Attempts:
     """For each lease that was read beyond its pin: the ownership (token) at that time, and the time (monotonic)."""
 
     def losses(self, progress: Progress, holding: Holding) -> int:
-        """How many owners of the lease ended while they worked on its next records."""
+        """How many owners of the lease ended while they worked on the next records of the lease."""
         return 0 if self._is_own(pin_of(holding.lease), holding) else progress.range.losses
 
     def begin(self, progress: Progress, holding: Holding, start: Checkpoint) -> None:

@@ -55,8 +55,8 @@ class Range:
     `Progress.ended` then means that the shard has no more records in the window."""
 
     instead_of: int | None = None
-    """The number of the whole range, if this range is a part of it because the whole range kept failing. The whole
-    range must no longer be stored."""
+    """If a larger range kept failing and this range is a piece of it: the number of the larger range, which must
+    not be stored any more."""
 
     losses: int = 0
     """How many owners of the lease ended while they wrote the pinned batch, or while a record processor had the
@@ -85,9 +85,9 @@ class Budget:
     records. None: the batch is closed after `seconds`."""
 
     def beside(self, records: int, bytes_: int, missing: int, ranges: int) -> "Budget":
-        """The budget for `missing` of `ranges` ranges, when other fetches hold this many records and bytes. It is
-        the unused part of this budget, but at least the proportional part. Otherwise a fetch that always uses the
-        whole budget would prevent these ranges from being read."""
+        """Return the budget for `missing` of `ranges` ranges, while other fetches hold this many records and bytes.
+        The result is the unused part of this budget, but at least the part in proportion to `missing`. Otherwise a
+        fetch that always uses the whole budget would prevent these ranges from being read."""
         part = missing / ranges
         return Budget(
             max(1, self.records - records, int(self.records * part)),
@@ -121,8 +121,8 @@ class MinuteRecords:
 class Progress:
     """The result of a fetch for one range.
 
-    `through`: the last record that was read; None if no record was read. It may be an aggregate without user
-    records of this shard. `records` and `bytes` count user records after de-aggregation, and `bytes` only their
+    `through`: the last record that was read, which may be an aggregate without user records of this shard; None if
+    no record was read. `records` and `bytes` count user records after de-aggregation, and `bytes` only their
     payload.
     """
 
@@ -246,8 +246,8 @@ class Part:
     records: int = field(compare=False)
     bytes: int = field(compare=False)
     instead_of: int | None = field(default=None, compare=False)
-    """The number of the whole part, if this part is a piece of it because the whole part kept failing. A stalled
-    former owner may still try to store the whole part."""
+    """If a larger part kept failing and this part is a piece of it: the number of the larger part. A stalled former
+    owner may still try to store the larger part."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
 
 
 class CheckpointStore(Protocol):
-    """One lease's checkpoint. Both methods may raise LeaseLost and ServiceError."""
+    """Writes the checkpoints of one lease. Both methods may raise LeaseLost and ServiceError."""
 
     def checkpoint(self, checkpoint: Checkpoint) -> None: ...
 

@@ -21,8 +21,8 @@ class ClaimedLeases:
 
     def claim(self, key: LeaseKey, token: int, claim: Claim, stored: Callable[[Lease], Unwritten]) -> None:
         """Write the name of the chain into the row of the lease: from now on, the chain may have entries for the
-        lease. `stored`: returns what is stored of a lease with the given row; the result replaces what this worker
-        knew. Raises as `renew` does, or EndWasWritten."""
+        lease. `stored`: a function from the row of the lease to what is stored of the lease. Its result replaces
+        what this worker knew. Raises as `renew` does, or EndWasWritten."""
         held = self._leases.find(key, token)
         with held.lock:
             self._leases.ready_to_go_on(held, token)

@@ -5,8 +5,8 @@ a lease. It means that the chain may have entries for the lease.
 
 Before its first entry for a lease, a worker settles the chain that the row names, and writes the name of its own
 chain there. A row therefore names at most one chain with entries that the row does not include: the chain of the
-last worker that claimed the lease. In between, any worker or leader, including a Java one, may have taken the
-lease.
+last worker that claimed the lease. After that worker, other workers may have owned the lease without a claim, for
+example Java workers.
 
 This worker stops using its chain in three cases:
 
@@ -133,7 +133,8 @@ class Claims:
         self._decided[key] = self.holdings.claims.stored_to(key) or TRIM_HORIZON
 
     def _inherited(self, former: Claim | None, *, is_own: bool) -> Begun | None:
-        """The batch that a former owner has begun. If the batch is stored, the holdings drop this record."""
+        """The batch that a former owner has begun, for the new claim. The claim that is written loses this note if
+        the batch is stored by then, see `held_lease.renewed_claim`."""
         if former is None or former.id is None or former.begun is None:
             return None
         if is_own or former.chain in self._chains:
@@ -160,7 +161,7 @@ class Claims:
         """Store a batch: decide it, and publish it at once or leave that to `publish`.
 
         - `chain`: the chain for which the batch was staged.
-        - `tokens`: the ownerships under which its leases were read.
+        - `tokens`: the ownerships under which the leases of the batch were read.
 
         If this returns False, the batch is never stored: its staged files are removed, and its records have to be
         read again. If this raises an error, the batch may have been decided, and its leases are claimed again
@@ -194,7 +195,8 @@ class Claims:
 
     def publish(self) -> None:
         """Publish the batches that are due. If a lease is about to be handed over, publish all decided batches at
-        once, so that its row can first be written with everything that is stored. Raises SinkError."""
+        once. Everything that is stored of the lease can then be written to its row before the handover. Raises
+        SinkError."""
         with store_errors(self.entries, self.worker, "could not be published"):
             if self.holdings.claims.awaits_publication(in_handoff=True):
                 self.publisher.finish(self.holdings.claims.unpublished())

@@ -21,7 +21,8 @@ from kcl_dagster.worker.latest import Start, on_a_thread
 WRITE_SECONDS: Final = 60.0  # if the moment advances within its window, it is stored once per minute
 # While this worker stores nothing, the moment is stored only this often, so that an idle stream costs few requests.
 IDLE_SECONDS: Final = 600.0
-# The first writes of a window do not wait for so long. A table gets a commit without data only with the second one.
+# The first writes of a window do not wait for so long. Only the second of these writes makes a commit without data
+# in a table.
 FIRST_WRITES: Final = 2
 
 
@@ -30,7 +31,8 @@ Keep = Callable[[str, WrittenThrough, int], None]
 
 
 def is_writer(held: Iterable[Lease], stream: str) -> bool:
-    """Whether the owner of these leases writes. `stream`: name of the application's first stream."""
+    """Whether the worker that holds these leases has to store the moment. `stream`: name of the application's first
+    stream."""
     return any(
         not lease.is_finished
         and lease.hash_range is not None

@@ -1,7 +1,7 @@
 """Calls a function for many leases: one lease after another, or several at a time.
 
 A table write takes about 10 ms, nearly all of it waiting. For a batch of a hundred shards, sequential writes would
-take a second before the batch may be stored, and another second afterwards.
+take a second before the batch is stored, and another second afterwards.
 """
 
 import threading

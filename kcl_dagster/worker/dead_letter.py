@@ -59,7 +59,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
-        """Parse a dead letter. Raises ValueError if the text is none."""
+        """Parse a dead letter. Raises ValueError if the text is not a dead letter."""
         try:
             return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:

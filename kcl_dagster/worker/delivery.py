@@ -1,9 +1,9 @@
 """Delivery to receivers that may be slow, hang or fail, such as Dagster's storage or a log.
 
 The threads of a worker renew its leases, so they may not wait for a receiver. They add a call to a bounded queue,
-and the queue's own thread makes the calls in order. If a call finds no room or fails repeatedly, it is dropped and
-counted by kind. When the receiver accepts calls again, it gets one call with the number of dropped calls. A
-receiver that is always too slow gets such a call regularly.
+and the queue's own thread makes the calls in order. If the queue is full or a call fails repeatedly, the call is
+dropped and counted by kind. When the receiver accepts calls again, it gets one call with the number of dropped
+calls. A receiver that is always too slow gets such a call regularly.
 """
 
 import threading

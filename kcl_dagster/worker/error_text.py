@@ -84,8 +84,8 @@ class Frame:
 
     @property
     def may_be_of_the_consumer(self) -> bool:
-        """Whether the frame may belong to the consumer, if the consumer's code is installed as a package. All
-        libraries except Spark may."""
+        """Whether the frame may belong to the consumer, if the consumer's code is installed as a package. This is
+        so for every installed package except Spark and this one."""
         return not self._is_of_a_platform or (self.package is not None and not self._is_of_ours_or_spark)
 
     @property
@@ -203,28 +203,30 @@ def _parts(error: BaseException) -> tuple[str, str, Sequence[Place]]:
     frames = list(_frames_of(cause))
     chosen = _chosen(frames) or _from_the_transform(frames)
     if isinstance(error, KclError):
-        # Texts of our own errors name shards and tables. Texts of other errors in them were redacted when they were
-        # made.
+        # Texts of errors of this package name shards and tables. If such a text contains the text of another error,
+        # that text was redacted when the error of this package was made.
         return _ours(type(error)), text[:LONGEST_MESSAGE], chosen
     places = [*chosen, *_query_places(error)][-MOST_FRAMES:]
     return _foreign(type(error).__name__), redacted(_first_lines(text), "\n".join(f.source for f in places)), places
 
 
 def _foreign(kind: str) -> str:
-    """The name of a class that is not ours. The leader determines the class of an error from its text in a worker's
-    row. So if one of our classes has the same name, this name says that the class is the consumer's."""
+    """The name of a class that does not belong to this package. The leader determines the class of an error from
+    its text in a worker's row. So if a class of this package has the same name, the result says that the class is
+    the consumer's."""
     mine = getattr(errors, kind, None)
     return f"consumer's {kind}" if isinstance(mine, type) and issubclass(mine, KclError) else kind
 
 
 def _ours(kind: type[KclError]) -> str:
-    """The class name in `kcl_dagster.errors`. Some classes have subclasses elsewhere in the package."""
+    """The name of the error's class in `kcl_dagster.errors`. For a subclass that is defined elsewhere in this
+    package, the name of its base class there."""
     return next(base.__name__ for base in kind.__mro__ if base.__module__ == errors.__name__)
 
 
 def _frames_of(error: BaseException) -> Iterator[Frame]:
     """The frames of the traceback, without those of this package, which are never shown. Leaving them out first
-    saves time: most frames are ours, and the text is made at each attempt of a failing shard."""
+    saves time: most frames are of this package, and the text is made at each attempt of a failing shard."""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file, function = frame.f_code.co_filename, frame.f_code.co_name
         if not file.startswith(_HERE):

@@ -27,7 +27,7 @@ MAX_ERROR_TEXT: Final = 8192  # characters, for a log and a dead letter
 
 
 class ProcessorContext(Protocol):
-    """The requests that a processor may make within its calls, on their thread."""
+    """The requests that a processor may make during a call, on the thread of the call."""
 
     def checkpoint(self, at: Checkpoint | None, delivered: Checkpoint | None) -> str | None:
         """Checkpoint at `at`, or (None) after all delivered records. `delivered`: the last delivered record; None

@@ -55,8 +55,8 @@ def install_stand_in() -> bool:
 
 
 def checkpoint_error() -> type[Exception]:
-    """The exception class that processors catch: amazon_kclpy's class if the package is installed, otherwise
-    ours."""
+    """The exception class that processors catch: amazon_kclpy's class if that package is installed, otherwise the
+    class of this package."""
     if not _is_installed():
         return ours.CheckpointError
     from amazon_kclpy.kcl import CheckpointError  # type: ignore[import-not-found]

@@ -90,7 +90,8 @@ class LeaseHandover:
 
     def _mark_left(self, held: HeldLease) -> None:
         """Record in the pin of a batch that this worker gives up the lease. The batch hangs or waits for its next
-        attempt, and has not ended this process. If the write fails, the next owner counts a loss."""
+        attempt. It has not ended this process, so it should not count as a loss. If the write fails, the next owner
+        counts a loss."""
         pin = pin_of(held.lease)
         if pin is None or pin.left or held.pinned != pin.number or held.lease.pending_checkpoint is None:
             return

@@ -50,9 +50,9 @@ class LeaseWrites(LeaseRegistry):
         self._last_token = 0
 
     def acquire(self, lease: Lease) -> Holding | None:
-        """Hold a lease for which the table names this worker as the owner. The lease is renewed at once. Only a
-        write of our own can start the time for which the lease is trusted, because it is not known since when its
-        counter is unchanged. Returns None if this worker no longer owns the lease."""
+        """Hold a lease for which the table names this worker as the owner. The lease is renewed at once. The lease
+        is trusted only from the time of a write of this worker, because it is not known since when its counter is
+        unchanged. Returns None if this worker no longer owns the lease."""
         if lease.owner != self.worker or lease.in_handoff:
             self._expired.pop(lease.key, None)
             return None

@@ -32,8 +32,8 @@ class LostOwners:
     """For each lease, the last ownership (token) under which a batch was begun."""
 
     def is_suspect(self, holding: Holding) -> bool:
-        """Whether former owners may have ended because of the next batch of the lease. The last owner alone is no
-        sign of this, because most owners end for another reason."""
+        """Whether former owners may have ended because of the next batch of the lease. The end of the last owner
+        alone is no sign of this, because most owners end for another reason."""
         begun = self.holdings.claims.begun(holding.key)
         if begun is None:
             return False

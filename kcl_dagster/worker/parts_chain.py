@@ -34,8 +34,8 @@ class PartsSink(Sink[D_contra], Protocol[D_contra]):
     """A sink for parts that no lease records as stored."""
 
     def open(self) -> bool:
-        """Read what is stored. Returns True if the sink refuses a later batch when another process has stored one
-        meanwhile. Returns False if the sink does not know which parts it has stored."""
+        """Read what is stored. Returns True if the sink refuses a batch when another process has stored a batch
+        since this call. Returns False if the sink does not know which parts it has stored."""
 
     def holds(self, part: Part) -> bool:
         """Whether the part is stored, as far as the sink knows."""
@@ -150,8 +150,9 @@ class PartsChain(Generic[D]):
         return opened
 
     def _remove_left_behind(self, chain: Chain) -> None:
-        """Remove the files that a killed process has staged. They are too old to belong to a running process. But
-        the process may only be paused, and decide the files later. So this process makes the next entry first."""
+        """Remove the files that a killed process has staged. The files are too old to belong to a running process.
+        But the process that staged them may only be paused, and may try to decide them later. So this process first
+        makes the next entry, after which the paused process cannot make that entry any more."""
         before = self.runtime.clock.now() - MIN_AGE_SECONDS
         stores = [one.files for one in self.sink.destinations.values()]
         if not any(left_behind(store, chain.id, before, ()) for store in stores):

@@ -67,9 +67,9 @@ class Pin:
         return msgspec.json.encode(mark)
 
     def inherited(self, code: str | None) -> "Pin":
-        """The pin as the next owner writes it, whose version of the code is `code`. The owner that wrote this pin
-        counts as a loss, unless it gave up the lease. Losses under another version of the code are dropped, because
-        they do not concern the present version."""
+        """The pin as the next owner writes it. `code`: the next owner's version of the code. The owner that wrote
+        this pin counts as a loss, unless it gave up the lease. Losses under another version of the code are
+        dropped, because they do not concern the present version."""
         losses = 0 if code != self.code else self.losses + (not self.left)
         return replace(self, losses=min(losses, MOST_LOSSES), code=code, left=False)
 

@@ -121,7 +121,7 @@ class PoisonHandling:
     def _pin_instead(self, progress: Progress, holding: Holding, through: Checkpoint, losses: int = 0) -> None:
         """Pin the range that the lease stores instead of a failing batch. The range gets a new number, because a
         stalled former owner may still be writing the whole batch under the old number, and a sink must be able to
-        distinguish them. Raises LeaseLost."""
+        distinguish the two. Raises LeaseLost."""
         failed = progress.range
         first_number = failed.number if failed.instead_of is None else failed.instead_of
         arrived = None if progress.first_arrival_ms is None else progress.first_arrival_ms // 1000

@@ -6,8 +6,8 @@
     shard_ended          the shard is finished; the processor must checkpoint
     shutdown_requested   the shard is given away or the worker stops; the last chance to checkpoint
 
-A processor is any object with these methods; it need not be derived from a class of ours. Attributes and their
-types are those of `amazon_kclpy`, including unusual ones: arrival times are naive local times.
+A processor is any object with these methods; it need not be derived from a class of this package. Attributes and
+their types are those of `amazon_kclpy`, including unusual ones: arrival times are naive local times.
 """
 
 from base64 import b64encode

@@ -62,8 +62,8 @@ class Round:
     """When the fetch began (monotonic)."""
 
     stored_before: set[LeaseKey] = field(default_factory=set)
-    """Leases whose batch was stored by an earlier attempt and cannot be read again. Its rows are therefore not
-    known."""
+    """Leases whose batch was stored by an earlier attempt and cannot be read again. The rows of such a batch are
+    therefore not known."""
 
     confirmed: dict[StreamIdentifier, KclError | None] = field(default_factory=dict)
     """The streams that were checked since the fetch, each with the error that was found. A check takes one request,
@@ -279,8 +279,8 @@ class Reading(Generic[R]):
 
     def _without_the_lost(self, holding: Holding, planned: Range) -> Range:
         """If the begun batch of the lease is given up: a range that begins like the batch, and has an open end. The
-        range has a new number, so that a sink can distinguish it from the old batch if a former owner stores that
-        late."""
+        range has a new number, so that a sink can distinguish it from the old batch, which a former owner may still
+        store."""
         begun = self._given_up.get(holding.token)
         if begun is None or not planned.is_pinned or planned.number != begun.number:
             self._given_up.pop(holding.token, None)
@@ -449,9 +449,9 @@ class Reading(Generic[R]):
         return Batch(settings.application, settings.worker, parts, time_column)
 
     def _is_live(self, found: Sequence[Progress]) -> bool:
-        """Whether records are stored as soon as they arrive, and none are waiting. Nothing is read ahead then. The
-        batch that was read ahead would be closed early, too. Another process would read it, so subscriptions would
-        not continue."""
+        """Whether records are stored as soon as they arrive, and no record is waiting. Nothing is read ahead in
+        this case. A batch that is read ahead would be closed early, too, and another process would read it, so that
+        subscriptions would not continue."""
         is_early = self.settings.budget.linger is not None
         return is_early and all(is_near_tip(progress.millis_behind) for progress in found)
 

@@ -58,7 +58,8 @@ def loss_in(
     now: float,
     ask_retention: Callable[[], float | None] = unknown,
 ) -> Loss | None:
-    """The records that left the stream before the range could be read, or None. Times in epoch seconds.
+    """The records that left the stream before the range could be read; None if no record did. Times in epoch
+    seconds.
 
     - The record at the checkpoint should still be in the stream. If it is not, later records may have left, too.
       No record has left if the shard had no later records a short while ago (`stored_through`). A shard that gets

@@ -117,7 +117,7 @@ class WindowRules:
 
         A file's bytes are divided among windows by rows, and the file counts for each window of which it has rows.
         Sequence numbers are those of the records that arrived in the window. With event times, they are those of
-        the whole batch. No materialization shows these, but the counts are packed with them.
+        the whole batch, and no materialization shows them.
         """
         counted: list[StoredRows] = []
         outside = 0
@@ -187,9 +187,10 @@ class WindowRules:
         return arrived >= deadline - deadline % MINUTE
 
     def _shared_until(self, lease: Lease, progress: Progress) -> int:
-        """The end of the window until which the parents of a child may have records. A child that was not read has
-        the moment of its parents, and the parents have records of that moment's window. If a Java worker created
-        the child's lease, it has no moment. The parents then ended before the child's first record arrived."""
+        """The end of the window until which the parents of a child may have records. A child that was not read yet
+        has the moment of its parents, and the parents may have records of the window with this moment. If a Java
+        worker created the child's lease, it has no moment. The parents then ended before the child's first record
+        arrived."""
         if lease.stored_through is not None:
             return self._end_of_window(lease.stored_through)
         return self._restart(lease, progress) if lease.parents else 0

@@ -64,8 +64,9 @@ def choose_successors(
 ) -> dict[LeaseKey, WorkerId]:
     """Assign the heaviest leases first, each to the least loaded worker that may hold it. `now`: epoch seconds.
 
-    Only workers of ours that wrote their row recently are considered, because Java workers of older generations do
-    not look for leases that were given to them. A worker that is starting is considered if no worker is running.
+    Only workers of kcl_dagster that wrote their row recently are considered, because Java workers of older
+    generations do not look for leases that were given to them. A worker that is starting is considered if no worker
+    is running.
     """
     others = [row for row in rows if row.id != me and _goes_on(row, now, rules)]
     ready = [row for row in others if row.state is WorkerState.RUNNING] or others

@@ -162,8 +162,8 @@ class TableCommitter:
                 self._look_due = self._seen[1] + self.seconds
 
     def finish(self, wanted: Mapping[ChainId, int]) -> None:
-        """Return when the table contains these entries. An entry that was deleted counts as contained, because it
-        is deleted only then."""
+        """Return when the table contains these entries. An entry that was deleted counts as contained, because
+        entries are deleted only after the table contains them."""
         if self._has(wanted):
             return
         if self._rests(self.clock.monotonic()):
@@ -371,8 +371,8 @@ class TableCommitter:
 
     def _refuse_higher(self) -> None:
         """Raise Unsafe if the table contains a commit with a number that is not planned yet. The table would skip
-        the commit that will be planned with this number. A commit is made after its plan, so the plans are listed
-        last."""
+        the commit that will be planned with this number. Every commit is made after its plan. So the plans are
+        listed after the table was read, and include the plan of every commit that was found."""
         if self._is_numbered or FIRST not in self.tables:
             return
         number = self._committed(FIRST)

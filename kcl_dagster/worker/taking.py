@@ -76,7 +76,7 @@ class Taker:
 
     def _take(self, lease: Lease) -> bool:
         if lease.actual_owner == self._worker:
-            return False  # if a lease of ours was not renewed, renewal or discovery handles it
+            return False  # if a lease of this worker was not renewed, renewal or discovery handles it
         try:
             taken = self._table.take(lease, self._worker)
         except KclError as error:

@@ -59,7 +59,7 @@ class Threads:
         while not self._stop.wait(pause):
             try:
                 pause = step()
-            except Exception:  # a bug of ours; keeping the leases renewed is more important than a clean end
+            except Exception:  # a bug of this package; keeping leases renewed is more important than a clean end
                 log.exception("a background step failed and is tried again")
                 pause = LONGEST_NAP
 
