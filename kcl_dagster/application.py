@@ -260,7 +260,8 @@ class TableSettings(_Settings):
     """Set to False if the tables are created by other tools: a missing table is then an error."""
 
     owner_index: bool = True
-    """Create the KCL's index on leaseOwner with the table. Java workers need it; ours do not depend on it."""
+    """Create the KCL's index on leaseOwner with the table. Java workers need the index; workers of kcl_dagster can
+    work without it."""
 
     scan_segments: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """The number of parallel scan segments; 0: determined by the table's size."""
@@ -286,7 +287,7 @@ class PolicySettings(_Settings):
     max_throughput_kbps_per_worker: Annotated[float, Field(gt=0)] | None = None
     """The most throughput that a worker is given, in KB/s. If all workers have reached it, the fleet grows."""
     moves_per_tick: Annotated[int, Field(ge=1)] = 50
-    """The most balancing handoffs that are started in one tick. It does not delay unserved leases."""
+    """The most balancing handoffs that are started in one tick. This limit does not delay unserved leases."""
 
     imbalance: Annotated[float, Field(gt=0, lt=1)] = 0.10
     """A worker is balanced if its load differs from the mean by no more than this fraction."""
@@ -425,8 +426,8 @@ class BatchSettings(_Settings):
     linger_seconds: Seconds | None = None
     """A batch is closed this long after its first records, even before `max_seconds`. Records are stored sooner,
     and there are more batches. While all shards of a worker are more than a second behind, batches are large
-    anyway. Default: 0.05 s by fan-out and 1 s by polling for record processors. Other batches, which cost a
-    Spark job each, have no such limit then."""
+    anyway. Default: 0.05 s by fan-out and 1 s by polling for record processors. All other batches have no such
+    limit by default, because each batch costs a Spark job."""
 
     retrieval: Retrieval = Retrieval.POLLING
     """`polling`: GetRecords, with at most four calls per second per shard. `fanout`: enhanced fan-out, where the

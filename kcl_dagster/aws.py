@@ -1,4 +1,4 @@
-"""The edge to AWS: creates clients, and maps botocore's errors to ours in one place.
+"""The edge to AWS: creates clients, and converts botocore's errors to those of `kcl_dagster.errors` in one place.
 
 All other modules use a *client*: an object with boto3's low-level method names. `call` sends one request and raises
 only `kcl_dagster.errors`. `retried` repeats what is safe to repeat before a deadline.
@@ -146,10 +146,9 @@ _BY_CODE: Final[dict[str, type[RequestRefused]]] = {
 
 
 def call(client: Client, method: str, **parameters: Any) -> dict[str, Any]:
-    """Send one request once: `call(client, "update_item", TableName=...)`. Raises only errors of ours.
-
-    With a client of `Access.client`, it returns within that method's `total_seconds`, whatever the service does. An
-    incomplete response counts as none: the error is Unanswered.
+    """Send one request once: `call(client, "update_item", TableName=...)`. Raises only errors of
+    `kcl_dagster.errors`. With a client of `Access.client`, it returns within that method's `total_seconds`,
+    whatever the service does. An incomplete response counts as none: the error is Unanswered.
     """
     limit = getattr(client, _LIMIT, None)
     try:
@@ -320,9 +319,9 @@ _making = threading.Lock()  # botocore sessions may not create clients in two th
 class Access:
     """The address of an AWS service, and the credentials for it.
 
-    With a role, every client assumes the role and renews its credentials before they expire. It does so with the
-    keys if there are any, otherwise with the credentials of the environment, profile, machine or pod. Without a
-    role, the same credentials sign the requests themselves. This value can be sent to an executor.
+    With a role, every client assumes the role and renews its credentials before they expire. To assume the role, it
+    uses the keys if there are any, otherwise the credentials of the environment, profile, machine or pod. Without a
+    role, requests are signed with the same credentials. This value can be sent to an executor.
     """
 
     region: str | None = None

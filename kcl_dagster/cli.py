@@ -570,7 +570,7 @@ def _standing(report: TickReport) -> str:
 
 
 def _runs(application: Application) -> RunView:
-    """The runs of the Dagster instance of DAGSTER_HOME; unknown if that is not set."""
+    """The runs of the Dagster instance of DAGSTER_HOME. If DAGSTER_HOME is not set, no runs are known."""
     home = os.environ.get("DAGSTER_HOME")
     if not home:
         return RunView(unknown="DAGSTER_HOME is not set, so Dagster's runs are unknown")

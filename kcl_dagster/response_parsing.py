@@ -16,9 +16,9 @@ _NOTHING_LEFT: Final = b"{}"
 
 
 def install(client: Client, operation: str, parse: Callable[[bytes], Mapping[str, Any]]) -> None:
-    """Make this client parse the responses to an operation, such as `kinesis.GetRecords`, with `parse`. It raises
-    msgspec.MsgspecError for what it cannot parse. Does nothing for a fake client that has no events. Calls after
-    the first one have no effect."""
+    """Make this client parse the responses to an operation, such as `kinesis.GetRecords`, with `parse`. `parse`
+    raises msgspec.MsgspecError for a body that it cannot parse. Does nothing for a fake client that has no events.
+    Calls after the first one have no effect."""
 
     def before_parse(
         response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_context: object

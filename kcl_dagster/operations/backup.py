@@ -51,8 +51,8 @@ class ImportReport:
     """Leases that had begun a batch when they were exported."""
 
     sets_back: bool = False
-    """Whether the time through which the application is complete moves back. It stays the same if all leases are
-    unchanged."""
+    """Whether the time through which the application is complete moves back. The time stays the same if all leases
+    are unchanged."""
 
     starts: tuple[str, ...] = ()
     """Streams whose start positions are in the file. They are recorded for streams that have none."""
@@ -185,9 +185,9 @@ def import_leases(
 ) -> ImportReport:
     """Write exported leases without owners. Create the tables if there are none.
 
-    An existing lease is not changed if it differs only in what a worker writes while it waits. If other leases
-    differ, Unsafe is raised. With `force`, these are set back, unless they have an owner or may be given one.
-    Counters never decrease.
+    An existing lease is not changed if it differs from the file only in attributes that a waiting worker writes. If
+    a lease differs in anything else, Unsafe is raised. With `force`, such leases are set back instead, unless they
+    have an owner or may be given one. Counters never decrease.
 
     Raises Unsafe and ConfigurationError before anything is changed.
     """
@@ -255,8 +255,8 @@ def import_leases(
 
 
 def _complete_through(opened: OpenApplication, changed: Mapping[str, Item], here: Mapping[str, Item]) -> int | None:
-    """The time through which the application can be complete at most after the import, which is that of the
-    imported leases. None if it is not known."""
+    """The latest time through which the application can be complete after the import. It follows from the imported
+    leases. None if it is not known."""
     try:
         known = opened.completeness.load().through
     except TableNotFound:  # a dry run creates no table

@@ -57,11 +57,13 @@ class Alarm:
     threshold: float
     minutes: int
     is_missing_bad: bool = False
-    """Whether missing data raise the alarm. The metric is published as long as the application works."""
+    """Whether missing data raise the alarm. True for a metric that is published as long as the application
+    works."""
 
 
 def alarms(deployment: Deployment) -> list[Alarm]:
-    """The alarms of an application. If it publishes no metrics to CloudWatch, only the alarms on metrics of AWS."""
+    """The alarms of an application. If it publishes no metrics to CloudWatch, these are only the alarms on metrics
+    of AWS."""
     application = deployment.application
     found: list[Alarm] = []
     if application.telemetry.cloudwatch is not MetricsLevel.NONE:

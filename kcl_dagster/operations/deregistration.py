@@ -1,8 +1,8 @@
 """Deregister an application's fan-out consumer from its streams, so that AWS stops charging for it.
 
-A stream does not report which program reads with a consumer. The operation is therefore refused while a worker
-works for the application that may read with it. A worker of this package would register the consumer again, and a
-worker of the KCL would stop reading.
+A stream does not report which program reads with a consumer. The operation is therefore refused while the
+application has a worker that may read with the consumer. A worker of this package would register the consumer
+again, and a worker of the KCL would stop reading.
 """
 
 from collections.abc import Collection, Sequence
@@ -45,7 +45,7 @@ class Deregistration:
 
 def readers(leases: Sequence[Lease], workers: Sequence[WorkerRow], *, ours_poll: bool) -> list[str]:
     """Workers that may be reading by fan-out: workers that have a row, and owners of leases that have no row.
-    `ours_poll`: whether workers of this package poll, and are not included."""
+    `ours_poll`: whether workers of this package poll. If so, they are not included."""
     ours = {row.id for row in workers if row.slot is not None}
     known = {str(row.id) for row in workers} | {
         str(lease.actual_owner) for lease in leases if lease.actual_owner is not None and not lease.is_finished

@@ -14,7 +14,8 @@ from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.streams.records import StreamRecord, arrival_millis
 
 PAUSE_SECONDS: Final = 0.5  # two of the five reads per second that all consumers of a shard share
-# In one read, which takes a minute and a half. If there are more, the next read begins nearer to the end.
+# The most pages of one read, which takes a minute and a half. If there are more pages, the next read begins nearer
+# to the end.
 MOST_PAGES: Final = 200
 # A stream cannot be read backwards, so the last records are read from earlier and earlier times.
 WINDOWS_SECONDS: Final = (60.0, 600.0, 3600.0, 6 * 3600.0, 24 * 3600.0)

@@ -50,7 +50,8 @@ def prepare(environment: Mapping[str, str], cache: Path | None = None) -> str:
 
 
 def _has_own_archive(program: str) -> bool:
-    """Whether this Java was delivered with an archive of its own classes, on which ours builds."""
+    """Whether this Java was delivered with an archive of its own classes. The archive of Spark's classes builds on
+    it."""
     done = subprocess.run(
         [program, "-Xshare:on", "-version"], capture_output=True, timeout=MAKE_SECONDS, check=False
     )

@@ -2,8 +2,8 @@
 
 A reset is refused while a worker or leader uses the leases, and if the order of records would be lost. Every write
 of a lease is conditional. If a worker takes a lease meanwhile, it keeps the lease, and the report names it. Records
-that were read before are delivered again, under new batch numbers. Unless the sink is emptied first, they are
-duplicates there.
+that were read before are delivered again, under new batch numbers. If the sink still has these records, they are
+then in the sink twice.
 """
 
 import math
@@ -477,8 +477,8 @@ def _first_moment(plans: Sequence[StreamReset], target: ResetTarget, now: float)
 
 def counted_since(view: StreamView, target: ResetTarget, now: float) -> int | None:
     """The time from which everything that arrived is read again. None if the first batch determines it. If records
-    may have left the stream, or may leave it before they are read, the current time, because their number is not
-    known."""
+    may have left the stream, or may leave it before they are read, the result is the current time, because the
+    number of these records is not known."""
     if not target.checkpoint.is_initial_position:
         return None
     place = 0 if target.timestamp_ms is None else -(-target.timestamp_ms // 1000)

@@ -124,7 +124,7 @@ RIGHTS: Final[tuple[Grant, ...]] = (
     *_grants(Resource.STREAM, When.FANOUT, ["kinesis:RegisterStreamConsumer"], _W),
     *_grants(Resource.STREAM, When.FANOUT, ["kinesis:DeregisterStreamConsumer"], _O),
     *_grants(Resource.CONSUMER, When.FANOUT, ["kinesis:SubscribeToShard", "kinesis:DescribeStreamConsumer"], _E),
-    # If a request names a consumer by stream and name, AWS may check its own ARN, too.
+    # If a request names a consumer by stream and name, AWS may also check the ARN of the consumer.
     *_grants(
         Resource.CONSUMER,
         When.FANOUT,

@@ -49,7 +49,7 @@ SCHEDULE_TAG: Final = "dagster/schedule_name"
 """Dagster's tag of runs that a schedule has launched."""
 
 FIRST: Final = "status"  # preselected in the launchpad, because it changes nothing
-USER_TAG: Final = "user"  # Dagster+ stores in it the user who launched a run
+USER_TAG: Final = "user"  # Dagster+ stores in this tag the user who launched a run
 EXPORTS: Final = "kcl_exports"  # the folder for all applications, in the storage of the Dagster instance
 
 # The settings of dagster.yaml that the doctor checks.

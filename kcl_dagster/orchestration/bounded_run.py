@@ -193,8 +193,8 @@ def _worked(bound: Bound, reason: StopReason, detail: str, event_log: RunEventLo
 
 
 def _judged(outcome: BoundedOutcome) -> BoundedOutcome:
-    """The outcome. It counts as stuck if the leader finds that the application is not complete, because all
-    existing leases may be stored through the time while another lease is missing."""
+    """The outcome. The run counts as stuck if the leader finds that the application is not complete. This is
+    possible even if all existing leases are stored through the time, because another lease may be missing."""
     completeness = None if outcome.tick is None else outcome.tick.completeness
     held_by = None if completeness is None or completeness.reached is not None else completeness.held_by
     if not outcome.is_caught_up or held_by is None:

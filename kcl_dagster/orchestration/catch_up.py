@@ -198,8 +198,9 @@ def build_kcl_catch_up_job(
 def evaluate_windows(
     consumer: Consumer, translator: KclTranslator, kcl: Any, write: Callable[[AssetCheckEvaluation], object]
 ) -> None:
-    """Evaluate the check `windows_complete_in_time` if no other leader evaluates it: with `catch_up=`, the leader
-    sensor is stopped. If a bounded run could not read a shard, a window that has ended is not complete."""
+    """Evaluate the check `windows_complete_in_time` if there is no leader that evaluates it. With `catch_up=`,
+    there is usually none, because the leader sensor is stopped. The check fails, for example, if a bounded run
+    could not read a shard."""
     try:
         seen = look(consumer.application, kcl, patient=False)
     except KclError:  # the run could not reach the tables either, and has reported this

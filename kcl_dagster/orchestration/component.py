@@ -139,7 +139,7 @@ class KclApplicationComponent(Component, Described):
     arrival."""
 
     allowed_lateness_minutes: float = 0.0
-    """With `event_time`: the time after its end when a partition is complete."""
+    """With `event_time`: how long after its end a partition becomes complete."""
 
     start: Literal["TRIM_HORIZON", "LATEST", "AT_TIMESTAMP"] = "TRIM_HORIZON"
     """Where to begin if there is no checkpoint: with the oldest record, with records that arrive from now on, or

@@ -353,7 +353,8 @@ class TelemetryModel(Described):
 
 
 def made(kind: type[S], where: str, given: Mapping[str, Any]) -> S:
-    """Settings of Python. Raises ConfigurationError, with `where`, for those that Python refuses."""
+    """Make an object of the settings class `kind` from `given`. Raises ConfigurationError for values that the class
+    refuses; `where` is the beginning of the message."""
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -367,7 +368,7 @@ def settings_of(kind: type[BaseModel]) -> dg.Resolver:
     """
     meanings = field_docstrings(kind)
     written: dict[str, Any] = {
-        # Without the limits of a number, which a template cannot be compared with.
+        # The limits of a number are left out, because a template cannot be compared with them.
         name: (known.annotation | str, Field(default=known.default, description=meanings.get(name)))
         for name, known in kind.model_fields.items()
     }

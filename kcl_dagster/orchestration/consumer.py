@@ -252,8 +252,8 @@ def kcl_consumer(
             2026. Dagster requires a fixed start; use the day on which the application begins.
         event_time: The timestamp column of the output that decides to which partition a row belongs. Default: the
             time of arrival at the stream.
-        allowed_lateness: With `event_time`: the time after its end when a partition is complete. Rows that arrive
-            even later are stored, counted as late, and their partition is materialized again.
+        allowed_lateness: With `event_time`: how long after its end a partition becomes complete. Rows that arrive
+            even later are stored and counted as late, and their partition is materialized again.
         arrow: The function takes a `pyarrow.Table` of records and returns one, or another object with the Arrow C
             interface. It runs in the executors, with a part of a batch's records at a time, and has no other
             parameters. Only with `kcl.parquet`.

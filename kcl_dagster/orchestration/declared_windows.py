@@ -78,7 +78,7 @@ class DeclaredWindows:
 
     These materializations are not declarations:
 
-    - those without our tags, which were reported by hand,
+    - those without the tags of kcl_dagster, which were reported by hand,
     - those of a window with another end, which belongs to former partitions.
     """
 

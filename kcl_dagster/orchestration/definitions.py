@@ -259,8 +259,9 @@ def _refuse_shared_keys(
 
 def _compacted(consumers: Sequence[Consumer], *, is_auto: bool) -> list[Consumer]:
     """The consumers whose small files are merged. A compaction skips the folders of other sinks below its own
-    folder, but only when these have the marks that their first batch writes. Such a folder is therefore rejected,
-    or skipped if the user did not configure its compaction."""
+    folder, but only after the first batch of such a sink has marked its folder. So if the folder of a consumer
+    contains the folder of another one, ConfigurationError is raised. If the compaction was not configured by the
+    user, the outer folder is left out instead."""
     from kcl_dagster.spark.storage import open_store
 
     chosen = [c for c in consumers if c.sink.compacted]

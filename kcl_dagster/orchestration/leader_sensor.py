@@ -293,8 +293,8 @@ def _superseded(
 
 
 def _is_told(stream: StreamSight, consumer: Consumer, translator: KclTranslator, instance: DagsterInstance) -> bool:
-    """Whether the stream's newest materialization has these shards. A materialization without our tag comes from a
-    project that defines the asset itself, and counts as up to date."""
+    """Whether the stream's newest materialization has these shards. A materialization without the tag of
+    kcl_dagster comes from a project that defines the asset itself, and counts as up to date."""
     key = translator.get_asset_key(KclAsset(Role.STREAM, consumer, stream.name))
     event = instance.get_latest_materialization_event(key)
     if event is None or event.asset_materialization is None:

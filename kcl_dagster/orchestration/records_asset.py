@@ -94,6 +94,7 @@ def build_records_asset(
 
 
 def held_by(tick: TickReport | None) -> str:
-    """The reason, according to the last tick of a run, why nothing later is complete."""
+    """The reason why the application is not complete through a later moment, according to the last tick of a run.
+    Empty if it is not known."""
     found = None if tick is None or tick.completeness is None else tick.completeness.held_by
     return "" if found is None else str(found)

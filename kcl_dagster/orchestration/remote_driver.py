@@ -166,8 +166,8 @@ def _refuse_second_start(application: Application, kcl: KclResource, run_id: str
 
 
 def _session_here(spark: Any) -> Any:
-    """The resource `spark` in a driver. Instead of a local session of ours, which would leave the executors idle,
-    it uses a session that the environment provides."""
+    """The resource `spark` in a driver. It uses the session that the environment provides. A local session would
+    leave the executors idle."""
     is_local = isinstance(spark, KclSparkResource) and spark.mode == "local"
     is_provided = SUBMITTED in os.environ or SparkSession.getActiveSession() is not None
     return KclSparkResource(mode="existing") if is_local and is_provided else spark

@@ -38,13 +38,14 @@ SUPERSEDED_PACE_SECONDS = 60.0  # workers materialize the records every 30 s at 
 # For a check that fails less badly than before. It is reported only this often, because a value may vary around a
 # step.
 EASED_PACE_SECONDS = 1800.0
-# Durations and percentages change from tick to tick, although the text is otherwise the same.
 SHARDS_TAG = "kcl/shards"
 """The tag of a stream's materializations with its set of open shards."""
 
 # The version that Dagster assumes for an external asset without one. If the version changed with the shards, all
 # assets downstream of the stream would count as out of date.
 _DATA_VERSION = {"dagster/data_version": "INITIAL"}
+# Durations and percentages in the text of a decision. They change from tick to tick, although the decision is the
+# same.
 _PASSING = re.compile(r"\d+(\.\d+)?( ?s\b|%)")
 
 

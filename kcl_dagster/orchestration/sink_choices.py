@@ -157,13 +157,13 @@ def parquet(path: str, *, partition_by: Sequence[str] = (), evolve: Evolve = "ad
     """Parquet files below a directory or an `s3://` prefix, each record in exactly one of them.
 
     Args:
-        path: A directory that driver and executors share, or `s3://bucket/prefix`. Applications may share it:
-            each names its files after itself.
+        path: A directory that driver and executors share, or `s3://bucket/prefix`. Several applications may store
+            at the same path, because no two files get the same name.
         partition_by: Columns of the output that become folders, such as `kind=buy/`; or the month, day or hour of
             one, in UTC: `day(arrival_timestamp)` gives `arrival_timestamp_day=2026-01-31/`.
-        evolve: What becomes of columns that no file below the path has. `add`: they are stored. `refuse`: the shard
-            stops until you have changed the function. `ignore`: they are not stored. The shard always stops if the
-            files have a column in another type, which does not hold its values.
+        evolve: What to do with columns that no file below the path has. `add`: they are stored. `refuse`: the shard
+            stops until you change the function. `ignore`: they are not stored. If the files have a column with
+            another type, which cannot represent all values of the output's column, the shard always stops.
 
     Example:
         .. code-block:: python
@@ -388,24 +388,25 @@ def iceberg(
         catalog: Properties of pyiceberg, such as `{"type": "glue"}`, which uses region and keys of the
             `KclResource`, or `{"type": "rest", "uri": "https://..."}`. Other properties come from pyiceberg's
             configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`). A value may be a `dagster.EnvVar`, which
-            the worker resolves. Secrets must be: a literal raises ConfigurationError.
-        catalog_name: The catalog's name there. A SQL catalog keeps the tables of each name apart.
-        partition_by: What the table is partitioned by, when it is made: columns of the output, or Iceberg's own
-            transforms of them, such as `day(arrival_timestamp)`, `bucket(16, user)` or `truncate(4, page)`. A table
-            that exists is written to by its own partition spec.
-        commit_seconds: How long a batch waits for the next commit of the table at most, while all goes well; 30 s,
-            or as follows from the consumer's `visible_within`. Each commit is a snapshot, for which readers and
-            maintenance pay.
-        evolve: What becomes of columns that the table does not have. `refuse`: the shard stops until you have
-            changed the table or the function. `add`: the table gets them before the batch is stored, and they allow
-            nulls; a column is widened (int to long, float to double, decimals) if the output needs
-            it. `ignore`: they are not stored. Any other change of a type is refused in any case.
-        chains_path: Where the chains are, which decide that a batch is stored, if not below the location of the
-            table: a directory that all workers share, or `s3://bucket/prefix`. Needed where workers reach the table
-            only with what the catalog gives them, as in S3 Tables, and where a REST catalog has no such table yet.
-        merge_on: As of `kcl.delta`: the columns of the key, if the output is change rows.
-        delete_when: As of `kcl.delta`. Needs `merge_on`.
-        order_by: As of `kcl.delta`. Needs `merge_on`.
+            the worker resolves. A secret must be one: a literal raises ConfigurationError.
+        catalog_name: The name of the catalog in pyiceberg's configuration. In a SQL catalog, each name has its own
+            tables.
+        partition_by: The partitions of a new table: columns of the output, or Iceberg's own transforms of them,
+            such as `day(arrival_timestamp)`, `bucket(16, user)` or `truncate(4, page)`. An existing table keeps its
+            own partition spec.
+        commit_seconds: The longest time for which a batch waits for the next commit of the table, if no commit
+            fails. Default: 30 s, or a value derived from the consumer's `visible_within`. Each commit makes a
+            snapshot, which costs readers and maintenance time.
+        evolve: What to do with columns that the table does not have. `refuse`: the shard stops until you change the
+            table or the function. `add`: they are added to the table as nullable columns before the batch is
+            stored, and a column is widened (int to long, float to double, decimals) if the output needs it.
+            `ignore`: they are not stored. Any other change of a type is always refused.
+        chains_path: Where the chains (logs of committed batches) are, if not below the location of the table: a
+            directory that all workers share, or `s3://bucket/prefix`. Needed if workers can write to the table only
+            with credentials of the catalog, as in S3 Tables, or if a REST catalog does not have the table yet.
+        merge_on: As for `kcl.delta`: the columns of the key, if the output is change rows.
+        delete_when: As for `kcl.delta`. Needs `merge_on`.
+        order_by: As for `kcl.delta`. Needs `merge_on`.
 
     Example:
         .. code-block:: python
@@ -481,8 +482,8 @@ def iceberg(
 
 
 def open_staging(choice: SinkChoice, transform: Transform, s3: Connection, runtime: Runtime) -> "SparkSink | None":
-    """Open a sink whose batches are committed in chains. Returns None if the sink has no chains. Its batches are
-    then announced in the leases instead.
+    """Open a sink whose batches are committed in chains. Returns None if the sink has no chains; its batches are
+    announced in the leases instead.
 
     Raises ConfigurationError if the store cannot keep chains. This is checked before a lease names a chain, because
     a chain could not be closed in such a store.

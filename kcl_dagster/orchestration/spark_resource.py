@@ -20,8 +20,8 @@ _REFERENCES: Final = re.compile(
 class KclSparkResource(SecretsResource):
     """A Spark session that starts when it is first used, and stops with the run.
 
-    Any resource with a `spark_session` can replace it, such as dagster-pyspark's `LazyPySparkResource`. This one
-    also finds a Java runtime, and has settings that suit a fetch loop.
+    Any resource with a `spark_session` can replace it, such as dagster-pyspark's `LazyPySparkResource`.
+    `KclSparkResource` also finds a Java runtime, and has settings that suit a fetch loop.
 
     Secrets, such as the token of Spark Connect or `spark.hadoop.fs.s3a.secret.key`, must be a `dagster.EnvVar`: the
     whole `url`, the whole `java_options`, or a value of `conf`. A literal raises ConfigurationError.

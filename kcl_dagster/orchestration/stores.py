@@ -16,8 +16,8 @@ from kcl_dagster.spark.storage import S3Options, Store, open_store
 def written_stores(
     application: Application, sink: SinkChoice | None, connection: Callable[[], Mapping[str, str]]
 ) -> tuple[dict[str, Callable[[], Store]], str]:
-    """Name -> a function that opens the store, and the reason if the sink is not among the stores. `connection`
-    returns the connection to S3.
+    """Return the stores, by name, each as a function that opens the store. Also returns the reason why the sink is
+    not among the stores, for the case that it is not. `connection` returns the connection to S3.
 
     Nothing is opened, and no connection is made, before one of these functions is called.
     """
@@ -41,7 +41,7 @@ def written_stores(
 
 
 def storing_of(sink: SinkChoice) -> Storing:
-    """The properties of a sink that an estimate needs. Only the name of a table in a catalog is known, so such a
+    """The properties of a sink that an estimate needs. Of a table in a catalog, only the name is known, so such a
     table is assumed to be on S3."""
     found = [_stored_in(one) for one in sink.each.values()]
     storing = Storing(

@@ -66,8 +66,8 @@ class KclAsset:
 
 
 def slots_of(application: Application) -> DynamicPartitionsDefinition:
-    """The partitions of the worker job: one per slot. Their name contains that of the application, because Dagster
-    shares partitions of one name among all code locations."""
+    """The partitions of the worker job: one per slot. The name of the definition contains the name of the
+    application, because all code locations share the partitions of one name."""
     return DynamicPartitionsDefinition(name=f"{application.name}/slots")
 
 

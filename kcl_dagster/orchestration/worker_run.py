@@ -188,8 +188,8 @@ class WorkerRun:
         connection = Connection(**self._connection("kinesis"))
         is_local = local_slots(session) is not None
         if not is_local:
-            # The executors are checked again for our resource. Sessions of other resources have not been checked
-            # yet.
+            # `KclSparkResource` has checked the executors already. Sessions of other resources have not been
+            # checked yet.
             check_executors(session)
             check_stream(session, connection, self.consumer.application.streams[0].name)
         for store in () if chains is None else chains.stores_into:

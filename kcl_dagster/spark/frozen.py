@@ -2,8 +2,8 @@
 
 `localCheckpoint` keeps the fetched rows in the executors and removes their lineage, so nothing is read twice. Spark
 might nevertheless use rows of another attempt of a task, if a block was lost or the task was run twice. Then the
-evaluation fails. For this, the rows are sealed with the id of their attempt. They are opened only if the driver has
-received the result of this attempt. See `kcl_dagster.spark.sealing`.
+evaluation fails. To detect this, the rows are sealed with the id of their attempt. They are opened only if the
+driver has received the result of this attempt. See `kcl_dagster.spark.sealing`.
 """
 
 from collections.abc import Collection, Sequence

@@ -73,7 +73,7 @@ def _parsed_json(
     text = F.col(column).cast("string")
     if malformed == "fail":
         return records.withColumn(into, F.from_json(text, wanted, {"mode": "FAILFAST"}))
-    # If Spark cannot parse a value, it returns a struct of nulls; we want null instead.
+    # If Spark cannot parse a value, it returns a struct of nulls, which is replaced by null.
     parsed = F.from_json(
         text, StructType([*wanted.fields]).add(_CORRUPT, StringType()), {"columnNameOfCorruptRecord": _CORRUPT}
     )

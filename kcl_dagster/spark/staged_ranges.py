@@ -7,8 +7,8 @@ files of other attempts do not belong to any batch.
 
 A file may have rows of several shards. So the files of a fetch are used only if the batch stores all records of the
 fetch. In addition, the files must have been staged for the chain (the worker's log of its batches) in which the
-batch is decided. Otherwise the records are read from the stream again, each range up to the same end: it has the
-same records each time.
+batch is decided. Otherwise the records are read from the stream again, each range up to the same end, so that it
+has the same records as before.
 """
 
 import json
@@ -296,7 +296,8 @@ class StagedRecords:
             one.take()
 
     def records(self) -> DataFrame:
-        """The records as a DataFrame, for uses that cannot take the files. They are read from the stream again."""
+        """The records as a DataFrame, for uses that cannot take the files. The records are read from the stream
+        again."""
         frames = [fetch.read_again(leases) for fetch, leases in self.fetches.items()]
         if not frames:
             raise BatchError("no record was fetched")

@@ -86,7 +86,7 @@ class Store(Protocol):
     def get(self, path: str) -> bytes: ...
 
     def found(self, path: str) -> StoredFile | None:
-        """The finished file at this path, or None. S3 reports its time in whole seconds here."""
+        """The finished file at this path, or None. On S3, `modified` of the result is in whole seconds."""
 
     def files(self, prefix: str = "", *, hidden: bool = False) -> Iterator[StoredFile]:
         """The finished files whose path begins with `prefix`. Files that readers ignore are included only with

@@ -17,13 +17,13 @@ FindJava = Callable[[Mapping[str, str]], Java]
 
 
 def judge_clock(headers: Mapping[str, str], sent: float, answered: float) -> DoctorFinding:
-    """Compare our clock with the `Date` header of a response, which is precise to a second. `sent` and
-    `answered`: the times of request and response by our clock, in epoch seconds."""
+    """Compare the clock of this machine with the `Date` header of a response, which is precise to a second. `sent`
+    and `answered`: the times of request and response by the clock of this machine, in epoch seconds."""
     date = headers.get("date")
     if date is None:
         return ok("clock", "the endpoint does not tell the time")
     theirs = parsedate_to_datetime(date).timestamp()
-    # Their second began at `theirs`, between the request and the response.
+    # The service answered within the second that began at `theirs`, between the request and the response.
     skew = sent - theirs - 1 if sent > theirs + 1 else min(0.0, answered - theirs)
     if abs(skew) >= SKEW_REFUSED:
         return fail("clock", f"this machine's clock is {skew:+.0f} s off AWS's", "switch time synchronisation on")

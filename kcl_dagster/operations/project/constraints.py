@@ -30,7 +30,8 @@ def installed(roots: tuple[str, ...] = ROOTS) -> dict[str, str]:
 
     Markers of requirements are ignored: a superfluous constraint installs nothing.
     """
-    # Of this package, the version of the code that runs: an editable install keeps that of the day it was made.
+    # For this package, the version comes from the running code, because the metadata of an editable install may be
+    # older.
     found: dict[str, str] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     waiting = [(_normal(root), frozenset[str]()) for root in roots]

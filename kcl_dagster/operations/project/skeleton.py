@@ -126,8 +126,8 @@ def render(project: Project, versions: Mapping[str, str]) -> dict[str, str]:
 
 
 def _stream_words(project: Project) -> dict[str, str]:
-    """The words for the embedded AWS, which has streams of its own account only: it does not know a stream of
-    another account, which is named by its ARN."""
+    """The words of the templates that name the stream. If the stream is named by an ARN, the tests use its name
+    instead, because the embedded AWS has only streams of its own account."""
     [stream] = project.deployment.application.streams
     written, variables, tried = f'"{project.stream}"', '"LAKE"', ""
     if stream.arn is not None:

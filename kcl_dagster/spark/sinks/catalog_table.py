@@ -224,8 +224,8 @@ class CatalogTable:
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         """See `worker.staging.StagingSink`. If no recent snapshot of the table has the entry, stores it as a
-        property of the table. A snapshot without data would have to be expired later, and would make batches fail
-        that are being committed."""
+        property of the table, and not in a snapshot without data. Such a snapshot would have to be expired later,
+        and would make batches fail that are being committed."""
         if known.through is None or (known.epoch, wanted) <= self._kept:
             return
         from pyiceberg.exceptions import CommitFailedException, NoSuchTableError

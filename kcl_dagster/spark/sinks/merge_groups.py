@@ -4,9 +4,9 @@ Other programs may store files below the folder, too. So only files with names o
 in a subfolder that is a table or belongs to another sink are not merged.
 
 Former versions of this package named files after parts (the records of one shard in a batch). Such a version writes
-a part again until its owner has committed it. If the file was merged meanwhile, its records would then be stored
-twice. So the last part of each shard is not merged, however old it is: its batch may have been failing for days.
-All parts before it were committed, because otherwise the next part would not have begun.
+a part again until the owner of the lease has committed the part. If the file was merged meanwhile, its records
+would then be stored twice. So the last part of each shard is not merged, however old it is: its batch may have been
+failing for days. All parts before it were committed, because otherwise the next part would not have begun.
 
 The last part of a shard has the highest number. But version 0.1 began with low numbers again if a lease was made
 again. So the part that begins last in the stream is not merged either. Parts of replays by former versions are not

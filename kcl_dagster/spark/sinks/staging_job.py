@@ -169,7 +169,7 @@ class StagingJob:
         is_as_read: bool,
     ) -> "Staging[tuple[list[BatchFile], dict[LeaseKey, PartCounts]]]":
         """Write the files, and count the rows of each lease in them. Errors of Spark are raised. `held`: the
-        records in the form of the fetch; None if the output is not the unchanged records. `is_as_read`: whether
+        records as the fetch returned them; None if the output is not the unchanged records. `is_as_read`: whether
         each record is stored as one row, so that the number of rows can be checked."""
         if not self.layout.is_flat:
             self.layout.check(output.schema)
