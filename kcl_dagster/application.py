@@ -421,7 +421,7 @@ class BatchSettings(_Settings):
     record. The driver's heap should be five times as large."""
 
     idle_seconds: Seconds = 1.0
-    """The shortest time between two batches while every shard is at its tip."""
+    """The shortest time from the beginning of one batch to that of the next, while every shard is at its tip."""
 
     linger_seconds: Seconds | None = None
     """A batch is closed this long after its first records, even before `max_seconds`. Records are stored sooner,

@@ -218,8 +218,8 @@ class BatchModel(Described):
     as large."""
 
     idle_seconds: float | None = None
-    """The shortest time from one batch to the next while every shard is at its tip. Default: 1 s, or a smaller
-    value derived from `visible_within`."""
+    """The shortest time from the beginning of one batch to that of the next, while every shard is at its tip.
+    Default: 1 s, or a smaller value derived from `visible_within`."""
 
     linger_seconds: float | None = _BATCH.linger_seconds
     """A batch is closed this long after its first records were read. Default: for record processors 0.05 s by
