@@ -283,7 +283,7 @@ def _found(options: argparse.Namespace) -> _Found:
 
 
 def _only(options: argparse.Namespace, made: "Sequence[Built]") -> "Built | None":
-    """What was built from a consumer. If that is several definitions, they must have the same resources."""
+    """The newest definitions that were built from a consumer. All of them must have the same resources."""
     if not made:
         return None
     newest = made[-1]
@@ -365,7 +365,8 @@ def _kinesis_access(options: argparse.Namespace, found: _Found | None) -> dict[s
 
 
 def _stores(options: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], str]:
-    """The stores to which the application's workers write, and why its sink is not among them."""
+    """The stores to which the application's workers write. Also returns the reason why the sink is not among the
+    stores, for the case that it is not."""
     if not options.target:
         return {}, ""
     from kcl_dagster.orchestration.stores import written_stores

@@ -8,8 +8,8 @@ _SCHEME_WITHOUT_SLASHES: Final = re.compile(r"(?!file:)([A-Za-z][A-Za-z0-9+.-]+)
 
 
 def misspelt(folder: str) -> str | None:
-    """Why a text that begins with a scheme is not an address; None if it is one. Otherwise `s3:/lake/x` would be a
-    local folder `s3:` below the working directory of a process."""
+    """Why a text that begins with a scheme is not an address; None if it is one. Without this check, `s3:/lake/x`
+    would be a local folder `s3:` below the working directory of a process."""
     found = _SCHEME_WITHOUT_SLASHES.match(folder)
     if found is None:
         return None

@@ -66,8 +66,8 @@ class WorkerRow:
     """
 
     slow_since: Mapping[LeaseKey, int] | None = None
-    """For shards on whose batch the consumer's code has been working for a long time: since when, in epoch seconds.
-    At most SHARDS_TOLD."""
+    """Shards on whose batch the consumer's code has been working for a long time -> the time since which it works
+    on the batch, in epoch seconds. At most SHARDS_TOLD."""
 
     held_since: Mapping[str, int] | None = None
     """Background threads of the worker that make no progress, and since when, in epoch seconds. If the thread that

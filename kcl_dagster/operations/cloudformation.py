@@ -500,7 +500,7 @@ def _on_ec2(component: Component) -> str:
 
 
 def _identifiers(names: Sequence[str]) -> list[str]:
-    """A part of a logical id for each name. Names that differ in punctuation or capitals only get a digest."""
+    """A part of a logical id for each name. Names that differ only in punctuation or capitals get a digest."""
     plain = ["".join(part.capitalize() for part in re.split(r"[^A-Za-z0-9]+", name)) for name in names]
     count = Counter(plain)
     return [one if count[one] == 1 else f"{one}{_digest(name)}" for name, one in zip(names, plain, strict=True)]

@@ -76,8 +76,8 @@ class StreamReset:
         are reset as well, they are read again first. The value is then a parent that is not reset, or the shard's
         own id if all parents are reset.
 
-        None if no parent is reset, or if the target is LATEST. The clean-up regards a lease at
-        LATEST as read, and does not keep the leases of its parents.
+        None if no parent is reset, or if the target is LATEST. The clean-up regards a lease at LATEST as read, and
+        does not keep the leases of its parents.
         """
         again = {one.shard_id for one in (*self.rewind, *self.create)}
         if lease.parents.isdisjoint(again) or target.checkpoint == LATEST:

@@ -189,7 +189,7 @@ def _stopped_by_code(seen: Observation, _: Consumer) -> str | None:
 
 
 def _windows(seen: Observation, consumer: Consumer) -> str | None:
-    """Report a window that has ended and is not complete, although `lag_target` has passed since it should be."""
+    """Report a window that is not complete although it should have been complete `lag_target` ago or earlier."""
     complete = seen.completeness
     if complete is None or complete.through is None or not seen.now:
         return None

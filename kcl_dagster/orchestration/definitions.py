@@ -240,7 +240,7 @@ def _refuse_clashes(consumers: Sequence[Consumer]) -> None:
 def _refuse_shared_keys(
     consumers: Sequence[Consumer], translator: KclTranslator, reported: Collection[AssetKey]
 ) -> None:
-    """Raise ConfigurationError if a table has the asset key of another asset, which users may not expect."""
+    """Raise ConfigurationError if a table has the asset key of another asset."""
     owners = {
         translator.get_asset_key(KclAsset(Role.RECORDS, one)): f"the records of {one.name}" for one in consumers
     }

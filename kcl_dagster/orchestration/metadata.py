@@ -70,7 +70,8 @@ class KclWindowMetadataSet(KclMetadataSet):
 
     - `shards`: the first and last known sequence number of each shard.
     - `late_batches`: lease -> the newest batch with late rows.
-    - `is_alone`: whether the window is before the first one, and was declared because late rows were stored for it.
+    - `is_alone`: whether the window is before the first window of the application, and was declared because late
+      rows were stored for it.
     - `window_end`: the end of the window. With other partitions, a window with the same key may have another end.
     - `counts`: the reason why numbers are not known and therefore left out.
     - `table_version` (Delta), `snapshot` (Iceberg): a version of the table that has the whole window. Left out if

@@ -9,7 +9,8 @@ from kcl_dagster.orchestration.sink_choices import SinkChoice
 
 SHORTEST_SECONDS: Final = 1.0
 LONGEST_SECONDS: Final = 3600.0
-# For a table: commits and compactions make its files larger, so batches need not be long.
+# The longest batch for a table. Commits and compactions make the files of a table larger, so its batches need not
+# be long.
 LONGEST_BATCH_SECONDS: Final = 60.0
 
 # Shares of the time until a record is visible. The rest is for the transform and for storing.

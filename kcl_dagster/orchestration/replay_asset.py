@@ -50,7 +50,8 @@ REPLAY_TAG: Final = "kcl/replay"
 allowed rate of reads of its shards.
 """
 
-# Between two checks for the end of a replay, which takes minutes; each check queries Dagster's database.
+# Seconds between two checks whether a replay has ended. A replay takes minutes, and each check queries Dagster's
+# database.
 POLL_SECONDS: Final = 5.0
 
 

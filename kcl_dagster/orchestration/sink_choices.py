@@ -309,7 +309,7 @@ def _refuse_of_spark(
     delete_when: str | None,
     order_by: str | None,
 ) -> None:
-    """Raise ConfigurationError for what `kcl.delta(writer="spark")` does not take."""
+    """Raise ConfigurationError for settings that `kcl.delta(writer="spark")` does not accept."""
     changes = {"merge_on": merge_on, "delete_when": delete_when, "order_by": order_by}
     given = [setting for setting, value in changes.items() if value]
     if given:

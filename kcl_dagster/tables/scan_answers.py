@@ -10,7 +10,7 @@ from kcl_dagster.aws import Client
 
 
 class _Value(TypedDict, total=False):
-    """A value of DynamoDB. It has exactly one of these members, which `ItemReader` checks."""
+    """A value of DynamoDB. `ItemReader` checks that it has exactly one of these members."""
 
     S: str
     N: str

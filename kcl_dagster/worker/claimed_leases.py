@@ -125,7 +125,7 @@ class ClaimedLeases:
             )
 
     def stored(self, key: LeaseKey, token: int, stored: Unwritten) -> None:
-        """Record that nothing through `stored` has to be stored. The next renewal writes this to the row when
+        """Record that no record through `stored` is left to be stored. The next renewal writes this to the row when
         everything that was decided before is visible. Sends no request, and has no effect if this worker no longer
         holds the lease."""
         held = self._leases.held(key)

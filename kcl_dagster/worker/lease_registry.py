@@ -66,7 +66,7 @@ class LeaseRegistry:
             return self._expired | held
 
     def keep_expired(self, assigned: Iterable[LeaseKey]) -> None:
-        """Forget the expired leases that are not in `assigned`. The table names another owner for them."""
+        """Forget the expired leases that are not in `assigned`, because the table names another owner for them."""
         with self.map_lock:
             still = set(assigned)
             self._expired = {key: lease for key, lease in self._expired.items() if key in still}

@@ -20,7 +20,8 @@ ASK_AGAIN_SECONDS = 600.0  # a change of the retention is detected after this ti
 SHORTEST_RETENTION = 24 * 3600.0
 # The largest difference between the clocks of two workers. AWS rejects signed requests if a clock is off by more.
 CLOCK_SKEW = 600.0
-# Parts of the retention. After the last step, a tenth is left to react: 2.4 hours of a day.
+# Parts of the retention after which a warning is reported. After the last warning, a tenth of the retention is left
+# to react: 2.4 hours of a day.
 WARNING_STEPS = (0.5, 0.75, 0.9)
 
 RetentionOf = Callable[[StreamIdentifier], float | None]

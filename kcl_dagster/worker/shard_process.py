@@ -39,7 +39,8 @@ class _LeaseStore:
         children = self.children if checkpoint.is_shard_end else frozenset[str]()
         last = self.delivered[-1] if self.delivered else None
         if last is None or not (checkpoint.is_shard_end or checkpoint == last.through):
-            # The checkpoint is not at the end of a range. How many records are before it is not known per window.
+            # The checkpoint is not at the end of a range, so it is not known how many records of each window are
+            # before it.
             self.holdings.checkpoint(self.key, self.token, checkpoint, children)
             return
         moment, counts = stored_through(last), self._counts()

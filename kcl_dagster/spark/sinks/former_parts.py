@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 _NUMBERS_OF_VERSION_0_1: Final = range(10**12)
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _PART_FILE: Final = re.compile(r".+\.[A-Z_0-9]+-\d+\.\d+\.parquet")
-# This file has the name of the application whose files in the folder have names of version 0.1. Batches of other
-# applications were rejected there.
+# This file contains the name of the only application whose files in the folder may have names of version 0.1.
 OWNER_FILE: Final = "_kcl_dagster_application"
 LISTED_SECONDS: Final = 60.0  # for this time, a listing of a folder is reused
 
@@ -68,8 +67,8 @@ def _stem_of_version_0_1(part: Part) -> str:
 
 
 def _short_name(application: str) -> str:
-    """A short name that is different for each application. The application's own name may be as long as the name of
-    a file."""
+    """A short name that is different for each application. The application's own name may be too long for a part of
+    a file name."""
     if _PLAIN_NAME.fullmatch(application):
         return application
     digest = hashlib.sha256(application.encode()).hexdigest()[:8]

@@ -195,7 +195,7 @@ class NamedDelta:
 
     def append(self, rows: DataFrame, application: str, version: int, metadata: Mapping[str, str]) -> None:
         """Append the rows in one commit. Delta makes no commit if the table has a commit of this application with
-        this version or a higher one. If two such commits are made at the same time, it refuses one of them."""
+        this version or a higher one. If two such commits are made at the same time, Delta refuses one of them."""
         writer = rows.writeTo(self.identifier)
         writer = writer.option("txnAppId", application).option("txnVersion", str(version))
         if metadata:

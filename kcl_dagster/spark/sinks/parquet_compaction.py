@@ -51,7 +51,8 @@ DRAFTS: Final = "_drafts"  # the folder in which fetches of version 0.1 wrote fi
 LOCKS: Final = "_compaction_turns"
 MERGES_AT_ONCE: Final = 2  # each merge has its sources, its result and its request in memory
 GETS_AT_ONCE: Final = 8  # files that one merge reads at the same time
-# After this time, no merge is begun. Compactions are hourly, and the next one continues in a large folder.
+# After this time, no merge is begun. If the folder has more files to merge, the next compaction continues an hour
+# later.
 MOST_SECONDS: Final = 2700.0
 ROWS_AT_ONCE: Final = 65_536
 # Errors that the next file or group would have, too.
