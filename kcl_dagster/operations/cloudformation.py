@@ -392,8 +392,8 @@ def _driver(deployment: Deployment, policies: Mapping[Component, Json]) -> Json:
 
 
 def _unless_apart(policies: Mapping[Component, Json]) -> list[Json]:
-    """The policies of executors, unless executors are apart: in a local Spark session, the worker's own process
-    reads the streams."""
+    """The policies of executors, left out if the parameters of the stack give executors a role of their own.
+    Without such a role, the worker's own process reads the streams, as in a local Spark session."""
     no_value = {"Ref": "AWS::NoValue"}
     return [{"Fn::If": ["AreExecutorsApart", no_value, {"Ref": one}]} for one in policies[Component.EXECUTOR]]
 

@@ -21,7 +21,7 @@ from kcl_dagster.streams.window import Window
 from kcl_dagster.worker.batch import Batch, Budget, D, Engine, Part, Progress, Range
 from kcl_dagster.worker.parts_chain import PartsSink
 
-# Part of the names of pieces: with another number, records stored before would be stored again.
+# This size determines where pieces end. With another size, records that were stored before would be stored again.
 PIECE_BYTES: Final = 16 * 1024 * 1024
 # Twice as many pieces are in memory, because the next ones are read while these are stored.
 SHARDS_AT_ONCE: Final = 8

@@ -117,7 +117,7 @@ def run_in_driver(
 
     outcomes: list[BoundedOutcome] = []
 
-    # A job, because the consumer's code may ask for a context and resources.
+    # The run is a job, because the consumer's code may ask for a context and resources.
     @op(required_resource_keys={"kcl", "spark", *consumer.resources})
     def read(context: OpExecutionContext) -> None:
         spark = context.resources.spark

@@ -106,7 +106,7 @@ class Interruption:
             signal.pthread_kill(self._main, SIGNAL)
 
     def _raise(self, _number: int, _frame: FrameType | None) -> None:
-        # This is checked on the thread that runs the code, so that no commit is interrupted, and nothing after the
-        # batch.
+        # This is checked on the thread that runs the code, so that neither a commit nor code after the batch is
+        # interrupted.
         if self._attempt is not None and may_interrupt() and self._attempt.is_running():
             raise ProcessingTimeout("the consumer's code was interrupted")

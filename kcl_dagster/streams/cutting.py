@@ -26,7 +26,7 @@ class Gap:
     """The last record before the gap."""
 
     is_certain: bool
-    """Whether that record is known to have left the stream. False if the shard returned no answer."""
+    """Whether the record `after` is known to have left the stream. False if the shard returned no answer."""
 
 
 class RangeCut:

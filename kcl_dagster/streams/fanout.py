@@ -132,14 +132,15 @@ class FanoutReader:
                 if self.millis_behind is not None:  # while a shard is not read, its lag grows with the clock
                     self.millis_behind += max(1, round((self._now() - began) * 1000))
                 return
-            # Otherwise each batch would start its subscription as late as the previous batch, and would read only
-            # for the remaining time. If that was once half a second of five, it would be half a second in all later
-            # batches.
+            # After the wait, the range is read for nearly as long as without a wait. Otherwise each batch would
+            # start its subscription as late as the previous batch, and would read only for the remaining time. If
+            # that was once half a second of five, it would be half a second in all later batches.
             least = self._not_before + min(deadline.at - began, RESUBSCRIBE_SECONDS)
         # When to give up before the first subscription succeeds. The former reader may have subscribed just now.
         first_wait = max(began, self._not_before) + max(patience, RESUBSCRIBE_SECONDS + RETRY_SECONDS)
         give_up = max(deadline.at, least, first_wait)
-        # Otherwise, if other shards end each batch early, the failure would never be reported.
+        # The time of failures in earlier batches counts. Otherwise, if other shards end each batch early, the
+        # failure would never be reported.
         if self._failing_since is not None:
             give_up -= began - self._failing_since
         stood = answered = False

@@ -147,7 +147,8 @@ class ShardReader:
             if wait > 0 and pinned:
                 self._runtime.clock.sleep(wait)
             elif wait > 0:
-                # In pieces: if other ranges use up the allowance, the batch need not wait for this one.
+                # The reader sleeps in pieces. If other ranges use up the allowance, the batch need not wait for
+                # this range.
                 nap = min(wait, LONGEST_NAP_SECONDS)
                 deadline.sleep(nap)
                 if deadline.is_early and self._not_before > self._now():

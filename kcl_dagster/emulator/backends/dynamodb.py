@@ -67,7 +67,7 @@ class DynamoDb:
         self._tokens = RequestTokens()
 
         class Handler(DynamoHandler):
-            # Otherwise, moto would share one set of tables among all emulators in this process.
+            # Without this property, moto would share one set of tables among all emulators in this process.
             @property
             def dynamodb_backend(self) -> DynamoDBBackend:
                 return backend
