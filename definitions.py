@@ -1,4 +1,5 @@
-"""What `dagster dev` opens: the clickstream, on the AWS that boto3 finds. `make demo` has an embedded one."""
+"""The definitions that `dagster dev` opens: the clickstream, on the AWS that boto3 finds. `make demo` runs the same
+definitions on an embedded AWS."""
 
 import dagster as dg
 
@@ -16,13 +17,13 @@ defs = dg.Definitions.merge(
         assets=[clicks_replayed, sessions, sessions_per_day],
         jobs=[replay],
         resources={"pyspark": pyspark()},
-        # One process for a run of one step, not two that import everything.
+        # A run of one step then needs only one process, so the code is imported once.
         executor=dg.in_process_executor,
         sensors=[
             dg.AutomationConditionSensorDefinition(
                 "automation",
                 target=[sessions, sessions_per_day],
-                minimum_interval_seconds=4,  # the loop's own pace; 30 s of a minute would be long
+                minimum_interval_seconds=4,  # as often as Dagster's sensor loop; windows of the demo are minutes
                 default_status=dg.DefaultSensorStatus.RUNNING,
             )
         ],

@@ -1,4 +1,4 @@
-"""Clicks: from the stream to the lake, each exactly once."""
+"""The consumer of the clickstream, which stores each click in the lake exactly once."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it

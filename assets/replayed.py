@@ -1,4 +1,4 @@
-"""Clicks of a window of time, read from the stream again: what a backfill makes after the code was mended."""
+"""Clicks of a window of time, read from the stream again, for example by a backfill after the code was fixed."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -8,7 +8,7 @@ import kcl_dagster as kcl
 from assets.clicks import clicks
 from resources.lake import table
 
-# Kinesis keeps the stream's records for a day, so there is nothing to offer before yesterday.
+# Kinesis keeps the stream's records for a day, so older windows cannot be replayed.
 YESTERDAY = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=1)
 
 WINDOWS = dg.TimeWindowPartitionsDefinition(

@@ -1,4 +1,4 @@
-"""Sessions: the clicks of one visitor with no long pause between them, window by window."""
+"""Sessions, computed window by window. A session is the clicks of one visitor without a long pause between them."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -14,14 +14,15 @@ from resources.lake import table
 
 PAUSE = timedelta(seconds=30)  # ends a session
 HOUR_FOLDERS = "%Y-%m-%d-%H"
-POOL = "downstream"  # one at a time, by dagster.yaml: each run starts a Spark session
+POOL = "downstream"  # dagster.yaml runs one at a time, because each run starts a Spark session
 CLICKS = dg.AssetKey("clicks")
 DECLARED = "The lake has as many clicks of a window as the leader declared, all in sessions."
 
 
 def sessions_of(clicks: DataFrame, start: datetime, end: datetime) -> DataFrame:
-    """The part of each session that lies in the window from `start` to `end`, one row each. `continues`: the
-    session began in an earlier window. So the sessions of any time are the rows that do not continue.
+    """One row for the part of each session that lies in the window from `start` to `end`. `continues`: whether the
+    session began in an earlier window. So the number of sessions in any time is the number of rows whose
+    `continues` is false.
 
     Reads the clicks of the window, and those that arrived within `PAUSE` before it. A visitor's clicks are ordered
     by their number, not by clocks.
@@ -46,7 +47,8 @@ def sessions_of(clicks: DataFrame, start: datetime, end: datetime) -> DataFrame:
 
 
 def _within(start: datetime, end: datetime) -> Column:
-    """Spark opens the folders of these hours, and of others not even one file."""
+    """The condition that a click arrived in this time. It also names the hours, so Spark opens no file of other
+    hours."""
     arrived, folder = F.col("arrival_timestamp"), F.col("arrival_timestamp_hour").cast("string")
     hours = {moment.strftime(HOUR_FOLDERS) for moment in (start, end - timedelta(microseconds=1))}
     between = folder.between(min(hours), max(hours))
@@ -54,7 +56,7 @@ def _within(start: datetime, end: datetime) -> Column:
 
 
 def declared_rows(context: dg.AssetExecutionContext) -> int | None:
-    """The rows of the window's clicks as the leader declared them to Dagster; None if it did not."""
+    """The number of clicks in the window, as the leader has declared it to Dagster. None if it has not."""
     chosen = dg.AssetRecordsFilter(CLICKS, asset_partitions=[context.partition_key])
     for record in context.instance.fetch_materializations(chosen, limit=1).records:
         event = record.asset_materialization
@@ -76,9 +78,9 @@ def declared_rows(context: dg.AssetExecutionContext) -> int | None:
 def sessions(
     context: dg.AssetExecutionContext, pyspark: LazyPySparkResource
 ) -> Iterator[dg.MaterializeResult[None]]:
-    """The parts of sessions that lie in one window; made once, when the window's clicks are complete.
+    """The parts of sessions that lie in one window. They are computed once, when the window's clicks are complete.
 
-    The window before is complete then, too, so the clicks just before the boundary are there.
+    By then, the window before is complete as well, so all clicks just before the boundary are stored.
     """
     spark: SparkSession = pyspark.spark_session
     start, end = context.partition_time_window.start, context.partition_time_window.end
@@ -118,7 +120,8 @@ def sessions(
 def sessions_per_day(
     context: dg.AssetExecutionContext, pyspark: LazyPySparkResource
 ) -> Iterator[dg.MaterializeResult[None]]:
-    """Sessions of a day, and how many clicks they had; made once, when all of its windows are."""
+    """The number of sessions of a day, and of their clicks. It is computed once, when all windows of the day have
+    their sessions."""
     spark: SparkSession = pyspark.spark_session
     day = context.partition_time_window.start
     parts = spark.read.parquet(table("sessions")).where(

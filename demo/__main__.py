@@ -1,4 +1,4 @@
-"""`python -m demo [--for 90s] [--port 3000]`: the pipeline on embedded AWS, in one process tree."""
+"""`python -m demo [--for 90s] [--port 3000]` runs the pipeline on an embedded AWS, in one process tree."""
 
 import argparse
 import os

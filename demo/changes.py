@@ -1,4 +1,4 @@
-"""What changed between two scans of the leases, in words. Pure."""
+"""Describes in words what changed between two scans of the leases. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,12 +7,12 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 
 
 def slot_of(worker: str) -> str:
-    """`worker-000` of `worker-000:1f2e3d4c`."""
+    """The slot in the name of a worker, such as `worker-000` in `worker-000:1f2e3d4c`."""
     return worker.partition(":")[0]
 
 
 def describe(before: Mapping[LeaseKey, Lease], after: Mapping[LeaseKey, Lease]) -> Iterator[str]:
-    """One line per lease that appeared, finished, or went from one worker to another."""
+    """A line for each lease that appeared, finished, or moved from one worker to another."""
     for key, lease in after.items():
         previous = before.get(key)
         if previous is None:
@@ -31,7 +31,7 @@ def describe(before: Mapping[LeaseKey, Lease], after: Mapping[LeaseKey, Lease]) 
 
 
 def summary(leases: Iterable[Lease]) -> str:
-    """`4 leases: worker-000 2, worker-001 2`. Leases without an owner count under `no owner`."""
+    """A text such as `4 leases: worker-000 2, worker-001 2`. Leases without an owner count under `no owner`."""
     open_leases = [lease for lease in leases if not lease.is_finished]
     owners = Counter(slot_of(lease.actual_owner) if lease.actual_owner else "no owner" for lease in open_leases)
     shares = ", ".join(f"{owner} {number}" for owner, number in sorted(owners.items()))

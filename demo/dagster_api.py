@@ -1,4 +1,4 @@
-"""What the demo asks Dagster: over the webserver's GraphQL, because importing Dagster takes seconds."""
+"""The demo's requests to Dagster. They use the webserver's GraphQL, because importing Dagster takes seconds."""
 
 import json
 from http.client import HTTPException
@@ -41,19 +41,19 @@ RELOAD_SECONDS = 120.0
 
 
 class DagsterApi:
-    """Returns what is known, and nothing while the webserver does not answer."""
+    """Sends the requests. While the webserver does not answer, results are empty."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/graphql"
         self._pids: dict[str, int] = {}
 
     def started_runs(self) -> dict[str, dict[str, str]]:
-        """Tags of the runs that are going on, by run id."""
+        """The tags of the runs that are in progress, by run id."""
         found = self._ask(RUNS, {}).get("runsOrError", {}).get("results", ())
         return {run["runId"]: {tag["key"]: tag["value"] for tag in run["tags"]} for run in found}
 
     def unfinished(self) -> set[tuple[str, str]]:
-        """Assets and partitions of which a run is queued or goes on."""
+        """The assets and partitions for which a run is queued or in progress."""
         found = self._ask(UNFINISHED, {}).get("runsOrError", {}).get("results", ())
         return {
             (asset["path"][-1], tag["value"])
@@ -64,7 +64,7 @@ class DagsterApi:
         }
 
     def pid_of(self, run_id: str) -> int | None:
-        """The process a run executes in, as the in-process executor reports it."""
+        """The id of the process in which a run executes, as the in-process executor reports it."""
         if run_id not in self._pids:
             for event in self._ask(EVENTS, {"run": run_id}).get("logsForRun", {}).get("events", ()):
                 metadata = {entry["label"]: entry.get("text") for entry in event.get("metadataEntries", ())}
@@ -73,7 +73,8 @@ class DagsterApi:
         return self._pids.get(run_id)
 
     def materializations(self, asset: str, clicks: str) -> list[Materialization]:
-        """Of all partitions. `clicks`: the name of the number in their metadata."""
+        """The materializations of all partitions of an asset. `clicks`: the name of the number of clicks in their
+        metadata."""
         found = self._ask(MATERIALIZATIONS, {"asset": {"path": [asset]}}).get("assetOrError", {})
         return [
             Materialization(asset, one["partition"] or "", _number(one["metadataEntries"], clicks))
@@ -81,7 +82,7 @@ class DagsterApi:
         ]
 
     def last_tick(self, location: str, sensor: str) -> float:
-        """When the last tick of a sensor began that did not fail, in epoch seconds; 0 if none is known."""
+        """The start time of the sensor's last tick that did not fail, in epoch seconds; 0 if none is known."""
         found = self._ask(TICKS, {"location": location}).get("sensorsOrError", {}).get("results", ())
         return max(
             (
@@ -95,7 +96,7 @@ class DagsterApi:
         )
 
     def reload(self, location: str) -> str | None:
-        """Have a code location load its code again. Returns why it cannot be loaded, or None."""
+        """Make a code location load its code again. Returns the reason why it cannot be loaded, or None."""
         found = self._ask(RELOAD, {"location": location}, RELOAD_SECONDS).get("reloadRepositoryLocation")
         if found is None:
             return "the webserver does not answer"

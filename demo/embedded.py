@@ -1,4 +1,5 @@
-"""The embedded AWS of the demo: a process that keeps nothing, with the clickstream's stream and its producer."""
+"""The embedded AWS of the demo, which is a process without stored data, and the stream and producer of the
+clickstream."""
 
 import sys
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from kcl_dagster.streams.listing import describe
 SHARDS = 4
 RATE = 225  # clicks a second; a shard takes 1,000
 
-CREDENTIAL = "emulator"  # any will do
+CREDENTIAL = "emulator"  # the embedded AWS accepts any
 REGION = "us-east-1"
 
 
@@ -27,7 +28,7 @@ def client(service: str, endpoint_url: str) -> aws.Client:
 
 
 def is_running(folders: DemoFolders) -> bool:
-    """Whether the embedded AWS of an earlier demo still serves this directory."""
+    """Whether the embedded AWS of another demo with this directory is running."""
     return find_sidecar(folders.directory) is not None
 
 
@@ -40,20 +41,20 @@ def start(folders: DemoFolders, watch_pid: int) -> Endpoint:
 
 
 def stop(endpoint: Endpoint) -> None:
-    """End it at once: it has nothing to save."""
+    """End the embedded AWS at once, because it has no data to save."""
     end_sidecar(endpoint)
 
 
 def make_stream(endpoint_url: str) -> datetime:
-    """Make the clickstream's stream. Returns when it was made."""
+    """Create the stream. Returns the time at which it was created."""
     kinesis = client("kinesis", endpoint_url)
     aws.call(kinesis, "create_stream", StreamName=STREAM, ShardCount=SHARDS)
     return datetime.fromtimestamp(describe(kinesis, STREAM).created, UTC)
 
 
 def environment(endpoint_url: str, folders: DemoFolders, since: datetime) -> dict[str, str]:
-    """What a process needs in its environment to run the clickstream on the embedded AWS, and on no other. `since`:
-    when the stream was made."""
+    """The environment variables with which a process runs the clickstream on the embedded AWS, and on no other.
+    `since`: the time at which the stream was created."""
     return {
         **aws_environment(endpoint_url, REGION),
         "KCL_LAKE": str(folders.lake),

@@ -1,4 +1,4 @@
-"""The application that the demo runs: its leases, the processes of its workers, and how to reshard its stream."""
+"""Reads the leases and the worker processes of the demo's application, and reshards the application's stream."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ MINUTE = "%Y-%m-%d-%H:%M"
 
 
 def minute_of(moment: Any) -> str:
-    """The partition of a moment: epoch seconds or a datetime."""
+    """The partition of a moment, which is given in epoch seconds or as a datetime."""
     at = moment if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC)
     return at.astimezone(UTC).strftime(MINUTE)
 
@@ -44,7 +44,7 @@ class Fleet:
         return self._application.streams[0].name
 
     def leases(self) -> dict[LeaseKey, Lease]:
-        """All leases; none before the leader has made the table."""
+        """All leases. Empty before the leader has created the table."""
         try:
             if self._table is None:
                 layout = detect_layout(self._dynamodb, self._application)
@@ -54,7 +54,7 @@ class Fleet:
             return {}
 
     def workers(self) -> dict[str, processes.Process]:
-        """Worker slots whose runs are going on, and their processes."""
+        """The slots whose runs are in progress, with the processes of their workers."""
         found = {}
         for run_id, tags in self._dagster.started_runs().items():
             slot = tags.get("dagster/partition")
@@ -73,7 +73,7 @@ class Fleet:
         return widest.id
 
     def merge(self) -> tuple[str, str]:
-        """Merge two narrow neighbours."""
+        """Merge the two adjacent open shards that together have the smallest hash range."""
         shards = sorted(self._open_shards(), key=lambda shard: shard.hash_range)
         left, right = min(pairwise(shards), key=lambda two: two[1].hash_range.end - two[0].hash_range.start)
         self._kinesis.merge_shards(StreamName=self._stream, ShardToMerge=left.id, AdjacentShardToMerge=right.id)
@@ -93,7 +93,7 @@ class Fleet:
         return found
 
     def _asked(self, operation: str, arguments: Mapping[str, Any]) -> Any:
-        """Workers read the same shards, so that a request may be one too many."""
+        """Send a request, and repeat it if it is throttled, because the workers read the same shards."""
         deadline = self._runtime.clock.monotonic() + ANSWER_SECONDS
         return retried(lambda: call(self._kinesis, operation, **arguments), self._runtime, deadline)
 

@@ -1,4 +1,4 @@
-"""What the demo keeps on this machine, and which of it a new demo removes."""
+"""The folders and files of the demo on this machine, some of which a new demo removes."""
 
 import shlex
 import shutil
@@ -8,7 +8,7 @@ from typing import Final
 
 from kcl_dagster.errors import ConfigurationError
 
-MADE_HERE: Final = ".made-by-the-demo"  # only folders that hold it are ever emptied
+MADE_HERE: Final = ".made-by-the-demo"  # the marker file: a folder without it is never emptied
 
 DEFAULT: Final = Path(__file__).parents[1] / ".demo"
 
@@ -37,12 +37,12 @@ class DemoFolders:
 
     @property
     def ledger(self) -> Path:
-        """Where the producer writes what the stream acknowledged."""
+        """The file in which the producer records which clicks the stream acknowledged."""
         return self.directory / "produced.txt"
 
     def prepare(self) -> None:
-        """Remove what an earlier demo left, because a new stream counts from the beginning. Raises
-        ConfigurationError, and removes nothing, if the demo did not make one of the folders."""
+        """Remove the data of an earlier demo, because the sequence numbers of a new stream start again. Raises
+        ConfigurationError, and removes nothing, if the demo did not create one of the folders."""
         folders = (self.lake, self.logs, self.dagster_home)
         for path in folders:
             made(path)
@@ -52,11 +52,12 @@ class DemoFolders:
 
 
 def made(path: Path) -> Path:
-    """Make a folder of the demo's own, or find the one that it made before. Raises ConfigurationError for a folder
-    that it did not make."""
+    """Create a folder, unless an earlier demo has created it. Raises ConfigurationError if the folder has files and
+    was not created by a demo."""
     marker = path / MADE_HERE
     if path.exists() and not marker.is_file() and any(path.iterdir()):
-        # All of .demo is ours: an older version made it without markers, and would be refused folder by folder.
+        # The folder .demo as a whole belongs to the demo. An older version made it without markers, so the message
+        # names .demo instead of one folder in it after the other.
         stale = DEFAULT if path.is_relative_to(DEFAULT) else path
         raise ConfigurationError(
             f"{path} holds files and no {MADE_HERE}: a demo of an older version made it, or another program. If "
@@ -69,7 +70,7 @@ def made(path: Path) -> Path:
 
 
 def emptied(path: Path) -> Path:
-    """The folder without what an earlier run left in it. Raises as `made`, and removes nothing then."""
+    """Remove the content of the folder, and return the folder. Raises as `made`, and then removes nothing."""
     made(path)
     if path.is_symlink():
         raise ConfigurationError(f"{path} is a link: the demo empties only folders that it made")

@@ -1,6 +1,6 @@
-"""The producer's own record of what the stream acknowledged: what the verdict is computed against.
+"""The producer's file of the records that the stream acknowledged. The verdict compares the lake with this file.
 
-One line per record: shard, sequence number, key, and the record's number among those of its key.
+The file has a line for each record: shard, sequence number, key, and the record's number among those of its key.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,8 @@ from typing import TextIO
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A record the stream accepted. `number` counts the records of its key, from 0, in the order of production."""
+    """A record that the stream acknowledged. `number` counts the records of its key, from 0, in the order of
+    production."""
 
     shard: str
     sequence: int
@@ -20,7 +21,7 @@ class Acknowledged:
 
 
 class Ledger:
-    """Appends to a file; a batch is on its way to the disk before the next one is produced."""
+    """Appends to the file. Each batch is passed to the operating system before the next one is produced."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -31,7 +32,7 @@ class Ledger:
 
 
 def read(path: Path) -> Iterator[Acknowledged]:
-    """Every acknowledged record, in the order of the acknowledgements. A line cut off by a crash is left out."""
+    """All acknowledged records, in the order of the acknowledgements. A line that a crash cut off is left out."""
     if not path.exists():
         return
     with path.open() as file:
@@ -42,7 +43,7 @@ def read(path: Path) -> Iterator[Acknowledged]:
 
 
 def count(path: Path) -> int:
-    """How many records are in the ledger; cheaper than reading them."""
+    """The number of records in the file. This is faster than `read`."""
     if not path.exists():
         return 0
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The materializations of each minute, judged against what the stream received in it. Pure."""
+"""Compares the materializations of each minute with the number of clicks that the stream received in it. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ ASSETS: Final = {"clicks": "dagster/row_count", "sessions": "clicks"}
 
 @dataclass(frozen=True, slots=True)
 class Materialization:
-    """Of an asset for one minute, with the number of clicks in its metadata."""
+    """A materialization of an asset for one minute, with the number of clicks in its metadata."""
 
     asset: str
     minute: str
@@ -19,7 +19,7 @@ class Materialization:
 
 @dataclass(frozen=True, slots=True)
 class MinutesVerdict:
-    """`problems`: what is wrong, in sentences."""
+    """The result for all minutes. `problems`: a sentence for each deviation."""
 
     minutes: int
     problems: Sequence[str] = ()
@@ -40,8 +40,9 @@ def judge_minutes(
     materializations: Iterable[Materialization],
     waiting: Collection[tuple[str, str]] = (),
 ) -> MinutesVerdict:
-    """`finished`: the minutes that ended before the last click was produced. `waiting`: assets and minutes of which
-    a run is queued or goes on."""
+    """Check that each asset has one materialization for each minute, with the clicks that arrived in the minute.
+    `finished`: the minutes that ended before the last click was produced. `waiting`: the assets and minutes for
+    which a run is queued or in progress."""
     every, problems = list(materializations), []
     minutes = sorted(finished)
     for minute in minutes:

@@ -1,4 +1,4 @@
-"""Checks before a start: whether it can succeed.
+"""Checks before the start of the demo whether it can succeed.
 
 Each check raises one KclError. Its message fits on a line and states what to do. `problems` returns the messages.
 """

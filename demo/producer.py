@@ -1,7 +1,8 @@
 """A steady clickstream: `python -m demo.producer --stream clicks --endpoint-url http://127.0.0.1:4566 ...`.
 
-Every user clicks once per round, so no two records of one user are ever in flight together and the order in which
-the stream keeps them is the order of their numbers. Ends when told to (SIGTERM, SIGINT) or when `--watch` ends.
+Every user clicks once per round, so the records of one user are never sent at the same time. The stream therefore
+keeps them in the order of their numbers. The producer ends on SIGTERM or SIGINT, or when the process that `--watch`
+names ends.
 """
 
 import argparse
@@ -25,16 +26,16 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.orchestration import processes
 
 PAGES = ("/", "/search", "/product", "/product/reviews", "/cart", "/checkout", "/thanks")
-PUT_RECORDS_LIMIT = 500  # of the service, per call
+PUT_RECORDS_LIMIT = 500  # the limit of Kinesis per call
 RETRY_SECONDS = 0.2  # after a call that was throttled or not answered
-# On a busy machine, the embedded AWS answers late. If the producer gave up an answer, it would put the clicks
-# again, and the ledger would have the second ones only.
+# On a busy machine, the embedded AWS answers late. If the producer did not wait for an answer, it would put the
+# clicks again, and the ledger would contain only the clicks of the second request.
 PATIENCE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Click:
-    """One event. `number` counts the clicks of its user."""
+    """A click of a user. `number` counts the clicks of the user."""
 
     user: str
     number: int
@@ -48,22 +49,22 @@ class Click:
 
 
 def rounds(users: int, random: Random) -> Iterator[list[Click]]:
-    """Every user's next click, for ever."""
+    """Yield the next click of every user, without end."""
     for number in count():
         at = datetime.now(UTC)
         yield [Click(f"user-{user:04d}", number, random.choice(PAGES), at) for user in range(users)]
 
 
 def put(kinesis: Any, stream: str, clicks: Sequence[Click], ledger: Ledger, stop: threading.Event) -> None:
-    """Put every click, again those that were refused, until all are acknowledged or `stop` is set."""
+    """Put the clicks, and repeat those that were refused, until all are acknowledged or `stop` is set."""
     waiting = list(clicks)
     while waiting and not stop.is_set():
         try:
             records = [{"Data": click.encode(), "PartitionKey": click.user} for click in waiting]
             answer = aws.call(kinesis, "put_records", StreamName=stream, Records=records)
         except KclError as error:
-            # Put again: a click that was stored although its answer was lost is then in the stream twice, as with
-            # any producer. The embedded AWS loses no answers, see PATIENCE_SECONDS.
+            # The clicks are put again. If they were stored and the answer was lost, they are then in the stream
+            # twice, as with any producer. The embedded AWS loses no answers, see PATIENCE_SECONDS.
             sys.stderr.write(f"{error}\n")
             stop.wait(RETRY_SECONDS)
             continue
@@ -79,7 +80,7 @@ def put(kinesis: Any, stream: str, clicks: Sequence[Click], ledger: Ledger, stop
 
 
 def produce(kinesis: Any, stream: str, ledger: Ledger, *, rate: float, users: int, stop: threading.Event) -> None:
-    """`rate` records a second until `stop`; catches up after a pause by at most one round."""
+    """Produce `rate` records per second until `stop` is set. After a pause, catches up by one round at most."""
     per_call = min(PUT_RECORDS_LIMIT, max(1, round(rate / 4)))
     due = time.monotonic()
     for clicks in rounds(users, Random(0)):
@@ -122,7 +123,7 @@ def main() -> int:
     options.ledger.parent.mkdir(parents=True, exist_ok=True)
     with options.ledger.open("a") as file:
         try:
-            # One producer per ledger: `dagster dev` evaluates the definitions in several processes.
+            # Only one producer may use a ledger. Another one ends at once.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return 0

@@ -1,9 +1,9 @@
-"""Ends everything that a process started once that process is gone, whatever way it went.
+"""Ends the family of a process (everything that it has started) when the process has ended, for whatever reason.
 
 `python -m demo.reaper PID@STARTED [NAME=value]` runs detached beside the demo. A killed `dagster dev` leaves its
-webserver, daemon, code server and runs behind; only a process outside of that family can end them. The optional
-marker finds, by their environment, processes whose parents died before the reaper saw them. It has to be unique to
-the family.
+webserver, daemon, code server and runs behind, and only a process outside of this family can end them. The optional
+argument NAME=value, the marker, is in the environment of all processes of the family, and of no others. By it, the
+reaper finds processes whose parents ended before the reaper observed them.
 """
 
 import os
@@ -17,14 +17,14 @@ from pathlib import Path
 from kcl_dagster.orchestration import processes
 from kcl_dagster.orchestration.processes import Process
 
-LOOK_SECONDS = 0.25  # how soon the end of the root is noticed
-SNAPSHOT_SECONDS = 1.0  # how often the family is written down; workers live much longer than that
-DRAIN_SECONDS = 4.0  # workers notice by themselves, commit, and release their leases
-TERMINATE_SECONDS = 2.0  # between SIGTERM and SIGKILL; all in all well under ten seconds
+LOOK_SECONDS = 0.25  # the interval at which the reaper checks whether the root has ended
+SNAPSHOT_SECONDS = 1.0  # the interval at which the family is recorded; workers live much longer
+DRAIN_SECONDS = 4.0  # workers detect the end by themselves, commit, and release their leases
+TERMINATE_SECONDS = 2.0  # between SIGTERM and SIGKILL; all steps together take less than ten seconds
 
 
 def start(root: Process, marker: str | None = None) -> int:
-    """Start a detached reaper for `root`. Returns its process id; it ends by itself with the last relative."""
+    """Start a detached reaper for `root`. Returns its process id. It ends when no process of the family is left."""
     process = subprocess.Popen(
         [sys.executable, "-m", "demo.reaper", root.identity, *([marker] if marker else [])],
         cwd=Path(__file__).parents[1],
@@ -38,9 +38,10 @@ def start(root: Process, marker: str | None = None) -> int:
 
 
 def reap(root: Process | None, marker: str | None = None) -> None:
-    """Watch `root`; when it is gone, let its family drain, then terminate, then kill. Blocks until all are gone.
+    """Wait until `root` has ended. Then give its family time to drain, terminate it, and kill it. Blocks until all
+    processes of the family have ended.
 
-    `root` None: it was gone before the reaper could look. Only what carries the marker is ended then.
+    If `root` is None, it had ended before the reaper started. Then only processes with the marker are ended.
     """
     family = _watch(root, marker) if root is not None else {}
     for signal_number, patience in (
@@ -63,7 +64,8 @@ def _watch(root: Process, marker: str | None) -> dict[int, Process]:
     while root.is_alive():
         if time.monotonic() >= next_snapshot:
             everyone = processes.snapshot()
-            # A child of a dead relative hangs below init; its own children are still found below it.
+            # If a process of the family has ended, its children are children of init now. So descendants are looked
+            # up from each known process.
             relatives = {root.pid: root, **{p: f for p, f in family.items() if f.is_same(everyone.get(p))}}
             if root.is_same(everyone.get(root.pid)):
                 family = {
@@ -78,7 +80,7 @@ def _watch(root: Process, marker: str | None) -> dict[int, Process]:
 
 
 def _survivors(family: dict[int, Process], marker: str | None) -> dict[int, Process]:
-    """The living of the family, and what they started meanwhile. Never this process itself."""
+    """The living processes of the family, and those that they have started meanwhile, without this process."""
     everyone = processes.snapshot()
     left = {pid: known for pid, known in family.items() if known.is_same(everyone.get(pid))}
     for pid in list(left):

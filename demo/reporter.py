@@ -1,4 +1,4 @@
-"""Prints what happens, one line at a time, so that it reads the same in a terminal and in a log."""
+"""Prints the events of the demo line by line, so that the output is the same in a terminal and in a log."""
 
 from datetime import datetime
 
@@ -9,7 +9,7 @@ from demo.folders import DemoFolders
 
 
 class Reporter:
-    """Prints with the time in front. Events stand out; the verdict has no decoration, for scripts."""
+    """Prints lines that begin with the time. Events are highlighted. The verdict is plain text, for scripts."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -27,7 +27,7 @@ class Reporter:
         self._console.print(Text(text, style="bold red"), soft_wrap=True)
 
     def where(self, folders: DemoFolders) -> None:
-        """Where to find what is left of the demo."""
+        """Print where the data, logs and runs of the demo are."""
         self.line(f"data: {folders.lake} · logs: {folders.logs} · runs: DAGSTER_HOME={folders.dagster_home}")
 
     def _print(self, text: str, style: str) -> None:

@@ -1,4 +1,4 @@
-"""What the demo does to the fleet in a limited time, and when. Pure."""
+"""The steps of a demo with a limited time, and when each is due. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,16 +10,17 @@ class Step(StrEnum):
     MERGE = "merge"
 
 
-# Of the whole time. A step waits until the fleet is ready for it, and then until the end if it must.
+# Parts of the whole time after which a step is due. A due step waits until the fleet is ready for it, even if the
+# time is over then.
 _WHEN = {Step.SPLIT: 0.35, Step.KILL: 0.55, Step.MERGE: 0.75}
 
-# A merge in a short demo would only be seen in the drain.
+# In a shorter demo there is no merge, because it would take effect only while the workers drain.
 MERGE_WORTH_SECONDS = 150.0
 
 
 @dataclass
 class Schedule:
-    """The steps that are left, in their order."""
+    """Which steps are done, and which one is due."""
 
     duration: float
     done: tuple[Step, ...] = ()
@@ -34,7 +35,7 @@ class Schedule:
         return len(self.done) == len(self.steps)
 
     def due(self, elapsed: float) -> Step | None:
-        """The next step if its time has come."""
+        """The next step, if it is due."""
         for step in self.steps[len(self.done) : len(self.done) + 1]:
             if elapsed >= _WHEN[step] * self.duration:
                 return step

@@ -1,4 +1,4 @@
-"""What the demo is asked for."""
+"""The settings of a demo."""
 
 import re
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from demo.folders import DemoFolders
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
-MARKER_VARIABLE = "KCL_DEMO"  # in the environment of everything the demo starts
+MARKER_VARIABLE = "KCL_DEMO"  # in the environment of every process that the demo starts
 
 
 def seconds(text: str) -> float:
-    """Read `90`, `90s`, `2m` or `1h`. Raises ValueError on anything else, and on nothing at all to do."""
+    """Parse a duration such as `90`, `90s`, `2m` or `1h`. Raises ValueError for any other text, and for zero."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if match is None or float(match[1]) <= 0:
         msg = f"{text!r} is not a duration such as 90s, 2m or 1h"
@@ -21,7 +21,8 @@ def seconds(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """`duration` None: until Ctrl-C, without a verdict. `marker` tells this demo's processes from any other's."""
+    """`duration`: in seconds; None for a demo without a verdict, which runs until Ctrl-C. `marker`: distinguishes
+    the processes of this demo from all others."""
 
     folders: DemoFolders
     marker: str

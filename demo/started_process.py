@@ -1,4 +1,4 @@
-"""A process that the demo starts: in a session of its own, so that the demo decides in which order they end."""
+"""Starts a process of the demo in a session of its own, so that the demo decides in which order processes end."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from typing import Self
 
 @dataclass
 class StartedProcess:
-    """A process and where its output goes."""
+    """A process, and the file with its output."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -35,14 +35,14 @@ class StartedProcess:
         return self.process.poll() is not None
 
     def stop(self, signal_number: signal.Signals, *, group: bool = False) -> None:
-        """Send a signal, to the whole process group if asked, as a terminal's Ctrl-C does."""
+        """Send a signal to the process. With `group`, send it to the whole process group, as Ctrl-C does."""
         try:
             (os.killpg if group else os.kill)(self.process.pid, signal_number)
         except ProcessLookupError:
             return
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ended within that time."""
+        """Wait for the end of the process. Returns whether it has ended within this time."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:

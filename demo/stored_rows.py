@@ -13,7 +13,7 @@ COLUMNS = ("shard_id", "sequence_number", "user", "number")
 
 
 class StoredCount:
-    """Counts rows by the files' footers; a file is opened once."""
+    """Counts the rows of a table by the footers of its files. Each file is opened only once."""
 
     def __init__(self, table: Path) -> None:
         self._table = table
@@ -27,12 +27,12 @@ class StoredCount:
             try:
                 self._rows[path] = parquet.read_metadata(path).num_rows
             except (OSError, ValueError):
-                continue  # replaced while we looked; counted next time
+                continue  # it was replaced meanwhile, and is counted by the next call
         return sum(self._rows.values())
 
 
 def data_files(table: Path) -> list[Path]:
-    """The files a reader of the table would read: not those being written."""
+    """The files that a reader of the table would read, without files that are still being written."""
     return [
         path
         for path in table.rglob("*.parquet")
@@ -41,15 +41,15 @@ def data_files(table: Path) -> list[Path]:
 
 
 def written(path: Path) -> int:
-    """When a data file was written, in nanoseconds. A merged file stands for those that it was made of."""
+    """When a data file was written, in nanoseconds. For a merged file, when its newest source was written."""
     merged = MERGED.match(path.name)
     return path.stat().st_mtime_ns if merged is None else int(merged[1]) * 1_000_000
 
 
 def records(table: Path) -> Iterator[StoredRow]:
-    """Every row, files in the order in which they were written, which a move to their final name does not change. A
-    worker writes what it reads of a shard in order, and the next owner of the shard begins after that; so this is
-    also the order of each key."""
+    """All rows, file by file in the order in which the files were written. A move of a file to its final name does
+    not change this order. A worker writes the records of a shard in order, and the next owner of the shard begins
+    after them. So the rows of each key are in order, too."""
     for path in sorted(data_files(table), key=lambda p: (written(p), p.name)):
         for batch in parquet.ParquetFile(path).iter_batches(columns=list(COLUMNS)):
             columns = [batch.column(name).to_pylist() for name in COLUMNS]

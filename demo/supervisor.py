@@ -1,4 +1,4 @@
-"""Starts everything, reports what happens, and ends everything."""
+"""Starts all processes of the demo, reports its events, and ends all processes."""
 
 import os
 import shutil
@@ -30,25 +30,27 @@ LOOK_SECONDS = 1.0
 REPORT_SECONDS = 5.0
 WORKERS = 2
 
-# A worker is only worth killing once it has something to lose; on a busy machine Spark takes a minute to start.
+# If steps are left when the time is over: how long the demo waits, without progress, for two workers that store
+# records. On a busy machine, Spark takes a minute to start.
 READY_PATIENCE_SECONDS = 180.0
-# Dagster fails a run whose process is not up within this time, 60 unless told otherwise: it imports Dagster and the
-# definitions, beside others that start Spark.
+# Dagster fails a run whose process has not started within this time. Dagster's default of 60 s is too short,
+# because the process imports Dagster and the definitions while other processes start Spark.
 START_OF_A_RUN_SECONDS = 300
-# How long the drain may make no progress. A killed worker's lease waits for its duration, a new worker for Spark.
+# How long nothing may be stored at the end before the demo gives up. The leases of a killed worker wait for the
+# lease duration, and a new worker waits for Spark.
 DRAIN_PATIENCE_SECONDS = 90.0
 
-# Nothing of ours may be alive after ten seconds, on a busy machine too. Workers need two or three to finish a batch
-# and release their leases.
+# All processes of the demo must have ended within ten seconds, even on a busy machine. Workers need two or three
+# seconds to finish a batch and release their leases.
 INTERRUPT_SECONDS = 4.5
 TERMINATE_SECONDS = 1.0
 PRODUCER_SECONDS = 1.0
-# At the end of a timed demo no user waits for a prompt.
+# A demo with a limited time may take longer to end, because no user waits for a prompt.
 GRACEFUL_SECONDS = 30.0
 
 
 class Ended(Exception):
-    """A signal, or the end of a process, ends the demo."""
+    """Raised if a signal or the end of a process ends the demo."""
 
 
 class Supervisor:
@@ -64,7 +66,7 @@ class Supervisor:
         self._wake = threading.Event()
 
     def run(self) -> int:
-        """The exit code. Raises KclError when something cannot start."""
+        """Run the demo and return the exit code. Raises KclError if a process cannot be started."""
         with ExitStack() as stack:
             stack.enter_context(self._signals())
             self._parents = _parents_through_make()
@@ -140,7 +142,8 @@ class Supervisor:
     # --- while it runs ---
 
     def _watch(self) -> None:
-        """Until the time is up and all steps are done, or for ever."""
+        """Carry out the steps and report, until the time is over and all steps are done. Without a limited time,
+        this ends only when it raises Ended."""
         duration = self._settings.duration
         schedule = Schedule(duration or float("inf"))
         started = time.monotonic()
@@ -172,14 +175,15 @@ class Supervisor:
                 return
 
     def _report_changes(self) -> None:
-        """Report what changed of the leases since the last look."""
+        """Report the changes of the leases since the last call."""
         now = self._fleet.leases()
         for line in changes.describe(self._leases, now):
             self._reporter.event(line)
         self._leases = now or self._leases
 
     def _look(self) -> None:
-        """Wait a little; raise Ended when there is a reason to."""
+        """Wait for a short time. Raises Ended if the demo was asked to end, or if a process that it needs has
+        ended."""
         self._wake.wait(LOOK_SECONDS)
         if self._end is not None:
             raise Ended
@@ -196,8 +200,8 @@ class Supervisor:
         raise Ended
 
     def _progress(self, leases: Mapping[LeaseKey, Lease]) -> object:
-        """Changes whenever the fleet comes nearer to two running workers. How much is stored does not count: one
-        worker alone stores records for ever."""
+        """A value that changes when the fleet comes nearer to two running workers. The number of stored records is
+        not part of it, because one worker alone would store records for ever."""
         owners = sorted((key, str(lease.actual_owner)) for key, lease in leases.items())
         return owners, sorted(self._fleet.workers()), self._stored() > 0
 
@@ -209,7 +213,8 @@ class Supervisor:
         self._reporter.line(f"{leases} · produced {produced:,} · stored {stored:,}")
 
     def _ready(self, step: Step) -> bool:
-        """Two workers at work, and something stored; a merge needs less."""
+        """Whether a step may be carried out: two workers own leases, and records are stored. A merge may always be
+        carried out."""
         if step is Step.MERGE:
             return True
         owners = {lease.actual_owner for lease in self._fleet.leases().values() if lease.actual_owner}
@@ -231,7 +236,7 @@ class Supervisor:
         return True
 
     def _conclude(self) -> Verdict:
-        """Stop the producer, let the workers drain, stop everything, judge."""
+        """Stop the producer, wait until all records are stored, stop Dagster, and return the verdict."""
         self._reporter.line("time is up: stopping the producer, then waiting until everything is stored")
         self._stop_producer()
         stopped = time.time()
@@ -257,7 +262,7 @@ class Supervisor:
         return judge(ledger.read(self._folders.ledger), stored_rows.records(self._folders.clicks))
 
     def _judge_minutes(self, stopped: float) -> MinutesVerdict:
-        """Wait until every minute that ended before the producer did is materialized, and judge."""
+        """Wait until all minutes that ended before the producer was stopped are materialized, and judge them."""
         arrived = self._fleet.arrivals()
         last = minute_of(stopped)
         finished = [minute for minute in _minutes(minute_of(self._since), last) if minute < last]
@@ -280,13 +285,13 @@ class Supervisor:
     # --- the end ---
 
     def _stop_producer(self) -> None:
-        """It finishes the call it is in, so that every acknowledgement is in the ledger."""
+        """Stop the producer. It first finishes its present call, so that every acknowledgement is in the ledger."""
         self._producer.stop(signal.SIGTERM)
         if not self._producer.wait(PRODUCER_SECONDS):
             self._producer.stop(signal.SIGKILL)
 
     def _stop_dagster(self, patience: float = INTERRUPT_SECONDS) -> None:
-        """As a terminal does it: the group gets SIGINT, and with it the workers."""
+        """Stop Dagster as Ctrl-C in a terminal does: the whole process group, with the workers, gets SIGINT."""
         self._producer.stop(signal.SIGTERM)
         family = processes.descendants(self._dagster.process.pid, processes.snapshot()).values()
         for number, seconds in ((signal.SIGINT, patience), (signal.SIGTERM, TERMINATE_SECONDS)):
@@ -294,7 +299,7 @@ class Supervisor:
             self._dagster.wait(seconds)
             if not any(process.is_alive() for process in family):
                 break
-        # JVMs have left the group.
+        # JVMs are not in the process group any more, so they are killed one by one.
         self._dagster.stop(signal.SIGKILL, group=True)
         for process in family:
             process.send(signal.SIGKILL)
@@ -316,8 +321,8 @@ class Supervisor:
 
 
 def _parents_through_make() -> list[processes.Process]:
-    """The processes above this one up to `make`, if make started it. If one of them is gone, Ctrl-C reaches the
-    demo no more."""
+    """The processes above this one up to `make`, if `make` has started it. If one of them has ended, Ctrl-C no
+    longer reaches the demo."""
     if "MAKELEVEL" not in os.environ:
         return []
     above = processes.ancestors(os.getpid(), processes.snapshot())
@@ -326,7 +331,7 @@ def _parents_through_make() -> list[processes.Process]:
 
 
 def _minutes(first: str, last: str) -> Iterator[str]:
-    """All minutes from one to another, by the keys of their partitions."""
+    """The keys of the partitions of all minutes from `first` to `last`."""
     moment = datetime.strptime(first, MINUTE).replace(tzinfo=UTC)
     while (key := moment.strftime(MINUTE)) <= last:
         yield key

@@ -1,4 +1,4 @@
-"""What was stored, judged against what the stream acknowledged. Pure."""
+"""Compares the stored rows with the records that the stream acknowledged. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from demo.ledger import Acknowledged
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """A record as the lake has it."""
+    """A record as it is in the lake."""
 
     shard: str
     sequence: int
@@ -36,8 +36,9 @@ class Verdict:
 
 
 def judge(acknowledged: Iterable[Acknowledged], stored: Iterable[StoredRow]) -> Verdict:
-    """`stored` comes in the order in which it was written. A record is out of order if a later sequence number of
-    its shard, or a later number of its key, was written before it. The second holds across a reshard too."""
+    """Judge the rows in `stored`, which are in the order in which they were written. A record is out of order if a
+    later sequence number of its shard, or a later number of its key, was written before it. The numbers of a key
+    also show the order across a reshard."""
     wanted: set[tuple[str, int]] = set()
     produced = 0
     for record in acknowledged:

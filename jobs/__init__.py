@@ -1,1 +1,1 @@
-"""Jobs of the clickstream beside those that its consumer brings."""
+"""Jobs of the clickstream, in addition to those that `build_kcl_definitions` makes for the consumer."""

@@ -1,4 +1,4 @@
-"""Reading five minutes of clicks again, beside the workers that read on."""
+"""The job that reads five minutes of clicks again, while the workers continue to read."""
 
 import dagster as dg
 

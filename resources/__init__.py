@@ -1,1 +1,1 @@
-"""What the clickstream runs on: which AWS, which Spark, which lake, and how production and demo differ."""
+"""The resources of the clickstream: AWS, Spark, the lake, and the differences between production and the demo."""

@@ -1,4 +1,5 @@
-"""What differs between production and the demo, which sets KCL_DEMO_SINCE to the minute of its start."""
+"""The settings that differ between production and the demo. The demo sets KCL_DEMO_SINCE to the minute of its
+start."""
 
 import os
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ MINUTE = "%Y-%m-%d-%H:%M"
 
 @dataclass(frozen=True)
 class Deployment:
-    """`windows` partition what is stored. `freshness` is longer than a window and a restart together."""
+    """The settings of one deployment. `windows`: the partitions of the stored clicks. `freshness`: longer than a
+    window and a restart together."""
 
     windows: dg.TimeWindowPartitionsDefinition
     freshness: timedelta
@@ -23,7 +25,8 @@ class Deployment:
 
     @property
     def days(self) -> dg.DailyPartitionsDefinition:
-        """Days of which all windows exist: not the one in which the demo began."""
+        """The days of which all windows exist. The day on which the windows begin counts only if they begin at
+        midnight."""
         return dg.DailyPartitionsDefinition(f"{self.windows.start + timedelta(days=1, seconds=-1):%Y-%m-%d}")
 
 
@@ -38,7 +41,8 @@ def production() -> Deployment:
 
 
 def demo(since: str) -> Deployment:
-    """Short times show a takeover and a finished window soon. Java compiles less and starts a third faster."""
+    """The settings of the demo. With its short times, a takeover and a complete window are seen soon. With these
+    options, Java compiles less and starts in two thirds of the time."""
     return Deployment(
         windows=dg.TimeWindowPartitionsDefinition(cron_schedule="* * * * *", start=since, fmt=MINUTE),
         freshness=timedelta(minutes=15),

@@ -1,4 +1,4 @@
-"""Where data is stored: below KCL_LAKE, a folder or s3://bucket/prefix."""
+"""The place of all data: a folder or s3://bucket/prefix, which the variable KCL_LAKE names."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Which Spark: a small local one for each run. A cluster: KclSparkResource(mode="cluster", url=...)."""
+"""The Spark sessions: a small local one for each run. For a cluster: KclSparkResource(mode="cluster", url=...)."""
 
 import os
 import shutil
@@ -14,12 +14,12 @@ MEMORY = "512m"  # enough for batches of some 50 MB
 
 
 def worker_spark() -> kcl.KclSparkResource:
-    """For the workers, which run for hours."""
+    """The Spark session of a worker, which runs for hours."""
     return kcl.KclSparkResource(slots=2, memory=MEMORY, java_options=DEPLOYMENT.java_options)
 
 
 def pyspark() -> LazyPySparkResource:
-    """For everything downstream. Starts with the first use, not with the run."""
+    """The Spark session of downstream assets. It starts when it is first used, not when the run starts."""
     if "JAVA_HOME" not in os.environ and shutil.which("java") is None:
         home = find_java(os.environ).home
         if home is not None:

@@ -1,4 +1,4 @@
-"""`KinesisConsumerComponent`: a stream that is read into a lake, described in YAML."""
+"""`KinesisConsumerComponent`: reads a stream into a lake, as YAML describes it."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""`KinesisResource`: clients of the streams, and all that a consumer needs to reach AWS."""
+"""`KinesisResource`: makes clients of Kinesis, and connects consumers to AWS."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ from kcl_dagster import KclResource
 
 
 class KinesisResource(KclResource):
-    """Credentials, region and endpoints. With nothing set, boto3's usual sources apply.
+    """Credentials, region and endpoints. By default, boto3's usual sources apply.
 
-    A `KclResource`: where consumers of kcl_dagster ask for the resource `kcl`, this one serves.
+    This class is a `KclResource`, so it can also be the resource `kcl` of consumers of kcl_dagster.
 
     Example:
         .. code-block:: python
@@ -26,5 +26,5 @@ class KinesisResource(KclResource):
     """
 
     def get_client(self) -> Any:
-        """A boto3 client of Kinesis. It is made once for each process, and safe on any thread."""
+        """Return a boto3 client of Kinesis. It is created once per process, and any thread may use it."""
         return self.client("kinesis")

@@ -1,4 +1,4 @@
-"""Against the embedded AWS of kcl_dagster: it needs no account and no Docker."""
+"""Tests of the resource on the embedded AWS of kcl_dagster. They need no AWS account and no Docker."""
 
 from collections.abc import Iterator
 
