@@ -1,7 +1,7 @@
-"""What a package index shows of a release: the project's addresses, and a README whose links work there.
+"""Makes the texts of a release for a package index: the project's addresses, and a README whose links work there.
 
-Hatchling calls this at each build. The release workflow sets REPOSITORY_URL, the address of the sources. Without it
-the README stays as it is and there are no addresses.
+Hatchling calls this module at each build. The release workflow sets REPOSITORY_URL, the address of the sources.
+Without this variable, the README is unchanged and there are no addresses.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A headless Chromium, told what to do over its DevTools protocol: no driver, no download."""
+"""A headless Chromium, controlled through its DevTools protocol, so neither a driver nor a download is needed."""
 
 import base64
 import json
@@ -17,9 +17,9 @@ from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 START_SECONDS = 30.0
-PATIENCE_SECONDS = 60.0  # a page of Dagster's on a busy machine
+PATIENCE_SECONDS = 60.0  # for a page of Dagster on a busy machine
 LOOK_SECONDS = 0.25
-STILL_SECONDS = 15.0  # some pages count seconds, and never rest
+STILL_SECONDS = 15.0  # some pages count seconds and never stop changing
 
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
@@ -32,7 +32,7 @@ CLICK = """(() => {
   if (found) found.click();
   return Boolean(found);
 })()"""
-HEARD_SECONDS = 15.0  # a click on what the page is about to make anew is not heard
+HEARD_SECONDS = 15.0  # a click has no effect if the page is just replacing the element
 
 
 class BrowserMissing(Exception):
@@ -54,7 +54,7 @@ class Page:
         )
 
     def open(self, url: str, *, showing: str, seconds: float = PATIENCE_SECONDS) -> None:
-        """Go to a page and wait until it shows a text. Raises AssertionError with what it shows instead."""
+        """Open a page and wait until it shows a text. Raises AssertionError with the text that it shows instead."""
         self._call("Page.navigate", url=url)
         self.wait_for(showing, seconds)
 
@@ -65,25 +65,26 @@ class Page:
             time.sleep(LOOK_SECONDS)
 
     def wait_until(self, script: str, what: str, seconds: float = PATIENCE_SECONDS) -> None:
-        """Until a script in the page is true."""
+        """Wait until the value of a script in the page is true."""
         deadline = time.monotonic() + seconds
         while not self.evaluate(script):
             assert time.monotonic() < deadline, f"{what}: {self.text()[:2000]}"
             time.sleep(LOOK_SECONDS)
 
     def wait_until_still(self, seconds: float = STILL_SECONDS) -> None:
-        """Until it looks the same twice: pages fade things in. One that never rests is still enough at the end."""
+        """Wait until two pictures of the page are equal, because pages fade elements in. If a page never stops
+        changing, this ends after `seconds`."""
         deadline, before = time.monotonic() + seconds, b""
         while (now := self._picture()) != before and time.monotonic() < deadline:
             before = now
             time.sleep(LOOK_SECONDS)
 
     def text(self) -> str:
-        """Everything the page shows, as a reader would copy it."""
+        """The whole text of the page, as a reader would copy it."""
         return str(self.evaluate("document.body ? document.body.innerText : ''"))
 
     def evaluate(self, script: str) -> Any:
-        """The value of a script in the page, awaited if it is a promise."""
+        """The value of a script in the page. If it is a promise, its result is awaited."""
         answer = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         return answer["result"].get("value")
 
@@ -91,11 +92,11 @@ class Page:
         return str(self.evaluate("location.href"))
 
     def click(self, text: str, what: str = CLICKABLE) -> None:
-        """Click the innermost visible element with exactly this text, once it is there; `what`: a CSS selector."""
+        """Wait for visible elements with exactly this text, and click the innermost. `what`: a CSS selector."""
         self.wait_until(CLICK % (json.dumps(what), json.dumps(text)), f"something to click that says {text!r}")
 
     def click_until(self, text: str, script: str, what: str, seconds: float = PATIENCE_SECONDS) -> None:
-        """Click, again if nothing comes of it, until a script in the page is true."""
+        """Click until the value of a script in the page is true. If a click has no effect, it is repeated."""
         deadline, clicked = time.monotonic() + seconds, float("-inf")
         while not self.evaluate(script):
             assert time.monotonic() < deadline, f"{what}: {self.text()[:2000]}"
@@ -125,7 +126,7 @@ class Page:
 
 @contextmanager
 def browser() -> Iterator[Page]:
-    """A fresh Chromium with one tab. Raises BrowserMissing, saying what to install."""
+    """Start a Chromium with a new profile and one tab. Raises BrowserMissing, which names what to install."""
     program = next((found for name in NAMES if (found := shutil.which(name))), None)
     if program is None:
         raise BrowserMissing("there is no Chromium: install it (Debian, Ubuntu: apt-get install chromium)")
@@ -144,7 +145,7 @@ def browser() -> Iterator[Page]:
 
 
 def _tab(profile: Path) -> str:
-    """The address of the first tab, once the browser has written down where it listens."""
+    """Wait until the browser has written its port to a file. Returns the address of the first tab."""
     place = profile / "DevToolsActivePort"
     deadline = time.monotonic() + START_SECONDS
     while not place.exists() or len(place.read_text().splitlines()) < 2:

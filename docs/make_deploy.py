@@ -1,6 +1,6 @@
-"""Writes deploy/: what `kcl-dagster init orders` writes, with the versions of requirements.lock.
+"""Writes the files that `kcl-dagster init orders` writes into deploy/, with the versions of requirements.lock.
 
-`python -m docs.make_deploy`. A test fails when a file is out of date.
+The command is `python -m docs.make_deploy`. A test fails if a file is out of date.
 """
 
 import re
@@ -21,14 +21,14 @@ _LOCKED = re.compile(
 
 
 def files() -> dict[str, str]:
-    """Path below the repository -> text."""
+    """The texts of the files, by their paths below the repository."""
     versions = locked()
     chosen = {name: versions.get(name, version) for name, version in installed().items()}
     return {path: text for path, text in render(PROJECT, chosen).items() if path.startswith("deploy/")}
 
 
 def locked() -> Mapping[str, str]:
-    """Package -> version of requirements.lock, for the Python of the image."""
+    """The versions in requirements.lock by package, for the Python of the image."""
     python = ".".join(PROJECT.python.split(".")[:2])
     image = {"python_version": python, "python_full_version": PROJECT.python, "sys_platform": "linux"}
     found = {}

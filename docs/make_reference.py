@@ -1,4 +1,4 @@
-"""Writes docs/reference from the code: `python -m docs.make_reference`. A test fails when the pages are stale."""
+"""Writes docs/reference from the code: `python -m docs.make_reference`. A test fails if a page is out of date."""
 
 import argparse
 import inspect
@@ -76,7 +76,7 @@ DECODERS = (
 
 
 def pages() -> Mapping[str, str]:
-    """File name -> text."""
+    """The texts of the pages, by file name."""
     return {
         "api.md": _api(),
         "rights.md": _rights(),
@@ -242,7 +242,7 @@ def _examples(thing: Any) -> Iterator[str]:
 
 
 def _markdown(text: str) -> str:
-    """A docstring: sections become headings, code blocks fences, arguments a list."""
+    """A docstring as Markdown. Its sections become headings, its code blocks fences, and its arguments a list."""
     out: list[str] = []
     lines = text.splitlines()
     at = 0
@@ -302,12 +302,12 @@ def _arguments(body: list[str]) -> Iterator[str]:
 
 
 def attribute_docs(kind: type) -> Mapping[str, str]:
-    """The strings below the fields of a class and of those it inherits from, each as one line."""
+    """The docstrings below the fields of a class and its base classes, each as one line."""
     return {name: _one_line(text) for name, text in field_docstrings(kind).items()}
 
 
 def field_rows(model: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
-    """Name, type, default and meaning of each field."""
+    """The name, type, default and meaning of each field."""
     meanings = attribute_docs(model)
     described = model.model_json_schema()
     for name, field in model.model_fields.items():
@@ -390,7 +390,7 @@ def _settings() -> str:
 
 
 def _shared_settings() -> Mapping[str, str]:
-    """The attributes of a component whose type is a class of settings, with its name."""
+    """The attributes of a component whose type is a class of settings, with the name of this class."""
     written = {field.name: _without_metadata(field.type) for field in fields(kcl.KclApplicationComponent)}
     names = {kind.__name__ for kind in SETTINGS}
     kinds = {name: kind.removesuffix(" | None") for name, kind in written.items() if isinstance(kind, str)}
@@ -443,7 +443,7 @@ def _cli() -> str:
 
 
 def _config_of(operation: type[Operation]) -> str:
-    """As the launchpad is filled in; settings without a default have none."""
+    """The config with which the launchpad is filled in, see `filled_in`."""
     return yaml.safe_dump(
         {operation.name: filled_in(operation)}, default_flow_style=True, sort_keys=False, width=1000
     ).strip()
@@ -510,7 +510,7 @@ def _records() -> str:
 
 
 def _flat_table(text: str) -> str:
-    """Markdown cannot break a row over two lines; a docstring has to."""
+    """Join the rows of a table that a docstring breaks over two lines, because Markdown does not allow this."""
     rows: list[list[str]] = []
     out: list[str] = []
     for line in [*text.splitlines(), ""]:
@@ -602,7 +602,7 @@ def _capital(text: str) -> str:
 
 
 def _joined(parts: list[str]) -> str:
-    """Paragraphs apart; the items of a list together."""
+    """Join blocks of text: paragraphs with a blank line between them, and the items of a list without one."""
     text = ""
     for part in (part.strip() for part in parts if part.strip()):
         together = part.startswith("- ") and text.rstrip().rpartition("\n")[2].startswith("- ")

@@ -1,6 +1,6 @@
-"""Pictures of the real thing for README and docs: `make screenshots`. Needs Chromium.
+"""Takes the pictures of the UI for README and docs: `make screenshots`. Needs Chromium.
 
-The browser tests open the same pages and wait for the same texts, so a picture shows nothing that is not tested.
+The browser tests open the same pages and wait for the same texts, so every page in a picture is tested.
 """
 
 import argparse
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs/images"
 PATIENCE_SECONDS = 600.0  # until the demo has something to show
 PAGE_SECONDS = 60.0
-WORTH_SEEING_SECONDS = 330.0  # plots have more than a point by then, and sessions have been made
+WORTH_SEEING_SECONDS = 330.0  # by then, plots have several points, and there are sessions
 
 LOCATION = "kcl_dagster"
 GROUPS = "/asset-groups?expanded=" + "%2C".join(
@@ -37,7 +37,8 @@ PAUSE = f"{ADMIN}/playground/setup?config=" + quote(
 
 @dataclass(frozen=True)
 class Picture:
-    """A page, and what it must show before it is taken. `click`: what to press first; `then`: what that shows."""
+    """A picture of a page. `showing`: texts that the page must show before the picture is taken. `click`: the text
+    of an element to click first. `then`: texts that the page must show after the click."""
 
     name: str
     path: str
@@ -85,7 +86,7 @@ PICTURES = (
 
 
 def show(page: Page, base: str, picture: Picture, patience: float = PAGE_SECONDS) -> None:
-    """Open a page and wait. Raises AssertionError when it does not show what it should in time."""
+    """Open a page and wait for its texts. Raises AssertionError if the page does not show them in time."""
     page.size(*picture.size)
     page.open(base + picture.path, showing=picture.showing[0], seconds=patience)
     for text in picture.showing[1:]:
@@ -97,7 +98,7 @@ def show(page: Page, base: str, picture: Picture, patience: float = PAGE_SECONDS
 
 
 def take(page: Page, base: str, picture: Picture, images: Path, patience: float = PAGE_SECONDS) -> Path:
-    """Write `images/<name>.png` once the page has come to rest."""
+    """Wait until the page does not change any more, and write `images/<name>.png`."""
     show(page, base, picture, patience)
     page.wait_until_still()
     path = images / f"{picture.name}.png"
@@ -132,7 +133,7 @@ def main() -> int:
 
 
 def _wait_until_there_is_something(page: Page, base: str) -> None:
-    """A window is complete, and there is a bit of history."""
+    """Wait until a window is complete, and then until there is some history."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:

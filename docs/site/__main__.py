@@ -1,8 +1,8 @@
-"""Build the documentation site: `make docs`. Each version has a folder, so that older ones stay readable.
+"""Builds the documentation site: `make docs`. Each version has a folder, so that older versions stay readable.
 
 dist/site/0.2.0/README.html ...   this version
-dist/site/versions.json           what a page's menu of versions shows
-dist/site/index.html              leads to the newest version
+dist/site/versions.json           the versions in the menu of each page
+dist/site/index.html              a redirect to the newest version
 """
 
 import argparse
@@ -20,7 +20,7 @@ SITE = DOCS.parent / "dist/site"
 
 
 def build(site: Path) -> int:
-    """Sphinx's exit code. A link that leads nowhere is a failure."""
+    """Build this version, and return Sphinx's exit code. A link to a page that does not exist is a failure."""
     code = sphinx(["-q", "-W", "--keep-going", "-n", "-c", str(DOCS / "site"), str(DOCS), str(site / release)])
     if code == 0:
         versions = published(site)

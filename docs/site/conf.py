@@ -1,4 +1,4 @@
-"""Settings of the documentation site (`make docs`). Its pages are those of docs/, as the repository shows them."""
+"""The settings of the documentation site (`make docs`), whose pages are the pages in docs/."""
 
 import re
 from pathlib import Path
@@ -33,7 +33,8 @@ html_sidebars = {
 
 
 def contents(readme: str) -> str:
-    """The site's navigation: the pages in the order in which the front page links them, by its headings."""
+    """The navigation of the site. It has the headings of the front page, and below each the pages that are linked
+    there, in the same order."""
     parts = _HEADING.split(readme)
     sections = [("", parts[0]), *zip(parts[1::2], parts[2::2], strict=True)]
     seen: set[str] = set()
@@ -48,7 +49,7 @@ def contents(readme: str) -> str:
 
 
 def _add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """The tree is added here, so that the front page stays plain Markdown."""
+    """Add the navigation to the front page. It is not in the file of the page, which stays plain Markdown."""
     if page == app.config.root_doc:
         source[0] += "\n" + contents(source[0])
 
