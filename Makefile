@@ -44,10 +44,10 @@ $(PREPARED): $(READY)
 demo: $(READY) $(PREPARED)  ## the pipeline on embedded AWS, with Dagster's UI; FOR=90s runs that long and ends with a verdict
 	@exec $(BIN)/python -m demo $(if $(FOR),--for $(FOR)) $(if $(PORT),--port $(PORT))
 
-test: $(READY)  ## the test suite; `make nightly` runs what it leaves out
+test: $(READY)  ## the test suite; `make nightly` runs the tests that it leaves out
 	@$(BIN)/python -m pytest $(if $(CI),,--color=yes) -n 2 --dist loadgroup -q $(ARGS)
 
-nightly: $(READY)  ## the tests that `make test` leaves out: referees, full matrices, storms, many seeds
+nightly: $(READY)  ## the tests that `make test` leaves out: comparisons, full matrices, long runs under faults, many seeds
 	@$(BIN)/python -m pytest $(if $(CI),,--color=yes) -n 2 --dist loadgroup -q -m nightly $(ARGS)
 
 # One run end to end, and each kind of sink with Spark.
@@ -81,7 +81,7 @@ format: $(READY)  ## let ruff repair what it can
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --no-header --no-annotate
 
-lock: $(READY)  ## resolve anew: requirements.lock for development, -runtime.lock for images, -build.lock for the wheel
+lock: $(READY)  ## resolve the dependencies again: requirements.lock for development, -runtime.lock for images, -build.lock for the wheel
 	@$(COMPILE) --all-extras --upgrade --group dev pyproject.toml -o requirements.lock
 	@$(COMPILE) --all-extras --constraint requirements.lock pyproject.toml -o requirements-runtime.lock
 	@$(COMPILE) --constraint requirements.lock --group build -o requirements-build.lock
@@ -89,7 +89,7 @@ lock: $(READY)  ## resolve anew: requirements.lock for development, -runtime.loc
 # A copy of pyproject.toml with the version, which the build otherwise takes from the package: cyclonedx reads it there.
 SBOM := .cache/sbom
 
-sbom: $(READY)  ## dist/sbom.json: what an image with all extras holds, in CycloneDX
+sbom: $(READY)  ## dist/sbom.json: the packages of an image with all extras, in CycloneDX
 	@mkdir -p dist $(SBOM)
 	@sed 's/^dynamic = \["version", /version = "$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' kcl_dagster/__init__.py)"\ndynamic = [/' pyproject.toml > $(SBOM)/pyproject.toml
 	@$(BIN)/uv tool run --quiet --from 'cyclonedx-bom>=7,<8' cyclonedx-py requirements --pyproject $(SBOM)/pyproject.toml \
@@ -111,29 +111,29 @@ wheel: $(BUILD)/.ready  ## build dist/kcl_dagster-*.whl, in an environment of it
 	@$(HATCHLING) -t wheel > $(BUILD)/log || { cat $(BUILD)/log; exit 1; }
 	@ls dist/*.whl
 
-dist: $(BUILD)/.ready  ## what a release publishes: wheel and source archive, the same bytes wherever they are built
+dist: $(BUILD)/.ready  ## the files of a release: wheel and source archive, with the same bytes on every machine
 	@$(HATCHLING) -t wheel -t sdist > $(BUILD)/log || { cat $(BUILD)/log; exit 1; }
 	@sha256sum dist/*.whl dist/*.tar.gz
 
 conformance: $(READY)  ## KCL conformance cases: FILE=path.json
 	@$(BIN)/python -m tests.conformance $(or $(FILE),tests/data/kcl/vectors.json)
 
-interop: $(READY)  ## side by side with the real Java KCL (needs Java; Maven for KCL 3.5)
+interop: $(READY)  ## tests beside the real Java KCL (needs Java; Maven for KCL 3.5)
 	@$(BIN)/python -m pytest -q -s -p no:xdist -m interop tests/interop $(ARGS)
 
-ui: $(READY)  ## the tests that look at the UI in a real browser (needs Chromium)
+ui: $(READY)  ## the tests of the UI in a real browser (needs Chromium)
 	@$(BIN)/python -m pytest -q -p no:xdist -m browser tests/acceptance $(ARGS)
 
 simulate: $(READY)  ## simulated fleets under faults: SEEDS=1-200; in chains: SEEDS=40000-40199; into two tables: SEEDS=42000-42199
 	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),1-200) $(ARGS)
 
-simulate-mutants: $(READY)  ## plant bugs and count the seeds each survives
+simulate-mutants: $(READY)  ## plant bugs, and count the seeds until each is found
 	@$(BIN)/python -m tests.simulation.mutants $(ARGS)
 
 audit: $(READY)  ## the tests of every audited defect, one line per row: ROWS="B4 D7"
 	@$(BIN)/python -m tests.audit $(ROWS)
 
-hostile: $(READY)  ## search for records that cost more than they weigh: SEEDS=1-8 ARGS="--evaluations 300"
+hostile: $(READY)  ## search for records whose cost is out of proportion to their size: SEEDS=1-8 ARGS="--evaluations 300"
 	@$(BIN)/python -m tests.hostile --seeds $(or $(SEEDS),1-4) $(ARGS)
 
 spec: $(READY)  ## model-check the protocol
@@ -142,7 +142,7 @@ spec: $(READY)  ## model-check the protocol
 chaos: $(READY)  ## real processes, real Spark, faults: SEED=1 MINUTES=2
 	@$(BIN)/python -m tests.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),2) $(ARGS)
 
-soak: $(READY)  ## processes apart, on PostgreSQL that goes away twice: SEED=1 MINUTES=30 (needs PostgreSQL)
+soak: $(READY)  ## separate processes and PostgreSQL, which is stopped twice: SEED=1 MINUTES=30 (needs PostgreSQL)
 	@$(BIN)/python -m tests.soak --seed $(or $(SEED),1) --minutes $(or $(MINUTES),30) $(ARGS)
 
 production: $(READY) $(PREPARED)  ## each part of a deployment killed and upgraded: DAEMON_AWAY=60 DATABASE_AWAY=45 (needs PostgreSQL)
@@ -152,10 +152,10 @@ production: $(READY) $(PREPARED)  ## each part of a deployment killed and upgrad
 lakehouse: $(READY)  ## sinks, catalogs and operations against real servers and Spark: a table (needs Java, Maven): ARGS="--only create"
 	@$(BIN)/python -m tests.lakehouse $(ARGS)
 
-lakehouse-beside: $(READY)  ## into Iceberg and Delta while another engine compacts and expires: MINUTES=30 (needs Java, Maven)
+lakehouse-beside: $(READY)  ## consumers into Iceberg and Delta, while another engine compacts and expires: MINUTES=30 (needs Java, Maven)
 	@$(BIN)/python -m tests.lakehouse.beside --minutes $(or $(MINUTES),30) $(ARGS)
 
-cluster: $(READY)  ## Spark's machines, the driver and AWS in network namespaces, machines lost: ARGS="--only connect"
+cluster: $(READY)  ## Spark, the driver and AWS on machines in network namespaces, some of which are lost: ARGS="--only connect"
 	@$(BIN)/python -m tests.cluster $(ARGS)
 
 screenshots: $(READY)  ## pictures of the real UI for README and docs (needs Chromium)
@@ -165,7 +165,7 @@ reference: $(READY)  ## docs/reference and deploy/ from the code
 	@$(BIN)/python -m docs.make_reference $(ARGS)
 	@$(BIN)/python -m docs.make_deploy
 
-shape: $(READY)  ## how large and regular the code is, beside its bars: ARGS=--all
+shape: $(READY)  ## the size and regularity of the code, with their limits: ARGS=--all
 	@$(BIN)/python -m tests.shape $(ARGS)
 
 deploy-check: $(READY)  ## render and validate every file of deploy/, and the project that `kcl-dagster init` writes
