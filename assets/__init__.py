@@ -1,5 +1,4 @@
-"""The assets of the clickstream: clicks that are stored, and sessions that are computed from them. Copy this
-package to begin with a stream of your own."""
+"""The assets of the clickstream: stored clicks, and the sessions that are computed from them."""
 
 APPLICATION = "clicks-to-lake"
 STREAM = "clickstream"

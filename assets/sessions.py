@@ -21,8 +21,7 @@ DECLARED = "The lake has as many clicks of a window as the leader declared, all 
 
 def sessions_of(clicks: DataFrame, start: datetime, end: datetime) -> DataFrame:
     """One row for the part of each session that lies in the window from `start` to `end`. `continues`: whether the
-    session began in an earlier window. So the number of sessions in any time is the number of rows whose
-    `continues` is false.
+    session began in an earlier window. So each session has one row whose `continues` is false.
 
     Reads the clicks of the window, and those that arrived within `PAUSE` before it. A visitor's clicks are ordered
     by their number, not by clocks.
@@ -47,8 +46,7 @@ def sessions_of(clicks: DataFrame, start: datetime, end: datetime) -> DataFrame:
 
 
 def _within(start: datetime, end: datetime) -> Column:
-    """The condition that a click arrived in this time. It also names the hours, so Spark opens no file of other
-    hours."""
+    """The condition that a click arrived in this time. It names the hours, so Spark opens no other file."""
     arrived, folder = F.col("arrival_timestamp"), F.col("arrival_timestamp_hour").cast("string")
     hours = {moment.strftime(HOUR_FOLDERS) for moment in (start, end - timedelta(microseconds=1))}
     between = folder.between(min(hours), max(hours))
@@ -120,8 +118,7 @@ def sessions(
 def sessions_per_day(
     context: dg.AssetExecutionContext, pyspark: LazyPySparkResource
 ) -> Iterator[dg.MaterializeResult[None]]:
-    """The number of sessions of a day, and of their clicks. It is computed once, when all windows of the day have
-    their sessions."""
+    """The numbers of sessions and clicks of a day, computed once, when all windows of the day are computed."""
     spark: SparkSession = pyspark.spark_session
     day = context.partition_time_window.start
     parts = spark.read.parquet(table("sessions")).where(

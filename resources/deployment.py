@@ -1,5 +1,4 @@
-"""The settings that differ between production and the demo. The demo sets KCL_DEMO_SINCE to the minute of its
-start."""
+"""The settings that differ between production and the demo, which sets KCL_DEMO_SINCE to its first minute."""
 
 import os
 from dataclasses import dataclass
@@ -14,8 +13,7 @@ MINUTE = "%Y-%m-%d-%H:%M"
 
 @dataclass(frozen=True)
 class Deployment:
-    """The settings of one deployment. `windows`: the partitions of the stored clicks. `freshness`: longer than a
-    window and a restart together."""
+    """`windows`: the partitions of the stored clicks. `freshness`: longer than a window and a restart together."""
 
     windows: dg.TimeWindowPartitionsDefinition
     freshness: timedelta
