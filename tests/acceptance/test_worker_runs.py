@@ -180,6 +180,7 @@ def dagster(town: Town) -> Iterator[Deployment]:
         yield deployment
 
 
+@pytest.mark.nightly
 def test_a_backfill_is_run_by_the_daemon_once_beside_the_live_consumer(dagster: Deployment, town: Town) -> None:
     dagster.wait(lambda: town.landed == town.expected, "the live consumer has stored everything")
     before, worker = dagster.leases(TRIPS), dagster.workers(TRIPS)
@@ -211,10 +212,25 @@ def test_a_backfill_is_run_by_the_daemon_once_beside_the_live_consumer(dagster: 
     assert record.end_time - record.start_time > len(town.hours) / (5 * LEAST_SHARE)
 
 
-def test_a_worker_lets_go_however_its_run_is_ended(dagster: Deployment, town: Town) -> None:
-    """Everything is stored once all the same, and the next run goes on at once."""
+@pytest.mark.nightly
+def test_a_worker_lets_go_if_it_is_asked_by_others_than_the_ui(dagster: Deployment, town: Town) -> None:
+    end_runs(dagster, town, "drained", "SIGTERM")
+
+
+def test_a_worker_lets_go_if_its_run_is_terminated_and_if_the_application_is_paused(
+    dagster: Deployment, town: Town
+) -> None:
+    end_runs(dagster, town, "terminated in the UI")
+    hung_run_ends(dagster, town)
+    pause(dagster.opened(TRIPS))
+    dagster.wait(lambda: dagster.workers(TRIPS) == [], "a paused application has no workers")
+    assert dagster.owners(TRIPS) == {None}
+
+
+def end_runs(dagster: Deployment, town: Town, *ways: str) -> None:
+    """Each way ends a run. Everything is stored once all the same, and the next run goes on at once."""
     dagster.wait(lambda: town.landed == town.expected, "a worker has stored everything")
-    for way in ("terminated in the UI", "drained", "SIGTERM"):
+    for way in ways:
         run = dagster.runs(TRIPS)[-1]
         [row] = dagster.workers(TRIPS)
         town.put(RECORDS)
@@ -230,10 +246,6 @@ def test_a_worker_lets_go_however_its_run_is_ended(dagster: Deployment, town: To
         town.put(RECORDS)
         dagster.wait(lambda: town.landed == town.expected, f"{way}: another run goes on")
         assert dagster.runs(TRIPS)[-1].run_id != run.run_id
-    hung_run_ends(dagster, town)
-    pause(dagster.opened(TRIPS))
-    dagster.wait(lambda: dagster.workers(TRIPS) == [], "a paused application has no workers")
-    assert dagster.owners(TRIPS) == {None}
 
 
 def hung_run_ends(dagster: Deployment, town: Town) -> None:

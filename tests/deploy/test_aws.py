@@ -97,8 +97,13 @@ def linted(*paths: Any) -> None:
 
 
 @pytest.mark.slow
+def test_cloudformation_accepts_the_template_of_deploy() -> None:
+    linted(DEPLOY / "aws.yaml")
+
+
+@pytest.mark.nightly
 def test_cloudformation_accepts_the_template_of_any_application(tmp_path: Any) -> None:
-    paths = [DEPLOY / "aws.yaml"]
+    paths = []
     for name, deployment in DEPLOYMENTS.items():
         path = tmp_path / f"{name}.yaml"
         path.write_text(to_yaml(deployment, "test"))

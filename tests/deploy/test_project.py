@@ -121,7 +121,9 @@ ARN = "arn:aws:kinesis:eu-north-1:210987654321:stream/clicks"
 @pytest.mark.server
 @pytest.mark.spark
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("stream", ["clicks", ARN], ids=["by name", "by ARN"])
+@pytest.mark.parametrize(
+    "stream", [pytest.param("clicks", id="by name"), pytest.param(ARN, marks=pytest.mark.nightly, id="by ARN")]
+)
 def test_the_tests_of_a_new_project_pass(site: Path, tmp_path: Path, stream: str) -> None:
     outside = {
         name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "DAGSTER_", "LAKE"))

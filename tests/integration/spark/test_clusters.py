@@ -74,7 +74,7 @@ OF_TABLES = ("fetch", "before-write", "write", "changed-fetch", "changed-before-
 @pytest.mark.parametrize(
     ("sinks", "when"),
     [
-        pytest.param("parquet", SHORT, id="worst"),
+        pytest.param("parquet", SHORT, marks=pytest.mark.nightly, id="worst"),
         pytest.param("parquet", ALL, marks=pytest.mark.nightly, id="all"),
         pytest.param("delta,iceberg", OF_TABLES, marks=pytest.mark.nightly, id="tables"),
     ],
@@ -215,6 +215,7 @@ def test_spark_connect_runs_the_same_code(connect: str, tmp_path: Path) -> None:
     run(connect, tmp_path, "parquet,delta,iceberg", "none", "staged-none", "changed-none", "staged-none")
 
 
+@pytest.mark.nightly
 def test_record_processors_outlive_an_executor(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -151,7 +151,7 @@ def first_failure(seeds: range) -> Outcome:
     raise AssertionError("the bug was not found")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("impatient_children")
 def test_a_bug_is_found_and_its_run_made_small() -> None:

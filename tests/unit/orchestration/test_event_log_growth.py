@@ -10,7 +10,7 @@ from tests.unit.orchestration.growth import FLEETS, Fleet, measure
 MEGABYTES_A_DAY = 10.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_day_costs_less_than_ten_megabytes(tmp_path: Path) -> None:
     """Of the largest fleet that the defaults allow; smaller ones write less."""
     (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")

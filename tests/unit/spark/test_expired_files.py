@@ -378,6 +378,7 @@ def test_a_worker_that_is_killed_anywhere_leaves_a_table_that_can_be_read(
     assert orphans > 0, "no moment was between the commit and the last deletion"
 
 
+@pytest.mark.nightly
 def test_others_may_do_anything_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another worker makes the commit and the next one. Another writer appends, replaces files and expires
     snapshots."""
