@@ -1,5 +1,6 @@
 """The version before, installed into an environment of its own: its own code, and the present libraries."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -62,7 +63,9 @@ def install(folder: Path) -> FormerVersion:
 
 
 def _run(*command: str, cwd: Path) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    # Where PYTHONPATH names the present code, the former version would be looked for in vain.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise ConfigurationError(f"{' '.join(command[:3])} failed: {done.stderr.strip()}")
     return done.stdout.strip()

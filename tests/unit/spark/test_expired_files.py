@@ -278,7 +278,7 @@ def test_a_store_that_permits_no_deletion_gets_few_requests(
     monkeypatch.setattr(expired_files, "_in_parallel", lambda call, values: [call(value) for value in values])
     merges(lake, 5)
     assert found(lake) == {0: "4", 1004: "new"}
-    said = [record.message for record in caplog.records if record.name == expired_files.__name__]
+    said = [record.getMessage() for record in caplog.records if record.name == expired_files.__name__]
     assert said, "an operator has to know"
     assert len(said) == len(asked), "one request for each commit that expires snapshots"
     assert "access denied" in said[0]
