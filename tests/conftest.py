@@ -33,6 +33,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if Version(pyspark.__version__) < Version("4.1"):
         # It leaves the sockets through which results come to the garbage collector.
         config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
+    if sys.version_info >= (3, 12):
+        module = "dagster._core.storage.event_log.sql_event_log"
+        config.addinivalue_line(
+            "filterwarnings", f"ignore:datetime.datetime.utcfromtimestamp:DeprecationWarning:{module}"
+        )
+    if sys.version_info >= (3, 13):
+        # From this version on, Python says what pools of SQLAlchemy (Dagster, pyiceberg) leave to the garbage collector.
+        config.addinivalue_line("filterwarnings", "ignore:unclosed database in <sqlite3:ResourceWarning")
 
 
 @pytest.hookimpl(tryfirst=True)
