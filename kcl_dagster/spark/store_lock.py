@@ -6,14 +6,17 @@ same time, the store lets only one of them create the file. The file of a releas
 acquired again, so that no number is used twice. If a process was paused after it listed the files, the file that it
 creates may not have the highest number. The process detects this. Only the owner of a lock writes to its file. The
 owner renews the lock by writing a later end into the file from time to time.
+
+If the lock has almost expired, or has expired, another process may be acquiring it at this moment. Then the owner
+renews it by creating the file with the next number, like any other process. So only one of the two gets the lock.
 """
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import PurePosixPath
 from threading import Event, Lock, Thread
 from typing import Final
 
@@ -32,6 +35,8 @@ log = logging.getLogger(__name__)
 LOCK_SECONDS: Final = 900.0
 RENEWALS_PER_LOCK: Final = 3  # two may be missed before another process may acquire the lock
 CHECK_SECONDS: Final = 30.0  # how often a thread checks whether a renewal is due
+# If less than this remains, another process, whose clock may be ahead, may already see the lock as expired.
+_ALMOST_EXPIRED_SECONDS: Final = LOCK_SECONDS / RENEWALS_PER_LOCK
 
 
 class _LockFile(msgspec.Struct, frozen=True):
@@ -52,8 +57,11 @@ class StoreLock:
     owner: str
     by: str
     number: int
+    until: float
+    """The end of the lock in its file, in epoch seconds."""
+
     _renewed_at: float = field(init=False)
-    _one_renews: Lock = field(init=False, default_factory=Lock, repr=False, compare=False)
+    _one_at_a_time: Lock = field(init=False, default_factory=Lock, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._renewed_at = self.runtime.clock.monotonic()
@@ -61,35 +69,80 @@ class StoreLock:
     def renew(self) -> None:
         """Renew the lock if a renewal is due. May be called on any thread, and often. Raises Unsafe if another
         process has acquired the lock."""
-        with self._one_renews:
-            now = self.runtime.clock.monotonic()
-            if now - self._renewed_at >= LOCK_SECONDS / RENEWALS_PER_LOCK:
-                self.check()
-                try:
-                    self._write(self.runtime.clock.now() + LOCK_SECONDS)
-                except FileNotFoundError:  # the next holder has removed this lock's file
-                    self.check()
-                    raise
-                self._renewed_at = now
+        with self._one_at_a_time:
+            # The monotonic clock stops while a machine is suspended, and the wall clock may be set back.
+            elapsed = self.runtime.clock.monotonic() - self._renewed_at
+            elapsed = max(elapsed, LOCK_SECONDS - (self.until - self.runtime.clock.now()))
+            if elapsed >= LOCK_SECONDS / RENEWALS_PER_LOCK:
+                self._extend()
+
+    def extend(self) -> None:
+        """Renew the lock now, so that it lasts for LOCK_SECONDS from now on. Call this directly before each change
+        that only the owner of the lock may make. Raises Unsafe if another process has acquired the lock."""
+        with self._one_at_a_time:
+            self._extend()
 
     def check(self) -> None:
-        """Raise Unsafe if another process has acquired the lock. Call this before each change that only the owner
-        of the lock may make."""
-        if not self.is_mine():
+        """Raise Unsafe if another process has acquired the lock. The lock may expire right after this call, so call
+        `extend` before a change."""
+        with self._one_at_a_time:
+            self._check()
+
+    def is_mine(self) -> bool:
+        """Whether this process still holds the lock."""
+        with self._one_at_a_time:
+            return self._is_mine()
+
+    def release(self) -> None:
+        with self._one_at_a_time:
+            if self._is_mine():
+                self._write(0.0)
+
+    def acquired(self) -> bool:
+        """Create the file of this number. Returns whether the lock then belongs to this process. Called once, when
+        the lock is acquired."""
+        with self._one_at_a_time:
+            return self._created(self.number, self.until)
+
+    def _extend(self) -> None:
+        self._check()
+        now, renewed_at = self.runtime.clock.now(), self.runtime.clock.monotonic()
+        try:
+            if self.until - now < _ALMOST_EXPIRED_SECONDS:
+                self._created(self.number + 1, now + LOCK_SECONDS)
+            else:
+                self._write(now + LOCK_SECONDS)
+        except FileNotFoundError:  # the next holder has removed this lock's file
+            self._check()
+            raise
+        self._check()  # another process may have acquired the lock before this one wrote the file
+        self.until, self._renewed_at = now + LOCK_SECONDS, renewed_at
+
+    def _created(self, number: int, until: float) -> bool:
+        self.store.put_new(_path(self.folder, number), _encoded(self.owner, self.by, until))
+        # The stored files decide, and not the result of `put_new`. If a response was lost and the file was put
+        # twice, this process finds its own file. If this process was paused after the listing, the file of this
+        # number may have been created and removed meanwhile, so that `put_new` succeeds. But then there are files
+        # with higher numbers.
+        if not self._is_mine():
+            return False
+        found = _numbers(self.store, self.folder)
+        self.store.delete([path for former, path in found.items() if former < self.number])
+        return True
+
+    def _check(self) -> None:
+        if not self._is_mine():
             raise Unsafe(
                 f"{self.by} did nothing for too long, and another one has taken over {self.store.root}: this one "
                 "stopped, and changed nothing since then"
             )
 
-    def is_mine(self) -> bool:
-        """Whether this process still holds the lock. The owner in the file is compared, too, because some stores
-        let two processes create the same file."""
+    def _is_mine(self) -> bool:
         last = _last(self.store, self.folder)
-        return last == self.number and _read(self.store, self.folder, last).owner == self.owner
-
-    def release(self) -> None:
-        if self.is_mine():
-            self._write(0.0)
+        if not last or _read(self.store, self.folder, last).owner != self.owner:
+            return False
+        self.number = last  # `put_new` may have created the file of the next number although it raised
+        return True
 
     def _write(self, until: float) -> None:
         self.store.put(_path(self.folder, self.number), _encoded(self.owner, self.by, until))
@@ -98,7 +151,7 @@ class StoreLock:
 @contextmanager
 def store_lock(store: Store, folder: str, runtime: Runtime, by: str) -> Iterator[StoreLock]:
     """A context that acquires a lock and releases it at the end. `by`: the name of the holder for the errors of
-    other processes. `folder`: the folder of the lock's files, which must contain nothing else.
+    other processes. `folder`: the folder of the lock's files.
 
     Raises StoreLocked if another process holds the lock.
     """
@@ -138,16 +191,9 @@ def acquire(store: Store, folder: str, runtime: Runtime, by: str) -> StoreLock:
         held = _read(store, folder, last)
         if held.until > runtime.clock.now():
             raise StoreLocked(_refusal(store, by, held))
-    owner, until = runtime.new_id(), runtime.clock.now() + LOCK_SECONDS
-    mine = StoreLock(store, folder, runtime, owner, by, last + 1)
-    store.put_new(_path(folder, mine.number), _encoded(owner, by, until))
-    # The stored files decide, and not the result of `put_new`. If a response was lost and the file was put twice,
-    # this process finds its own file. If this process was paused after the listing, the file of this number may
-    # have been created and removed meanwhile, so that `put_new` succeeds. But then there are files with higher
-    # numbers.
-    if not mine.is_mine():
+    mine = StoreLock(store, folder, runtime, runtime.new_id(), by, last + 1, runtime.clock.now() + LOCK_SECONDS)
+    if not mine.acquired():
         raise StoreLocked(_refusal(store, by, _read(store, folder, _last(store, folder))))
-    store.delete([path for number, path in _numbers(store, folder).items() if number < mine.number])
     return mine
 
 
@@ -166,7 +212,8 @@ def _read(store: Store, folder: str, number: int) -> _LockFile:
     except (msgspec.DecodeError, FileNotFoundError, RequestRefused):
         # The file is incomplete, because some file systems show incomplete files to readers, or it was just removed
         # by a process that has acquired the lock.
-        made = max((file.modified for file in store.files(path, hidden=True)), default=0.0)
+        same = (file.modified for file in store.files(path, hidden=True) if file.path == path)
+        made = max(same, default=0.0)
         return _LockFile("", "another one", made + LOCK_SECONDS)
 
 
@@ -175,8 +222,11 @@ def _encoded(owner: str, by: str, until: float) -> bytes:
 
 
 def _numbers(store: Store, folder: str) -> dict[int, str]:
-    paths = (file.path for file in store.files(f"{folder}/", hidden=True))
-    return {int(PurePosixPath(path).stem): path for path in paths}
+    """The paths of the lock's files by their numbers. Other names are ignored, such as the name of the empty object
+    that the S3 console creates for a folder."""
+    form = re.compile(rf"{re.escape(folder)}/(\d{{12}})\.json")
+    found = (form.fullmatch(file.path) for file in store.files(f"{folder}/", hidden=True))
+    return {int(match[1]): match[0] for match in found if match}
 
 
 def _last(store: Store, folder: str) -> int:

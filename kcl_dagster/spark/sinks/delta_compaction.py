@@ -114,7 +114,7 @@ def _other_engine(table: "DeltaTable", store: Store, *, beside_others: bool) -> 
     """The other program that has compacted the table, or None. The result is stored in a file, because the log of
     the table keeps commits for a limited time."""
     content = found_content(store, LOOKED)
-    looked = _Looked(-1) if content is None else msgspec.json.decode(content, type=_Looked)
+    looked = _Looked(-1) if content is None else _decoded(content, f"{store.root}/{LOOKED}")
     version = table.version()
     if beside_others:
         looked = _Looked(version)
@@ -123,6 +123,16 @@ def _other_engine(table: "DeltaTable", store: Store, *, beside_others: bool) -> 
         looked = _Looked(version, next(filter(None, map(_engine_of_compaction, commits)), None))
     store.put(LOOKED, msgspec.json.encode(looked))
     return looked.other
+
+
+def _decoded(content: bytes, path: str) -> _Looked:
+    try:
+        return msgspec.json.decode(content, type=_Looked)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Unsafe(
+            f"{path} cannot be read, so it is not known whether another program has compacted the table: {error}. "
+            "Remove the file; then the log of the table is searched again"
+        ) from error
 
 
 def _engine_of_compaction(commit: Mapping[str, Any]) -> str | None:
@@ -135,7 +145,7 @@ def _engine_of_compaction(commit: Mapping[str, Any]) -> str | None:
 def _vacuum(table: "DeltaTable", name: str, lock: StoreLock) -> int:
     """Vacuum the table. Returns the number of deleted files. Files that never belonged to the table, such as staged
     files, are not deleted."""
-    lock.check()
+    lock.extend()
     with table_errors(name), renewed_in_background(lock):
         table.update_incremental()
         kept = table.metadata().configuration.get(KEPT)
@@ -194,7 +204,7 @@ def _optimized(
     lock was lost meanwhile, because delta-rs cannot be interrupted."""
     from deltalake import CommitProperties
 
-    lock.check()
+    lock.extend()
     before = table.version()
     with table_errors(name), renewed_in_background(lock):
         done = table.optimize.compact(

@@ -12,6 +12,7 @@ Files that cannot be read or merged remain unchanged, and the other files are me
 """
 
 import logging
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -47,6 +48,7 @@ TARGET_BYTES: Final = 128 * 1024 * 1024
 # The minimum age of a file. A stale writer has lost its lease long before, but its last task may still be writing.
 MIN_AGE_SECONDS: Final = 3600.0
 JOURNAL: Final = "_compaction"  # readers ignore names that begin with an underscore
+_JOURNAL: Final = re.compile(rf"{JOURNAL}/[A-Za-z0-9-]+\.json")
 DRAFTS: Final = "_drafts"  # the folder in which fetches of version 0.1 wrote files that were not published yet
 LOCKS: Final = "_compaction_turns"
 MERGES_AT_ONCE: Final = 2  # each merge has its sources, its result and its request in memory
@@ -115,11 +117,13 @@ def _compact(
     A stale writer may still have a draft of a part, or a file that it has written and not renamed. The successor of
     the writer has stored the part later. So if the successor's file is old enough to be merged, the file of the
     stale writer is old enough to be removed. It is removed before files are chosen, so that a later copy or rename
-    by the stale writer fails. Two cases remain in which records are stored twice:
+    by the stale writer fails. Three cases remain in which records are stored twice:
 
     - S3 was already copying the draft when it was removed, and the copy takes longer than the merge of a group.
     - A Spark job writes the part `min_age_seconds` late, because its worker was paused exactly between the check of
       its lease and the start of the job.
+    - This process is paused for longer than its lock lasts, exactly between the last renewal of the lock and the
+      end of the request that stores the merged file, and another compaction merges the same files meanwhile.
     """
     sweep(store, before)
     merging = _Merging(store, runtime, lock, runtime.clock.monotonic() + MOST_SECONDS)
@@ -295,13 +299,13 @@ def _merge(store: Store, sources: _Sources, name: str, lock: StoreLock, failed: 
     paths = [file.path for file in sources.files]
     folder = paths[0].rpartition("/")[0]
     target = "/".join(part for part in (folder, merged_name(sources.files, name)) if part)
-    lock.check()  # the lock lasts far longer than the remaining steps take
+    lock.extend()  # from now on, the lock lasts far longer than the remaining steps take
     # Another process may publish a file again as long as its staged copy exists, so staged copies are removed
     # first.
     store.delete([staged for path in paths if (staged := staged_for(path)) is not None])
     journal = f"{JOURNAL}/{name}.json"
     store.put(journal, msgspec.json.encode(_Merge(target, tuple(paths))))
-    lock.check()  # if the lock was lost, another compaction removes the journal, and may merge the sources
+    lock.extend()  # if the lock was lost, another compaction removes the journal, and may merge the sources
     store.put(target, content)
     store.delete(paths)
     store.delete([journal])
@@ -376,8 +380,8 @@ def _finish_all(store: Store, lock: StoreLock, failed: list[str]) -> tuple[int, 
     """Finish the merges in the journals of interrupted compactions. If the merged file exists, its sources are
     removed. Returns the number of finished merges, and the paths of the files of merges that cannot be finished."""
     finished, unfinished = 0, set()
-    for journal in list(store.files(f"{JOURNAL}/", hidden=True)):
-        lock.check()  # listing a large store takes time, and by now the journals may belong to another compaction
+    for journal in [file for file in store.files(f"{JOURNAL}/", hidden=True) if _JOURNAL.fullmatch(file.path)]:
+        lock.extend()  # listing a large store takes time, and by now the journals may belong to another compaction
         try:
             plan = _read_journal(store, journal.path)
         except (KclError, OSError) as error:

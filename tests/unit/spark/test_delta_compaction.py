@@ -16,7 +16,7 @@ from deltalake.transaction import AddAction
 from kcl_dagster.errors import Unsafe
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.sinks import delta_compaction
-from kcl_dagster.spark.sinks.delta_compaction import compact_delta
+from kcl_dagster.spark.sinks.delta_compaction import LOOKED, compact_delta
 from kcl_dagster.spark.sinks.parquet_compaction import LOCKS, Compaction
 from kcl_dagster.spark.storage import LocalStore, S3Options
 from kcl_dagster.spark.store_lock import LOCK_SECONDS, store_lock
@@ -103,6 +103,38 @@ def test_a_compaction_renews_its_lock_while_delta_works(tmp_path: Path, monkeypa
 
     while_it_merges(monkeypatch, long)
     assert compact_delta(path, runtime=Runtime(clock=clock)).merged == 4
+
+
+def test_a_merge_does_not_begin_when_its_lock_is_about_to_expire(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, clock = str(tmp_path), FakeClock()
+    made(path)
+    looked = delta_compaction._not_found
+
+    def slow(*given: Any) -> list[str]:
+        clock.advance(LOCK_SECONDS - 10)
+        return looked(*given)
+
+    def meanwhile() -> None:
+        clock.advance(20)
+        with pytest.raises(Unsafe, match="has to wait"):
+            compact_delta(path, runtime=Runtime(clock=clock))
+
+    monkeypatch.setattr(delta_compaction, "_not_found", slow)
+    while_it_merges(monkeypatch, meanwhile)
+    assert compact_delta(path, runtime=Runtime(clock=clock)).merged == 4
+
+
+def test_an_unreadable_note_about_other_engines_is_named(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    made(path)
+    (tmp_path / LOOKED).parent.mkdir()
+    (tmp_path / LOOKED).write_bytes(b"")
+    with pytest.raises(Unsafe, match=f"{path}/{LOOKED} cannot be read"):
+        compact_delta(path)
+    (tmp_path / LOOKED).unlink()
+    assert compact_delta(path).merged == 4
 
 
 def test_a_compaction_that_was_overtaken_reports_that_rows_may_be_there_twice(

@@ -386,6 +386,56 @@ def test_a_compaction_that_slept_and_was_followed_by_another_merges_nothing(
     assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize(("computing", "storing"), [(290, 620), (890, 20), (950, 20)])
+def test_a_compaction_does_not_begin_a_change_when_its_lock_is_about_to_expire(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computing: float, storing: float
+) -> None:
+    """The process is paused while it computes a merge, and the request that stores the merged file is slow. Another
+    compaction begins before this request ends."""
+    lake(tmp_path)
+    before, put, merged = contents(tmp_path), LocalStore.put, parquet_compaction._merged
+    refusals = []
+
+    def computed(sources: Any) -> Any:
+        CLOCK.advance(computing)
+        return merged(sources)
+
+    def slow(store: LocalStore, path: str, content: memoryview | bytes) -> None:
+        if path.startswith(MERGED):
+            monkeypatch.undo()
+            CLOCK.advance(storing)
+            with pytest.raises(Unsafe) as caught:
+                run(tmp_path, by="the other one")
+            refusals.append(str(caught.value))
+        put(store, path, content)
+
+    monkeypatch.setattr(parquet_compaction, "_merged", computed)
+    monkeypatch.setattr(LocalStore, "put", slow)
+    assert run(tmp_path).merged == 6
+    assert ["the other one has to wait" in refusal for refusal in refusals] == [True]
+    assert contents(tmp_path) == before
+
+
+def test_other_files_beside_the_journals_are_ignored(aws: Emulator) -> None:
+    """The S3 console and copy tools create an empty object for a folder."""
+    bucket = Bucket(aws, CLOCK)
+    store = bucket.store
+    for folder in ("", f"{LOCKS}/", "_compaction/", "_chains/", "_staged/", "_kcl_dagster_columns/", "day=1/"):
+        aws.client("s3").put_object(Bucket=bucket.name, Key=f"lake/{folder}", Body=b"")
+    store.put("_compaction/one.json~", b"{")
+    for number in range(3):
+        file = ParquetFile(pa.schema([("value", pa.string())]))
+        file.write(pa.record_batch([[str(number)]], names=["value"]))
+        name = file_name(chain_id("clicks", "worker-000", "1"), number, 0, 0)
+        store.put(f"day=1/{name}", file.finish())
+    # The objects have the time of the server.
+    later = FakeClock(max(file.modified for file in store.files()) + 7200)
+    assert compact(bucket.url, s3=bucket.options, runtime=Runtime(clock=later)).merged == 3
+    store.put("_compaction/one.json", b"{")
+    with pytest.raises(Unsafe, match=r"lake/_compaction/one\.json names other files"):
+        compact(bucket.url, s3=bucket.options, runtime=Runtime(clock=later))
+
+
 def test_a_journal_that_another_compaction_has_finished_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,33 @@ def test_an_owner_that_was_paused_for_longer_than_its_lock_detects_that(store: S
             mine.check()
 
 
+@pytest.mark.parametrize("waited", [0.1, 0.5, 0.9, 1.5])
+def test_a_lock_that_is_extended_lasts_for_its_whole_time_from_then_on(store: Store, waited: float) -> None:
+    with store_lock(store, FOLDER, RUNTIME, "the first") as mine:
+        CLOCK.advance(LOCK_SECONDS * waited)
+        mine.extend()
+        mine.check()
+        CLOCK.advance(LOCK_SECONDS - 1)
+        refused(store)
+        mine.renew()
+        refused(store)
+        assert numbers(store) == [mine.number]
+    with store_lock(store, FOLDER, RUNTIME, "another"):
+        pass
+
+
+def test_a_machine_that_was_suspended_renews_by_the_wall_clock(store: Store) -> None:
+    """Its monotonic clock has stood still."""
+    clock = FakeClock(CLOCK.now())
+    runtime = Runtime(clock=clock)
+    with store_lock(store, FOLDER, runtime, "the first") as mine:
+        clock.jump(LOCK_SECONDS - 1)
+        mine.renew()
+        clock.jump(LOCK_SECONDS - 1)
+        with pytest.raises(Unsafe, match="has to wait"):
+            acquire(store, FOLDER, runtime, "another")
+
+
 @dataclass(frozen=True)
 class PausedStore(LocalStore):
     """Pauses just before it makes a file."""
@@ -103,6 +130,61 @@ class PausedStore(LocalStore):
 def test_of_two_that_list_at_once_one_has_the_lock(tmp_path: Path) -> None:
     fast = LocalStore(str(tmp_path))
     assert "the first works at" in refused(PausedStore(str(tmp_path), [lambda: killed(fast)]))
+
+
+def test_if_the_owner_extends_an_expired_lock_while_another_acquires_it_one_of_them_gets_it(tmp_path: Path) -> None:
+    fast = LocalStore(str(tmp_path))
+    mine = acquire(fast, FOLDER, RUNTIME, "the first")
+    CLOCK.advance(LOCK_SECONDS)
+    assert "the first works at" in refused(PausedStore(str(tmp_path), [mine.extend]))
+    mine.check()
+    CLOCK.advance(LOCK_SECONDS)
+    mine.store = PausedStore(str(tmp_path), [lambda: killed(fast, "another")])
+    with pytest.raises(Unsafe, match="another one has taken over"):
+        mine.extend()
+    assert "another works at" in refused(fast)
+
+
+def test_an_extension_that_failed_may_be_repeated(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class FailingStore(LocalStore):
+        """Fails before or after it makes a file."""
+
+        failures: list[str] = field(default_factory=lambda: ["before", "after"])
+
+        def put_new(self, path: str, content: bytes) -> bool:
+            failure = self.failures.pop(0) if self.failures else None
+            if failure == "before":
+                raise OSError(failure)
+            is_new = super().put_new(path, content)
+            if failure is not None:
+                raise OSError(failure)
+            return is_new
+
+    mine = acquire(LocalStore(str(tmp_path)), FOLDER, RUNTIME, "the first")
+    mine.store = FailingStore(str(tmp_path))
+    CLOCK.advance(LOCK_SECONDS)
+    for failure in ("before", "after"):
+        with pytest.raises(OSError, match=failure):
+            mine.extend()
+        mine.check()
+    mine.extend()
+    refused(mine.store)
+    assert numbers(mine.store) == [mine.number]
+
+
+def test_other_files_in_the_folder_are_ignored(store: Store) -> None:
+    """The S3 console creates an empty object for a folder, and editors and copy tools leave copies of files."""
+    if not isinstance(store, LocalStore):
+        store.put(f"{FOLDER}/", b"")
+    for name in ("000000000007.json~", "000000000008 (1).json", "copy/000000000009.json", "notes.txt"):
+        store.put(f"{FOLDER}/{name}", b"")
+    with store_lock(store, FOLDER, RUNTIME, "the first") as mine:
+        assert mine.number == 1
+        CLOCK.advance(LOCK_SECONDS * 0.9)
+        mine.extend()
+        refused(store)
+    assert len(list(store.files(f"{FOLDER}/", hidden=True))) == (5 if isinstance(store, LocalStore) else 6)
 
 
 class UnconditionalStore(LocalStore):
@@ -159,8 +241,9 @@ def test_a_lock_file_that_is_incomplete_ends_by_itself(tmp_path: Path) -> None:
         assert mine.number == 8
 
 
+@pytest.mark.parametrize("waited", [0.5, 0.9])
 def test_a_renewal_whose_draft_the_next_owner_removes_finds_the_lock_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited: float
 ) -> None:
     store = LocalStore(str(tmp_path))
     mine = acquire(store, FOLDER, RUNTIME, "the first")
@@ -172,7 +255,7 @@ def test_a_renewal_whose_draft_the_next_owner_removes_finds_the_lock_lost(
         acquire(store, FOLDER, RUNTIME, "another")
         raise FileNotFoundError
 
-    CLOCK.advance(LOCK_SECONDS * 0.9)
+    CLOCK.advance(LOCK_SECONDS * waited)
     monkeypatch.setattr(LocalStore, "put", taken_over)
     with pytest.raises(Unsafe, match="another one has taken over"):
         mine.renew()
