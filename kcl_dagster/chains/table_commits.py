@@ -35,7 +35,7 @@ ONE_TABLE_VERSION: Final = 1  # of plans that workers of an earlier version can 
 KEPT_SECONDS: Final = 3600.0  # far longer than a request to a store can be delayed
 MOST_ENTRIES: Final = 500  # per commit; the next commit follows at once with the rest
 _PLANNED_AT: Final = "@"  # no application's name contains it
-_NUMBER: Final = re.compile(r".*/(\d{12})\.json")
+_NUMBER: Final = re.compile(rf"{FOLDER}/[^/]+/(\d{{12}})\.json")
 
 
 class TableCommit(msgspec.Struct, frozen=True):

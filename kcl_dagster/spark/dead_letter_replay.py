@@ -13,19 +13,19 @@ As with batches, the first number of a journal is the time in milliseconds. Ther
 - Sinks take lower numbers for numbers of version 0.1, which named files without the application.
 """
 
+import re
 from base64 import b64decode
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 from pyspark.sql import SparkSession
 
 from kcl_dagster.chains.store import found_content
-from kcl_dagster.errors import ConfigurationError, ProcessLost
+from kcl_dagster.errors import ConfigurationError, ProcessLost, Unsafe
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
@@ -213,9 +213,19 @@ class _Replay:
         self.store.put(f"{self.application}/{JOURNAL}/{number:012d}.json", msgspec.json.encode(entry))
 
     def _journal(self) -> dict[int, _Entry]:
+        form = re.compile(rf"{re.escape(self.application)}/{JOURNAL}/(\d{{12,}})\.json")
         found = self.store.files(f"{self.application}/{JOURNAL}/", hidden=True)
-        paths = sorted(file.path for file in found if file.path.endswith(".json"))
-        return {int(Path(path).stem): msgspec.json.decode(self.store.get(path), type=_Entry) for path in paths}
+        matches = sorted((match for file in found if (match := form.fullmatch(file.path))), key=lambda one: one[0])
+        return {int(match[1]): self._noted(match[0]) for match in matches}
+
+    def _noted(self, path: str) -> _Entry:
+        try:
+            return msgspec.json.decode(self.store.get(path), type=_Entry)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise Unsafe(
+                f"{self.store.root}/{path} cannot be read, so it is not known which letters are stored: {error}. "
+                "Restore the file. Without it, the letters that were in progress may be stored twice"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class NamedDeltaCommits:
                 recorded = self.table.history(RECENT_COMMITS) if is_there else ()
                 self._known[series] = max((_number(one, key) for one in recorded), default=0)
             content = found_content(self.store, self._path(series))
-        noted = 0 if content is None else msgspec.json.decode(content, type=LastCommit).number
+        noted = 0 if content is None else _decoded(content, f"{self.store.root}/{self._path(series)}").number
         return max(noted, self._known[series])
 
     def commit(
@@ -161,6 +161,13 @@ class ReadStaged:
             )
         for rows in pq.ParquetFile(BytesIO(content)).iter_batches():
             yield rows.cast(self.schema)
+
+
+def _decoded(content: bytes, path: str) -> LastCommit:
+    try:
+        return msgspec.json.decode(content, type=LastCommit)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Unsafe(f"{path} is not the number of a commit that this version can read: {error}") from error
 
 
 def _columns(entry: PublishingEntry) -> str:

@@ -104,6 +104,15 @@ def test_a_plan_with_the_number_of_a_deleted_one_is_none() -> None:
     assert commits.numbers() == [4]
 
 
+def test_other_files_beside_the_plans_are_ignored() -> None:
+    files = MemoryFiles()
+    commits = TableCommits(files, "clicks")
+    for name in ("", "copy/000000000009.json", "000000000009.json~", "9.json"):
+        files.create(f"{commits.folder}/{name}", b"")
+    assert commits.make(1, commit("x"))
+    assert commits.newest() == (1, commit("x"))
+
+
 def test_a_lost_answer_to_a_create_is_no_failure() -> None:
     files = MemoryFiles()
     create = files.create

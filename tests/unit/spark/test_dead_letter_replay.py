@@ -134,6 +134,18 @@ def test_a_journal_that_names_files_outside_is_refused(tmp_path: Path) -> None:
     assert precious.exists()
 
 
+def test_other_files_beside_the_journal_are_ignored_and_an_unreadable_one_is_named(tmp_path: Path) -> None:
+    store, table = box(tmp_path, letter(101)), Table()
+    for name in ("000000000007 (1).json", "copy/000000000008.json", "notes.json"):
+        store.put(f"{APP}/_replays/{name}", b"")
+    store.put(f"{APP}/_replays/000000000007.json", b"{")
+    with pytest.raises(Unsafe, match=rf"{tmp_path}/{APP}/_replays/000000000007\.json cannot be read"):
+        replay(store, APP, table)
+    assert table.stored == {}
+    store.delete([f"{APP}/_replays/000000000007.json"])
+    assert replay(store, APP, table).stored == 1
+
+
 def test_numbers_go_on_growing_when_the_folder_was_emptied(tmp_path: Path) -> None:
     """A table refuses what comes under a number that it has passed."""
     clock, table = FakeClock(), Table()

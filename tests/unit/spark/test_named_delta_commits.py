@@ -166,6 +166,14 @@ def test_a_number_that_the_table_has_with_other_batches_is_refused_and_its_files
     assert lake.numbers() == [1, 2]
 
 
+def test_an_unreadable_number_of_the_last_commit_is_named(lake: Lake) -> None:
+    lake.commits().commit(SERIES, 1, [lake.entry(1)], None)
+    [file] = lake.store.files("_table_commits/", hidden=True)
+    lake.store.put(file.path, b"")
+    with pytest.raises(Unsafe, match=f"{lake.store.root}/{file.path} is not the number of a commit"):
+        lake.commits().committed(SERIES)
+
+
 def test_the_last_commit_is_known_when_the_history_is_gone(lake: Lake) -> None:
     lake.commits().commit(SERIES, 1, [lake.entry(1)], None)
     lake.table.recorded.clear()
