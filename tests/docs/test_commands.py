@@ -1,5 +1,6 @@
 """Every command on a page runs, or is looked at as far as it can be without a cluster or an account."""
 
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -136,6 +137,17 @@ def test_our_commands_run(
         finds = command[1] == "doctor" or "--complete-within" in command
         assert code in ({cli.WELL, cli.WRONG} if finds else {cli.WELL}), (command, captured)
         assert captured.out, command
+
+
+def test_the_page_on_retiring_names_every_folder_that_remains_in_the_lake() -> None:
+    declared = re.compile(r'^(?:FOLDER|JOURNAL|LOCKS|DRAFTS|OWNER_FILE): Final = "(_[a-z_]+)/?"', re.MULTILINE)
+    sources = [path.read_text() for path in sorted((ROOT / "kcl_dagster").rglob("*.py"))]
+    folders = {name for source in sources for name in declared.findall(source)}
+    folders -= {"_replays"}  # of dead letters, in a store of their own
+    assert {"_chains", "_commits", "_table_commits", "_staged", "_compaction"} <= folders
+    rows = [line for line in (ROOT / "docs/how-to/retire.md").read_text().splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`(_[a-z_]+)", row.split("|")[1])}
+    assert folders - named == set()
 
 
 @pytest.mark.audit("F11")
