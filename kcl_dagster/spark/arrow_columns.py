@@ -22,13 +22,8 @@ Types = Mapping[str, pa.DataType]
 """The types of columns by their names. A column whose type is not known yet is absent."""
 
 WIDEST_DECIMAL: Final = 38  # digits; the maximum of Spark and of most readers
-_ARE_LISTS: Final = (
-    kinds.is_list,
-    kinds.is_large_list,
-    kinds.is_fixed_size_list,
-    kinds.is_list_view,
-    kinds.is_large_list_view,
-)
+# Views of lists are not among them, because pyarrow's cast of a view to a list makes an invalid array.
+_ARE_LISTS: Final = (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list)
 _AS_THEY_ARE: Final = (
     kinds.is_boolean,
     kinds.is_integer,
@@ -87,6 +82,11 @@ def has_null(kind: pa.DataType) -> bool:
     return has_null(kind.value_type) if kinds.is_list(kind) else bool(kinds.is_null(kind))
 
 
+def _has_list_view(kind: pa.DataType) -> bool:
+    is_one = kinds.is_list_view(kind) or kinds.is_large_list_view(kind)
+    return is_one or any(_has_list_view(kind.field(place).type) for place in range(kind.num_fields))
+
+
 @dataclass(slots=True)
 class OutputColumns:
     """Gives all tables of one task the same columns. A column that a later table lacks is filled with nulls. A
@@ -140,8 +140,9 @@ class OutputColumns:
         values and no known type, or `evolve` ignores it."""
         kind = plain(column.type)
         if kind is None:
+            advice = "return lists instead of views" if _has_list_view(column.type) else "cast it"
             raise TransformError(
-                f"column {name} is of type {column.type}, which Spark and other readers do not know: cast it"
+                f"column {name} is of type {column.type}, which Spark and other readers do not know: {advice}"
             )
         if name in self.partitions:
             return _cast(name, column, pa.string() if kinds.is_null(kind) else kind)

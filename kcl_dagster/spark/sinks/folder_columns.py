@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.evolution import Evolve
-from kcl_dagster.spark.arrow_columns import has_null
+from kcl_dagster.spark.arrow_columns import Types, has_null
 from kcl_dagster.spark.schema import RECORDS
 from kcl_dagster.spark.sinks.batch_files import BatchFile, Step, in_utc
 from kcl_dagster.spark.sinks.column_types import ColumnTypes
@@ -45,16 +45,18 @@ class FolderColumns:
     _last: tuple[StructType, pa.Schema] | None = field(default=None)
 
     def take_records(self) -> bool:
-        """Whether records can be stored as they were read, with all of their columns."""
+        """Whether records can be stored as they were read, with all of their columns and without a conversion."""
+        columns = {one.name: one.type for one in nullable(RECORDS) if one.name not in self.partitions}
         known = self.types.known()
-        return self.evolve == "add" or not known or set(RECORDS.names) - self.partitions <= known.keys()
+        has_new = bool(columns.keys() - known.keys())
+        return self._conform(columns, known) and (self.evolve == "add" or not known or not has_new)
 
     def fitted(self, output: DataFrame) -> tuple[DataFrame, tuple[Step, ...]]:
         """Return the output with only the columns to store, and the steps that convert them. Raises SinkError if a
         column does not fit."""
         known = self.types.known()
         schema = self._schema(output)
-        target = Target(self.name, pa.schema(list(known.items())))
+        target = self._target(known)
         self._refuse(schema, target)
         new = [one for one in schema if one.name not in known and one.name not in self.partitions]
         # A column without values has no type that readers know.
@@ -66,17 +68,43 @@ class FolderColumns:
             output = output.select(*("`" + name.replace("`", "``") + "`" for name in schema.names))
         return output, () if target.stored(schema) == schema else (CastColumns(target),)
 
-    def stored(self, files: Sequence[BatchFile]) -> None:
-        """Store the types of the columns in these files, before readers see the files. Raises SinkError if they do
-        not fit, because another worker has stored a column with the same name meanwhile."""
-        known = self.types.known()
+    def stored(self, files: Sequence[BatchFile]) -> bool:
+        """Store the types of the columns in these files, before readers see the files. Returns False if the files
+        have to be written again, see `add`. Raises SinkError if a column does not fit, because another worker has
+        stored a column with the same name meanwhile."""
         for schema in {file.columns: None for file in files}:
-            self._refuse(schema, Target(self.name, pa.schema(list(known.items()))))
-            columns = nullable(schema)
-            new = {one.name: one.type for one in columns if one.name not in known}
-            if new:
-                self.types.add(new)
-                known = self.types.known()
+            self._refuse(schema, self._target(self.types.known()))
+            if not self.add({one.name: one.type for one in nullable(schema)}):
+                return False
+        return True
+
+    def add(self, types: Types) -> bool:
+        """Store the types of the columns in files, before readers see the files. Returns False if another worker
+        has stored other columns meanwhile, to which the files do not conform: a column has a wider type, or no file
+        has a column and `evolve` forbids to add it. Then the files have to be written again, see `agreed`."""
+        known = self.types.known()
+        if not known:
+            self.types.begin(types)
+            known = self.types.known()
+        if types.keys() - known.keys():
+            if self.evolve != "add":
+                return False
+            self.types.add(types)
+        return self._conform(types, self.types.known())
+
+    def agreed(self, types: Types) -> dict[str, pa.DataType]:
+        """The types with which files are written again: those of the stored columns, and those in `types` of other
+        columns. If `evolve` forbids new columns, there are only the stored ones."""
+        known = self.types.known()
+        return known if known and self.evolve != "add" else {**types, **known}
+
+    def _conform(self, types: Types, known: Types) -> bool:
+        """Whether values of these types are stored without a conversion."""
+        schema = pa.schema(list(types.items()))
+        return bool(self._target(known).stored(schema) == schema)
+
+    def _target(self, known: Types) -> Target:
+        return Target(self.name, pa.schema(list(known.items())))
 
     def _refuse(self, output: pa.Schema, target: Target) -> None:
         columns = [one for one in output if one.name not in self.partitions]

@@ -65,7 +65,8 @@ TARGET_BYTES: Final = 128 * 1024 * 1024  # the size that query engines read best
 # uses a number above the numbers of all batches.
 FIRST_NUMBER_OF_FETCHES: Final = 10**12
 # In the first attempt, tasks may use different types for a column. The second attempt uses one type for all tasks.
-ATTEMPTS_AT_TYPES: Final = 2
+# Another worker may store a wider type during each attempt.
+ATTEMPTS_AT_TYPES: Final = 3
 
 
 class ParquetSink:
@@ -217,9 +218,9 @@ class ParquetSink:
         if self._is_as_read and isinstance(held, StagedRecords) and (staged := held.files(chain)) is not None:
             files = [file for manifest in staged for file in batch_files(manifest)]
             StagingJob(self._name, self._store, self._layout, self._target_bytes).check_rows(files, batch)
-            self._columns.stored(files)
-            held.take()
-            return StagedBatch(_staged_files(files), as_read_counts(files, batch))
+            if self._columns.stored(files):
+                held.take()
+                return StagedBatch(_staged_files(files), as_read_counts(files, batch))
         records = data.frame
         output = checked(self._transform(records))
         is_as_read = output is records
@@ -230,7 +231,12 @@ class ParquetSink:
             output, steps = self._columns.fitted(output)
         job = StagingJob(self._name, self._store, self._layout, self._target_bytes, steps=steps)
         files, counts = yield from job.run(output, as_written, batch, chain, number, is_as_read=is_as_read)
-        self._columns.stored(files)
+        if not self._columns.stored(files):
+            raise SinkError(
+                f"{self._name}: another worker has stored columns meanwhile, and the files of this batch have "
+                "another type of a column, or a column that evolve forbids. The batch is tried again with the "
+                "stored columns"
+            )
         return StagedBatch(_staged_files(files), counts)
 
     def _stage_tables(
@@ -240,11 +246,10 @@ class ParquetSink:
         if isinstance(held, StagedRecords) and (staged := held.files(chain)) is not None:
             files = [file for manifest in staged for file in batch_files(manifest)]
             types = united((file.columns for file in files), known)
-            if _have_types(files, types):
-                self._columns.types.add(types)
+            if _have_types(files, types) and self._columns.add(types):
                 held.take()
                 return self._staged_tables(files, batch)
-            known |= types
+            known = self._columns.agreed(known | types)
         if isinstance(held, Sealed):
             rows, unseal = held.frame, held.unseal()
         else:
@@ -255,11 +260,10 @@ class ParquetSink:
             manifest = rows.mapInArrow(task, MANIFEST_DDL).collect()
             files = batch_files([row.asDict() for row in manifest])
             types = united((file.columns for file in files), known)
-            if _have_types(files, types):
-                self._columns.types.add(types)
+            if _have_types(files, types) and self._columns.add(types):
                 return self._staged_tables(files, batch)
             self._store.delete([staged_path(chain, file.path) for file in files])
-            known |= types
+            known = self._columns.agreed(known | types)
         raise TransformError("the types of the columns differ with each call of the function: cast them in it")
 
     def _staged_tables(self, files: Sequence[BatchFile], batch: Batch) -> StagedBatch:

@@ -16,9 +16,12 @@ from pyspark.sql import SparkSession
 import kcl_dagster as kcl
 from kcl_dagster.chains.publication import staged
 from kcl_dagster.errors import BatchError, ConfigurationError, RecordRefused, SinkError, TransformError, Unavailable
+from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.spark.arrow_transform import ArrowTransform
 from kcl_dagster.spark.fetch import Connection
+from kcl_dagster.spark.sinks.column_types import ColumnTypes
 from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.testing import consuming
 from kcl_dagster.testing.consuming import EmbeddedAws, consume, embedded_aws, records
 from kcl_dagster.worker.report import BatchReport, Outcome
@@ -114,6 +117,29 @@ def test_a_type_that_differs_from_what_is_stored_fails_the_batch(
             ]
         assert staged(batches.sink.stores_into[0], CHAIN) == []
     assert rows_of(tmp_path).schema.field("n").type == pa.int32()
+
+
+@pytest.mark.parametrize("evolve", ["ignore", "add"])
+def test_what_was_fetched_before_another_worker_stored_other_columns_is_written_again(
+    stream: Stream, started: Started, tmp_path: Path, evolve: Evolve
+) -> None:
+    def late(table: pa.Table) -> pa.Table:
+        n = numbers(table).cast(pa.int32())
+        rows = pa.table({"n": n, "more": n})
+        return rows.filter(pc.greater_equal(n, 30))
+
+    with started(sink_of(tmp_path, late, evolve=evolve)) as batches:
+        store(batches, stream, 30, is_first=True)  # no rows
+        stream.produce(30)
+        fetched = batches.fetch()
+        assert is_staged(fetched)
+        ColumnTypes(LocalStore(str(tmp_path))).add({"n": pa.float64()})
+        batches.store(fetched)
+        assert staged(batches.sink.stores_into[0], CHAIN) == []
+    kept = pa.schema([("n", pa.float64()), *([("more", pa.int32())] if evolve == "add" else [])])
+    rows = rows_of(tmp_path)
+    assert rows.schema == kept
+    assert sorted(rows["n"].to_pylist()) == list(range(30, 60))
 
 
 def _fields(one: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.errors import SinkError, TransformError
 from kcl_dagster.model.evolution import Evolve
+from kcl_dagster.spark.sinks.folder_columns import FolderColumns
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from tests.doubles.parts import Parts
 from tests.integration.spark.test_sinks import part, write
@@ -155,6 +156,44 @@ def test_of_two_workers_that_store_a_column_first_at_once_one_stops(folder: Fold
     assert folder.files() == 1
     with pytest.raises(SinkError, match=r"n \(string, and int32 in the files\)"):
         folder.store_into(second)
+
+
+@pytest.mark.parametrize(
+    ("evolve", "of_the_first", "of_the_second"),
+    [
+        ("add", ("cast(sequence_number as double) as n",), (NUMBER,)),
+        ("ignore", (NUMBER,), (NUMBER, "'x' as more")),
+        ("refuse", (NUMBER,), (NUMBER, "'x' as more")),
+    ],
+)
+def test_a_batch_is_tried_again_if_another_worker_stores_the_first_columns_while_it_is_written(
+    folder: Folder,
+    monkeypatch: pytest.MonkeyPatch,
+    evolve: Evolve,
+    of_the_first: tuple[str, ...],
+    of_the_second: tuple[str, ...],
+) -> None:
+    second = folder.sink(*of_the_second, evolve=evolve)
+    fitted = FolderColumns.fitted
+
+    def meanwhile(columns: FolderColumns, output: DataFrame) -> Any:
+        found = fitted(columns, output)
+        monkeypatch.undo()
+        folder.store(*of_the_first)
+        return found
+
+    monkeypatch.setattr(FolderColumns, "fitted", meanwhile)
+    refusal = r"no file has the columns \['more'\]"
+    with pytest.raises(SinkError, match=refusal if evolve == "refuse" else "The batch is tried again"):
+        folder.store_into(second)
+    assert folder.files() == 1
+    if evolve == "refuse":
+        with pytest.raises(SinkError, match=refusal):
+            folder.store_into(second)
+        return
+    folder.store_into(second)
+    assert [list(row) for row in folder.rows()] == [["n"], ["n"]]
+    assert sorted(row["n"] for row in folder.rows()) == [1002, 1003]
 
 
 def as_read(folder: Folder, evolve: Evolve = "add") -> Parts:

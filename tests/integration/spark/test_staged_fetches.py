@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
@@ -24,8 +25,10 @@ from kcl_dagster.spark import engine as engines
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.fetched_batch import FetchedBatch
+from kcl_dagster.spark.sinks.column_types import ColumnTypes
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.staged_ranges import FetchStaging, StagedRanges
+from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.spark.transform import Observed, Transform, returns_its_argument, unchanged
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.worker.batch import Range
@@ -155,6 +158,21 @@ def test_a_batch_that_is_not_what_was_staged_is_read_again(
         publish(batches.sink.stores_into[0], chain, PublishingEntry("1", done.files, ()))
         assert batches.stored().total() == 30 + expected
         assert staged(batches.sink.stores_into[0], CHAIN) == []
+
+
+def test_what_was_fetched_before_another_worker_stored_fewer_columns_is_written_again(
+    stream: Stream, spark: SparkSession, connection: Connection, tmp_path: Path
+) -> None:
+    sink = ParquetSink(str(tmp_path), transform=as_it_came, evolve="ignore")
+    with storing(stream, spark, connection, sink) as batches:
+        stream.produce(30)
+        fetched = batches.fetch()
+        assert is_staged(fetched)
+        ColumnTypes(LocalStore(str(tmp_path))).add({"data": pa.binary()})
+        batches.store(fetched)
+        assert batches.stored() == Counter(range(30))
+        assert staged(batches.sink.stores_into[0], CHAIN) == []
+    assert spark.read.parquet(str(tmp_path)).columns == ["data"]
 
 
 def test_a_transform_that_returns_the_records_at_times_is_not_guessed_at(

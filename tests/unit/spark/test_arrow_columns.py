@@ -7,12 +7,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kcl_dagster.errors import ConfigurationError, RecordRefused, TransformError, Unavailable
+from kcl_dagster.emulator import Emulator
+from kcl_dagster.errors import ConfigurationError, RecordRefused, SinkError, TransformError, Unavailable
+from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.spark.arrow_columns import OutputColumns, plain, united
 from kcl_dagster.spark.arrow_transform import TABLE_ROWS, ApplyFunction, ArrowTransform, table_of, tables
-from kcl_dagster.spark.sinks.batch_files import RequireColumns
-from kcl_dagster.spark.sinks.column_types import FOLDER, ColumnTypes
+from kcl_dagster.spark.schema import RECORDS
+from kcl_dagster.spark.sinks.batch_files import BatchFile, RequireColumns
+from kcl_dagster.spark.sinks.column_types import FIRST_OUTPUT, FOLDER, ColumnTypes, path_of
+from kcl_dagster.spark.sinks.folder_columns import FolderColumns
 from kcl_dagster.spark.storage import LocalStore
+from tests.unit.spark.buckets import Bucket
 
 UTC = pa.timestamp("us", "UTC")
 
@@ -50,6 +55,21 @@ def test_each_type_is_stored_in_one_that_readers_know(kind: pa.DataType, stored:
     else:
         with pytest.raises(TransformError, match="column x is of type"):
             OutputColumns({}).conformed(pa.table({"x": pa.nulls(1, kind)}))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_view(pa.int64()),
+        pa.large_list_view(pa.string()),
+        pa.struct([("a", pa.map_(pa.string(), pa.list_view(pa.int8())))]),
+        pa.list_(pa.list_view(pa.int8())),
+    ],
+)
+def test_views_of_lists_are_refused_because_arrow_does_not_cast_them(kind: pa.DataType) -> None:
+    assert plain(kind) is None
+    with pytest.raises(TransformError, match=r"column x is of type .*view.*: return lists instead of views"):
+        OutputColumns({"x": pa.list_(pa.int64())}).conformed(pa.table({"x": pa.array([None], kind)}))
 
 
 def test_later_tables_get_the_columns_of_former_ones() -> None:
@@ -181,7 +201,148 @@ def test_a_column_has_one_type_below_a_path_for_all_workers(tmp_path: Path) -> N
         other.add({"text": pa.binary()})
     assert late.known() == {"n": pa.int64(), "text": pa.string()}
     assert list(store.files()) == []
+    one.add({"more": pa.int8()})
     assert len(list(store.files(f"{FOLDER}/", hidden=True))) == 2
+    assert ColumnTypes(store).known() == {"n": pa.int64(), "text": pa.string(), "more": pa.int8()}
+    with pytest.raises(TransformError, match="column N is of type string, and column n of type string is stored"):
+        ColumnTypes(LocalStore(str(tmp_path / "other"))).add({"n": pa.string(), "N": pa.string()})
+
+
+def test_a_narrower_type_than_another_worker_has_stored_meanwhile_is_no_error(tmp_path: Path) -> None:
+    one, other = (ColumnTypes(LocalStore(str(tmp_path))) for _ in range(2))
+    one.add({"n": pa.float64()})
+    assert other.known() == {"n": pa.float64()}
+    one.add({"m": pa.int64()})
+    other.add({"n": pa.float64(), "m": pa.int32()})
+    assert other.known() == {"n": pa.float64(), "m": pa.int64()}
+    one.add({"k": pa.int32()})
+    with pytest.raises(TransformError, match="column k is of type int64, and column k of type int32 is stored"):
+        other.add({"k": pa.int64()})
+
+
+def test_the_columns_of_the_first_output_are_known_together(tmp_path: Path) -> None:
+    """A worker that found only some of them would leave out or refuse the other ones."""
+    found = []
+
+    class LookedInto(LocalStore):
+        def create(self, path: str, content: bytes) -> bool:
+            found.append(ColumnTypes(LocalStore(self.root)).known())
+            return super().create(path, content)
+
+    types = {f"column {number}": pa.int64() for number in range(20)}
+    ColumnTypes(LookedInto(str(tmp_path))).add(types)
+    found.append(ColumnTypes(LocalStore(str(tmp_path))).known())
+    assert [list(known) for known in found] == [[], list(types)]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_worker_whose_response_was_lost_finds_its_own_output(tmp_path: Path, is_new: bool) -> None:
+    class Unanswered(LocalStore):
+        def create(self, path: str, content: bytes) -> bool:
+            super().create(path, content)
+            return False
+
+    store = Unanswered(str(tmp_path))
+    types = ColumnTypes(store)
+    if not is_new:
+        ColumnTypes(LocalStore(str(tmp_path))).add({"m": pa.int8()})
+    types.add({"n": pa.int64()})
+    assert types.known()["n"] == pa.int64()
+
+
+def test_other_files_beside_the_columns_are_ignored(aws: Emulator) -> None:
+    """The S3 console and copy tools create an empty object for a folder."""
+    store = Bucket(aws).store
+    ColumnTypes(store).add({"n": pa.int64()})
+    ColumnTypes(store).add({"m": pa.int64()})
+    for name in ("", "first~", "copy/first", "0123"):
+        store.put(f"{FOLDER}/{name}", b"")
+    assert ColumnTypes(store).known() == {"n": pa.int64(), "m": pa.int64()}
+
+
+@pytest.mark.parametrize("path", [FIRST_OUTPUT, path_of("n")])
+def test_a_file_of_a_column_that_cannot_be_read_is_named(tmp_path: Path, path: str) -> None:
+    store = LocalStore(str(tmp_path))
+    schema = pa.schema([("n", pa.int64())]).serialize().to_pybytes()
+    for content in (b"", b"{}", schema[:40], bytes(100), b"\xff" * 100):
+        store.put(path, content)
+        with pytest.raises(SinkError, match=f"{tmp_path}: {path} has no types of columns"):
+            ColumnTypes(store).known()
+    store.put(path, schema)
+    assert ColumnTypes(store).known() == {"n": pa.int64()}
+    store.put(path_of("m"), schema)
+    with pytest.raises(SinkError, match=f"{path_of('m')} has the types of other columns"):
+        ColumnTypes(store).known()
+
+
+def folder_columns(path: Path, evolve: Evolve) -> FolderColumns:
+    return FolderColumns(f"parquet at {path}", ColumnTypes(LocalStore(str(path))), frozenset(), evolve)
+
+
+def batch_file(**types: pa.DataType) -> BatchFile:
+    return BatchFile(0, 0, "path", 1, 1, None, columns=pa.schema(list(types.items())))
+
+
+@pytest.mark.parametrize("evolve", ["ignore", "refuse"])
+def test_evolve_is_kept_by_a_worker_that_looked_before_the_first_output_and_stores_later(
+    tmp_path: Path, evolve: Evolve
+) -> None:
+    """Its first batches had no rows, or its first batch was written while the other worker stored the first one."""
+    first, late, written = (folder_columns(tmp_path, evolve) for _ in range(3))
+    assert late.types.known() == written.types.known() == {}
+    assert first.stored([batch_file(n=pa.int64())])
+    assert late.types.known() == {"n": pa.int64()}
+    if evolve == "refuse":
+        with pytest.raises(SinkError, match=r"no file has the columns \['more'\]"):
+            written.stored([batch_file(n=pa.int64(), more=pa.string())])
+    else:
+        assert not written.stored([batch_file(n=pa.int64(), more=pa.string())])
+    assert not written.add({"n": pa.int64(), "more": pa.string()})
+    assert written.agreed({"n": pa.int64(), "more": pa.string()}) == {"n": pa.int64()}
+    assert ColumnTypes(LocalStore(str(tmp_path))).known() == {"n": pa.int64()}
+
+
+@pytest.mark.parametrize("evolve", ["ignore", "refuse"])
+def test_of_two_workers_that_store_their_first_output_at_once_one_decides_the_columns(
+    tmp_path: Path, evolve: Evolve
+) -> None:
+    first, second = (folder_columns(tmp_path, evolve) for _ in range(2))
+
+    class Overtaken(LocalStore):
+        def create(self, path: str, content: bytes) -> bool:
+            first.add({"n": pa.int64()})
+            return super().create(path, content)
+
+    second.types.store = Overtaken(str(tmp_path))
+    assert not second.add({"n": pa.int64(), "more": pa.string()})
+    assert second.types.known() == {"n": pa.int64()}
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_files_of_a_narrower_type_than_the_folder_are_written_again(tmp_path: Path, is_known: bool) -> None:
+    """Readers could not read them together."""
+    one, other = (folder_columns(tmp_path, "add") for _ in range(2))
+    assert one.stored([batch_file(m=pa.int64())])
+    if not is_known:
+        assert other.types.known() == {"m": pa.int64()}
+    assert one.stored([batch_file(m=pa.int64(), n=pa.float64(), text=pa.large_string())])
+    assert not other.stored([batch_file(n=pa.int32())])
+    assert other.stored([batch_file(text=pa.string())])
+    assert other.agreed({"n": pa.int32(), "k": pa.int8()}) == {
+        "m": pa.int64(),
+        "n": pa.float64(),
+        "k": pa.int8(),
+        "text": pa.large_string(),
+    }
+    assert other.stored([batch_file(n=pa.float64(), text=pa.string())])
+
+
+def test_records_are_stored_as_they_were_read_only_without_a_conversion(tmp_path: Path) -> None:
+    one, other = (folder_columns(tmp_path, "add") for _ in range(2))
+    assert one.take_records()
+    assert one.stored([batch_file(arrival_timestamp=pa.timestamp("us", "Europe/Paris"))])
+    assert not other.take_records()
+    assert not other.stored([batch_file(**{one.name: one.type for one in RECORDS})])
 
 
 def test_evolve_says_what_becomes_of_columns_that_no_file_has() -> None:
