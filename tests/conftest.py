@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
             "filterwarnings", f"ignore:datetime.datetime.utcfromtimestamp:DeprecationWarning:{module}"
         )
     if sys.version_info >= (3, 13):
-        # From this version on, Python says what pools of SQLAlchemy (Dagster, pyiceberg) leave to the garbage collector.
+        # Python tells which connections the pools of SQLAlchemy leave to the garbage collector.
         config.addinivalue_line("filterwarnings", "ignore:unclosed database in <sqlite3:ResourceWarning")
 
 
