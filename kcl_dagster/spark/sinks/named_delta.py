@@ -2,12 +2,13 @@
 it.
 
 The sink needs no access to the files of the table, and no key of the catalog: all requests are SQL and DataFrames
-of the session. A session does not show all rules of a table, such as which columns are identity columns. So before
-the first batch with new columns is decided, the sink makes a commit with these columns and without rows. Delta
-refuses this commit if it would refuse a commit with rows.
+of the session. SQL does not show all rules of a table, such as which columns are identity columns. So before the
+first batch with new columns is decided, the sink makes a commit with these columns and without rows. Delta refuses
+this commit if the columns do not fit. Rows are checked by `named_delta_rules`.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from kcl_dagster.errors import ConfigurationError, SinkError
+from kcl_dagster.spark.arrow_columns import has_null
 from kcl_dagster.spark.failures import line_of_java, write_failures
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.completeness import (
@@ -32,15 +34,13 @@ from kcl_dagster.spark.sinks.completeness import (
     completeness_record,
     is_in_table,
 )
-from kcl_dagster.spark.sinks.row_conditions import conditions_of_required, fulfilling
+from kcl_dagster.spark.sinks.named_delta_rules import NamedDeltaRules, quoted
 from kcl_dagster.spark.sinks.staging_job import schema_of
-from kcl_dagster.spark.sinks.target import Target, encoded_schema, nullable
-from kcl_dagster.spark.transform import Transform
+from kcl_dagster.spark.sinks.target import encoded_schema, nullable
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.processing_watch import uninterrupted
 
-_CONSTRAINT: Final = "delta.constraints."
-_WIDENS: Final = "delta.enableTypeWidening"
+_PARTITIONS: Final = "# Partition Information"
 _IS_DELTA: Final = "delta.minReaderVersion"  # a property that every Delta table has
 _MISSING: Final = frozenset(
     {"DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND"}
@@ -56,48 +56,6 @@ NEEDED: Final = (
     "for its version of Spark, spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
     "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class NamedDeltaRules:
-    """The rules of a table, as the session showed them when they were read."""
-
-    table: str
-    schema: pa.Schema
-    """All columns of the table, including columns that the table computes itself."""
-
-    properties: Mapping[str, str]
-
-    @property
-    def target(self) -> Target:
-        """The columns of the table. All of them allow nulls here, because a session does not show which of the
-        required columns the table computes itself."""
-        fields = [one.with_nullable(True) for one in self.schema]
-        return Target(self.table, pa.schema(fields), " (ALTER TABLE ... ADD COLUMNS)")
-
-    def applied(self, transform: Transform) -> Transform:
-        """Wrap the transform, so that it fails for rows that violate a constraint of the table. Delta itself checks
-        constraints on columns that the output does not have."""
-        constraints = {
-            name.removeprefix(_CONSTRAINT): sql
-            for name, sql in self.properties.items()
-            if name.startswith(_CONSTRAINT)
-        }
-        required = [one.name for one in self.schema if not one.nullable]
-        if not constraints and not required:
-            return transform
-
-        def with_rules(records: DataFrame) -> DataFrame:
-            output = transform(records)
-            if not hasattr(output, "columns"):
-                return output  # no DataFrame; `transform.checked` refuses it
-            known = {name: sql for name, sql in constraints.items() if _is_about(output, sql)}
-            return fulfilling(output, self.table, {**known, **conditions_of_required(required, output.columns)})
-
-        return with_rules
-
-    def widens(self) -> bool:
-        return self.properties.get(_WIDENS, "false").lower() == "true"
 
 
 @dataclass(slots=True)
@@ -148,6 +106,7 @@ class NamedDelta:
             columns = spark.table(self.identifier)
             schema = schema_of(columns)
             found = spark.sql(f"SHOW TBLPROPERTIES {self.identifier}").collect()
+            shown = spark.sql(f"DESCRIBE TABLE {self.identifier}").collect()
         except AnalysisException as error:
             if _condition(error) in _MISSING:
                 return None
@@ -155,11 +114,24 @@ class NamedDelta:
         properties = {row["key"]: row["value"] for row in found}
         if _IS_DELTA not in properties:
             raise ConfigurationError(f"{self.name} is no Delta table, or {NEEDED}")
-        return NamedDeltaRules(self.name, _with_nulls_of(columns.schema, schema), properties)
+        described = _described(columns)
+        return NamedDeltaRules(
+            self.name,
+            _with_nulls_of(columns.schema, schema),
+            properties,
+            _partition_columns([row["col_name"] for row in shown]),
+            columns.schema if described is None else described,
+            is_described=described is not None,
+        )
 
     def make(self, output: pa.Schema) -> None:
-        """Make the table for an output of this schema. Does nothing if another worker has made it."""
-        empty = self._empty(nullable(output))
+        """Make the table for an output of this schema. Does nothing if another worker has made it. Columns
+        without a type are left out: such a column of a table would refuse all values for ever."""
+        typed = [one for one in output if not pa.types.is_null(one.type)]
+        if not typed:
+            raise SinkError(f"{self.name}: no column of the output has a type: {output.names}")
+        _refuse_open(typed, self.name)
+        empty = self._empty(nullable(pa.schema(typed)))
         writer = empty.writeTo(self.identifier).using("delta")
         if self.columns:
             first, *others = [F.col(f"`{name}`") for name in self.columns]
@@ -177,13 +149,14 @@ class NamedDelta:
         if rules is None:
             return
         kinds = {one.name: one.dataType.simpleString() for one in _spark_schema(columns)}
-        new = [f"{_quoted(name)} {kind}" for name, kind in kinds.items() if name not in rules.schema.names]
+        new = [f"{quoted(name)} {kind}" for name, kind in kinds.items() if name not in rules.schema.names]
+        _refuse_open([one for one in columns if one.name not in rules.schema.names], self.name)
         spark = self.session()
         if new:
             spark.sql(f"ALTER TABLE {self.identifier} ADD COLUMNS ({', '.join(new)})")
         if rules.widens():
             for name in kinds.keys() & set(rules.schema.names):
-                spark.sql(f"ALTER TABLE {self.identifier} ALTER COLUMN {_quoted(name)} TYPE {kinds[name]}")
+                spark.sql(f"ALTER TABLE {self.identifier} ALTER COLUMN {quoted(name)} TYPE {kinds[name]}")
 
     def check_columns(self, columns: pa.Schema) -> None:
         """Check by a commit without rows that Delta accepts these columns. The table gets one such commit for each
@@ -242,16 +215,35 @@ def _some_columns(rules: NamedDeltaRules) -> list[str]:
     int64."""
     required = [one.name for one in rules.schema if not one.nullable]
     others = sorted(rules.schema, key=lambda one: pa.types.is_int64(one.type))
-    return [_quoted(name) for name in required or [others[0].name]]
+    return [quoted(name) for name in required or [others[0].name]]
 
 
-def _is_about(output: DataFrame, sql: str) -> bool:
-    """Whether the output has all columns of the expression."""
+def _refuse_open(columns: Sequence[pa.Field], table: str) -> None:
+    """Raise SinkError for nested types that are not known as a whole, as with `array(null)`."""
+    found = [one.name for one in columns if has_null(one.type)]
+    if found:
+        raise SinkError(f"{table}: columns {found} leave open what is in them: cast them in the transform")
+
+
+def _described(table: DataFrame) -> StructType | None:
+    """The columns with all of their metadata, from Delta's own objects. None if the session does not have these
+    objects, as with Spark Connect."""
+    frame = getattr(table, "_jdf", None)
+    if frame is None:
+        return None
     try:
-        _ = output.limit(0).select(F.expr(sql)).schema
-    except AnalysisException:
-        return False
-    return True
+        metadata = frame.queryExecution().analyzed().collectLeaves().head().relation().location().metadata()
+        return StructType.fromJson(json.loads(metadata.schemaString()))
+    except (Py4JError, TypeError):
+        return None
+
+
+def _partition_columns(names: Sequence[str]) -> tuple[str, ...]:
+    """The partition columns in the first column of `DESCRIBE TABLE`."""
+    if _PARTITIONS not in names:
+        return ()
+    following = names[names.index(_PARTITIONS) + 2 :]
+    return tuple(itertools.takewhile(lambda name: name and not name.startswith("# "), following))
 
 
 def _spark_schema(columns: pa.Schema) -> StructType:
@@ -260,10 +252,6 @@ def _spark_schema(columns: pa.Schema) -> StructType:
 
 def _with_nulls_of(table: StructType, schema: pa.Schema) -> pa.Schema:
     return pa.schema([one.with_nullable(known.nullable) for one, known in zip(schema, table, strict=True)])
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _condition(error: BaseException) -> str | None:

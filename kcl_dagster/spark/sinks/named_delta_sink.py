@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from kcl_dagster.chains.entry import StagedFile, TableRules
 from kcl_dagster.errors import SinkError
@@ -17,8 +18,9 @@ from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, staged_files
 from kcl_dagster.spark.sinks.former_parts import NoParts
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
-from kcl_dagster.spark.sinks.named_delta import NamedDelta, NamedDeltaRules
+from kcl_dagster.spark.sinks.named_delta import NamedDelta
 from kcl_dagster.spark.sinks.named_delta_commits import NamedDeltaCommits
+from kcl_dagster.spark.sinks.named_delta_rules import NamedDeltaRules
 from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
 from kcl_dagster.spark.sinks.table_sink import TableSink, WritingRules
 from kcl_dagster.spark.sinks.target import Target, encoded_schema
@@ -70,6 +72,10 @@ class NamedDeltaSink(TableSink):
     def version(self) -> dict[str, int]:
         """See `spark.sinks.contract.SparkSink`. Empty: a leader has no Spark session."""
         return {}
+
+    def _for_new_table(self, output: DataFrame, rules: WritingRules) -> DataFrame:
+        """See `TableSink`. Checks the rows, because partition values are limited in a new table, too."""
+        return rules.applied(lambda _: output)(output)
 
 
 @dataclass(frozen=True, slots=True)

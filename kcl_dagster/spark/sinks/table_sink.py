@@ -176,6 +176,9 @@ class TableSink:
             if rules is None:
                 with self._table.errors():
                     rules = self._table.first_rules(schema)
+                fitted = self._for_new_table(output, rules)
+                if fitted is not output:
+                    output, schema = fitted, schema_of(fitted)
             if self._evolve == "ignore":
                 output = self._known(output, rules)
                 schema = schema_of(output)
@@ -198,6 +201,10 @@ class TableSink:
             job.discard(files)
             raise
         return StagedBatch(staged, counts, fulfilled)
+
+    def _for_new_table(self, output: DataFrame, rules: WritingRules) -> DataFrame:  # noqa: ARG002 - for subclasses
+        """The first output of a table, when it is known by which rules it is written."""
+        return output
 
     def _known(self, output: DataFrame, rules: WritingRules) -> DataFrame:
         """Return the output without the columns that the table does not have. Raises SinkError if no column

@@ -12,8 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from kcl_dagster.chains.entry import PublishingEntry, StagedFile, TableRules
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.parquet_file import ParquetFile
-from kcl_dagster.spark.sinks.named_delta import NamedDelta, NamedDeltaRules
+from kcl_dagster.spark.sinks.named_delta import NamedDelta
 from kcl_dagster.spark.sinks.named_delta_commits import NamedDeltaCommits
+from kcl_dagster.spark.sinks.named_delta_rules import NamedDeltaRules
 from kcl_dagster.spark.sinks.staging_job import schema_of
 from kcl_dagster.spark.sinks.target import encoded_schema
 from kcl_dagster.spark.storage import open_store
@@ -92,4 +93,3 @@ def test_constraints_are_evaluated_where_the_output_has_their_columns(spark: Spa
         applied(spark.range(3)).collect()
     with pytest.raises(Exception, match="constraint n NOT NULL"):
         NamedDeltaRules("t", schema, {}).applied(ids)(spark.range(8)).collect()
-    assert NamedDeltaRules("t", schema.remove(0), {}).applied(ids) is ids
