@@ -6,13 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from deltalake import CommitProperties, DeltaTable, Transaction
+
+from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.named_delta_sink import NamedDeltaSink
 from tests.lakehouse.cell import Operation, refusal
 from tests.lakehouse.engine import Engine
-from tests.lakehouse.feed import COLUMNS, FIRST, KEYS, MINUTES_APART, RECORDS, Feed, OpenChain, rows
+from tests.lakehouse.feed import APPLICATION, COLUMNS, FIRST, KEYS, MINUTES_APART, RECORDS, Feed, OpenChain, rows
 from tests.lakehouse.places import SparkPlace
 from tests.lakehouse.spark_writer import SparkWriter
 from tests.lakehouse.spark_writer_process import KILLED
@@ -70,7 +74,7 @@ class SparkWriterBench:
     def transactions(self) -> list[int]:
         """The versions of the application, in the order of the commits."""
         found = [action["txn"] for action in self.log() if "txn" in action]
-        return [one["version"] for one in found if one["appId"] == "kcl-dagster/lakehouse"]
+        return [one["version"] for one in found if one["appId"].startswith("kcl-dagster/lakehouse/spark/")]
 
 
 def create(b: SparkWriterBench) -> None:
@@ -174,6 +178,79 @@ def complete(b: SparkWriterBench) -> None:
     b.expect(range(2 * RECORDS))
 
 
+LIMITED: Final = (
+    f"{COLUMNS.replace('user string', 'user string NOT NULL')}, code varchar(8), raw binary, "
+    "day date NOT NULL GENERATED ALWAYS AS (cast(at AS date)), value int GENERATED ALWAYS AS (cast(code AS int))"
+)
+FITTING: Final = {"code": "cast(n AS string)", "raw": "X'61'"}
+
+
+def refused_rows(b: SparkWriterBench) -> None:
+    b.make("PARTITIONED BY (user, raw, day)", LIMITED)
+    for column, value, constraint in (
+        ("code", "'1234567  '", "varchar(8)"),
+        ("code", "'x'", "CAST_INVALID_INPUT"),
+        ("user", "repeat('x', 251)", "partition value of user"),
+        ("user", "'a' || char(0)", "partition value of user"),
+        ("user", "''", "partition value of user"),
+        ("raw", "X'FF00'", "partition value of raw"),
+        ("at", "NULL", "day NOT NULL"),
+    ):
+        wrong = f"if(n = 70, {value}, {FITTING.get(column, column)})"
+        refusal(partial(b.store, RECORDS, columns={**FITTING, column: wrong}), constraint)
+    b.store(0, columns=FITTING)
+    b.store(RECORDS, columns=FITTING)
+    b.expect(range(2 * RECORDS))
+    longest = {"user": "if(n = 130, repeat('/', 83), if(n = 131, repeat('x', 250), user))", "code": "'12345678'"}
+    b.store(2 * RECORDS, columns={**FITTING, **longest})
+    assert b.engine.value(f"SELECT count(*) FROM {b.read} WHERE length(user) > 80 AND value = 12345678") == 2
+    new = b.place.new_table()
+    long = {"user": "if(n = 70, repeat('x', 251), user)"}
+    chains = b.place.chains_of(new)
+    refusal(lambda: b.writer.store(new, chains, RECORDS, columns=long, partition_by=["user"]), "partition value")
+
+
+def without_type(b: SparkWriterBench) -> None:
+    b.store(0, columns={"note": "NULL"})
+    [location] = [row["location"] for row in b.writer.sql(f"DESCRIBE DETAIL {b.name}")]
+    b.place.made(b.name, location)
+    b.store(RECORDS, columns={"note": "NULL"})
+    b.store(2 * RECORDS, columns={"note": "'x'"}, evolve="add")
+    refusal(lambda: b.store(0, columns={"more": "array(NULL)"}, evolve="add"), "leave open what is in them")
+    b.expect(range(3 * RECORDS))
+    assert b.engine.value(f"SELECT count(note) FROM {b.read}") == RECORDS
+
+
+def switched(b: SparkWriterBench) -> None:
+    location = b.place.location(b.name)
+
+    def by_delta_rs(first: int) -> None:
+        sink = DeltaSink(location, transform=rows(first))
+        b.feed.write(sink, OpenChain(sink))
+
+    by_delta_rs(0)
+    b.make()
+    refusal(lambda: b.writer.store(b.name, location, 0), "chains_path", "is the folder of a Delta table")
+    b.store(RECORDS)
+    by_delta_rs(2 * RECORDS)
+    table, key = DeltaTable(location), f"kcl-dagster/{APPLICATION}"
+    later = CommitProperties(custom_metadata={key: "5000"}, app_transactions=[Transaction(key, 5000)])
+    table.create_write_transaction([], "append", table.schema(), commit_properties=later)  # as after 42 hours
+    b.store(3 * RECORDS)
+    b.writer.store(b.name, f"{b.chains}-other", 4 * RECORDS)  # another deployment
+    b.expect(range(5 * RECORDS))
+
+
+def renamed(b: SparkWriterBench) -> None:
+    b.make()
+    b.store(0)
+    for _ in range(101):
+        b.writer.sql(f"ALTER TABLE {b.name} SET TBLPROPERTIES ('another'='commit')")
+    for number, name in enumerate((b.name.removeprefix("spark_catalog."), b.read), 1):
+        b.writer.store(name, b.chains, number * RECORDS)
+    b.expect(range(3 * RECORDS))
+
+
 def other_tables(b: SparkWriterBench) -> None:
     """The session of all other cells has no Delta Lake."""
     b.writer.sql(f"CREATE TABLE {b.name} (n bigint) USING parquet")
@@ -194,5 +271,13 @@ OPERATIONS: Final = (
     Operation("killed", "a worker that is killed after Spark's commit: it is repeated, and skipped", killed),
     Operation("plans", "an older copy of the plans of commits is refused", older_plans),
     Operation("complete", "the time through which an idle table is complete", complete),
+    Operation(
+        "refused",
+        "rows that Delta refuses are refused before they are decided: varchar, partition values, generated columns",
+        refused_rows,
+    ),
+    Operation("void", "columns without a type are left out, and added when they have one", without_type),
+    Operation("switch", "delta-rs, Spark, delta-rs and Spark again, and two deployments, in one table", switched),
+    Operation("renamed", "a table under two other names, after 101 commits of another writer", renamed),
     Operation("others", "tables of other formats and sessions without Delta Lake are refused", other_tables),
 )

@@ -1,17 +1,21 @@
 """Commits of staged rows to a Delta table with Spark's own writer, after chains have decided them.
 
-In the table's transaction log, each application of this package is an application (`txnAppId`). The number of a
-commit is its version (`txnVersion`). If the table already has a version, Delta skips the commit without an error.
-Delta does not report whether it has skipped a commit, and a session does not show the versions. So each commit
-records its number and a digest of its batches in the history of the table (`userMetadata`). A commit counts as made
-when it was found in the history.
+In the table's transaction log, each application of this package is an application (`txnAppId`). Its name
+contains an id of the folder of the chains: commits of delta-rs to the same table, and commits of another
+deployment with its own `chains_path`, have other names and numbers. The number of a commit is its version
+(`txnVersion`). If the table already has a version, Delta skips the commit without an error. Delta does not
+report whether it has skipped a commit, and a session does not show the versions. So each commit records its
+number and a digest of its batches in the history of the table (`userMetadata`). A commit counts as made when it
+was found in the history.
 
-Delta keeps the history only for `delta.logRetentionDuration`. So the number of the last commit that was found is in
-a file beside the chains. If Delta has skipped a commit, and the history does not have the same number with the same
-batches, an error stops all commits: the folder of plans is an older copy, and its batches are not in the table.
+Delta keeps the history only for `delta.logRetentionDuration`. So when a commit was found, a file with its
+number is made beside the chains. The file does not depend on the name of the table, so a table may be renamed.
+If Delta has skipped a commit, and the history does not have the same number with the same batches, an error
+stops all commits: the folder of plans is an older copy, and its batches are not in the table.
 """
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,10 +29,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from kcl_dagster.chains.entry import PublishingEntry, place_id
-from kcl_dagster.chains.store import found_content
-from kcl_dagster.chains.table_commits import MOST_ENTRIES, application_of
-from kcl_dagster.errors import KclError, SinkError, Unsafe
+from kcl_dagster.chains.entry import FIRST, PublishingEntry, place_id
+from kcl_dagster.chains.publication import FOLDER as STAGED
+from kcl_dagster.chains.store import Entries, found_content
+from kcl_dagster.chains.table_commits import MOST_ENTRIES, TableCommits, application_of
+from kcl_dagster.errors import ConfigurationError, KclError, SinkError, Unsafe
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.settling import settle
 from kcl_dagster.spark.sinks.completeness import RECENT_COMMITS, application_key, completeness_record
@@ -38,17 +43,21 @@ from kcl_dagster.spark.storage import Store
 from kcl_dagster.tables.completeness_row import WrittenThrough
 
 FOLDER: Final = "_table_commits"
+LOG: Final = "_delta_log"
 TASK_BYTES: Final = 32 << 20  # of staged files for each task: a commit must be made before the next one is due
 _STEPS: Final = 1000  # more than the number of entries in a commit
+_NUMBER: Final = re.compile(r".*/(\d{12})\.json")
 _NEWEST: Final = 10  # last commits of the table, among which a new commit usually is
 
 assert MOST_ENTRIES < _STEPS
 
 
-class LastCommit(msgspec.Struct, frozen=True):
-    """The file with the number of the last commit of a series that was found in the table."""
+class FoundCommit(msgspec.Struct, frozen=True):
+    """The content of the file of a commit that was found in the table. `place`: the `place_id` of the folder in
+    which the chains were at the first commit. If the folder is moved or copied, its commits keep this id, so
+    that an older copy is detected."""
 
-    number: int
+    place: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +69,54 @@ class NamedDeltaCommits:
     _known: dict[str, int] = field(default_factory=dict, compare=False)
     """The last commit of each series that was found in the history or made."""
 
-    def committed(self, series: str) -> int:
+    _places: dict[str, str] = field(default_factory=dict, compare=False)
+    """See `FoundCommit.place`, by series."""
+
+    _checked: set[str] = field(default_factory=set, compare=False)
+
+    def check_store(self) -> None:
+        """Raise ConfigurationError if the chains are in the folder of a Delta table, whose entries name files
+        of the table."""
+        if LOG in self._checked:
+            return
         with self.table.errors():
+            if next(iter(self.store.files(f"{LOG}/", hidden=True)), None) is not None:
+                raise ConfigurationError(
+                    f"{self.table.name}: chains_path {self.store.root} is the folder of a Delta table, with the "
+                    "chains of delta-rs: give the table a chains_path of its own"
+                )
+        self._checked.add(LOG)
+
+    def check_plans(self, application: str) -> None:
+        """Raise ConfigurationError or Unsafe if the newest plan in the folder belongs to another writer, so that
+        it cannot be carried out. Called before the first batch is decided."""
+        self.check_store()
+        with self.table.errors():
+            number, plan = TableCommits(self.store, application).newest()
+            if plan is None or not plan.entries or FIRST not in plan.tables:
+                return
+            entry = Entries(self.store).read(*plan.entries[0])
+        if isinstance(entry, PublishingEntry):
+            self._refuse_foreign([entry.of(FIRST)])
+            return
+        # Entries are deleted after the table contains them, maybe since the plan was read.
+        self._known.pop(application, None)
+        if self.committed(application) < number:
+            raise ConfigurationError(
+                f"{self.table.name}: chains_path {self.store.root} has plan {number} of {application}, whose "
+                "entries were deleted, and the table does not have this commit: the plan is that of another "
+                "writer, or _table_commits was removed. Give the table a chains_path of its own"
+            )
+
+    def committed(self, series: str) -> int:
+        self.check_store()
+        with self.table.errors():
+            noted = max(self._noted(series), default=0)
             if series not in self._known:
-                key = application_key(series)
+                key = self._key(series)
                 is_there = self.table.rules() is not None
                 recorded = self.table.history(RECENT_COMMITS) if is_there else ()
                 self._known[series] = max((_number(one, key) for one in recorded), default=0)
-            content = found_content(self.store, self._path(series))
-        noted = 0 if content is None else _decoded(content, f"{self.store.root}/{self._path(series)}").number
         return max(noted, self._known[series])
 
     def commit(
@@ -76,8 +124,10 @@ class NamedDeltaCommits:
     ) -> None:
         """See `ChainedTable.commit`. Batches with different columns are appended one after the other, so that a
         column that a batch does not have gets its default value."""
+        self._refuse_foreign(entries)
         if self.committed(series) < number:
-            key = application_key(series)
+            with self.table.errors():
+                key = self._key(series)
             record = {key: str(number), _batches_key(key): _digest(entries)}
             groups = [list(some) for _, some in groupby(entries, key=_columns)]
             try:
@@ -87,7 +137,9 @@ class NamedDeltaCommits:
                         metadata = record | completeness_record(application_of(series), complete) if is_last else {}
                         self.table.append(self._rows(group), key, number * _STEPS + place, metadata)
             except KclError:
-                if not self._has(record):  # if it has the commit, another worker has made it at the same time
+                # If the table has the commit, another worker has made it at the same time. Only the newest
+                # commits are read here, because a failing commit is repeated every few seconds.
+                if not self._has(record, _NEWEST):
                     raise
             else:
                 self._check(key, record)
@@ -96,7 +148,19 @@ class NamedDeltaCommits:
             self.discard([file.path for entry in entries for file in entry.files])
 
     def discard(self, paths: Sequence[str]) -> None:
-        self.store.delete(paths)
+        self.store.delete([path for path in paths if _is_staged(path)])
+
+    def _refuse_foreign(self, entries: Sequence[PublishingEntry]) -> None:
+        """Raise Unsafe for entries of another writer: their files may be files of a table, which a commit of this
+        writer would append and then remove."""
+        for entry in entries:
+            is_changes = entry.rules is not None and entry.rules.changes is not None
+            if is_changes or not all(_is_staged(file.path) for file in entry.files):
+                raise Unsafe(
+                    f"{self.table.name}: chains_path {self.store.root} has batches that another writer has "
+                    "decided: start workers with the former sink until they have stored them, and give this one a "
+                    "chains_path of its own"
+                )
 
     def _rows(self, entries: Sequence[PublishingEntry]) -> DataFrame:
         """The rows of entries with the same columns, as executors read them from the staged files."""
@@ -109,29 +173,46 @@ class NamedDeltaCommits:
         return places.mapInArrow(read, from_arrow_schema(schema, prefer_timestamp_ntz=True))
 
     def _check(self, key: str, record: Mapping[str, str]) -> None:
-        if not self._has(record):
+        if not self._has(record, _NEWEST, None):
             raise Unsafe(
                 f"{self.table.name} has a later commit than {record[key]} of {key}, and its history has no commit "
                 f"{record[key]} of these batches: the folder of plans below {self.store.root} is an older copy, or "
                 "the history was removed. Put the newest one back; or stop the workers, compare the table with the "
-                "staged files, and go on with another chains_path and another name of the application"
+                "staged files, and go on with another chains_path"
             )
 
-    def _has(self, record: Mapping[str, str]) -> bool:
-        """Whether the history has the commit with this record. The whole history is read only if the newest commits
-        do not have it."""
+    def _has(self, record: Mapping[str, str], *limits: int | None) -> bool:
+        """Whether the history has the commit with this record. `limits`: the numbers of newest commits to read, one
+        after the other; None: all."""
         with self.table.errors():
-            for limit in (_NEWEST, None):
-                if any(record.items() <= one.items() for one in self.table.history(limit)):
-                    return True
-            return False
+            return any(record.items() <= one.items() for limit in limits for one in self.table.history(limit))
+
+    def _key(self, series: str) -> str:
+        """The name of the series in the table."""
+        while series not in self._places:
+            found = self._noted(series)
+            if not found:
+                self._places[series] = place_id(self.store.root)
+            elif (
+                content := found_content(self.store, found[max(found)])
+            ) is not None:  # otherwise there is a newer one
+                self._places[series] = _decoded(content, f"{self.store.root}/{found[max(found)]}").place
+        return application_key(f"{series}/spark/{self._places[series]}")
+
+    def _noted(self, series: str) -> dict[int, str]:
+        """The paths of the files of found commits, by number."""
+        paths = [file.path for file in self.store.files(f"{_folder(series)}/", hidden=True)]
+        return {int(found[1]): path for path in paths if (found := _NUMBER.fullmatch(path))}
 
     def _note(self, series: str, number: int) -> None:
+        """Store that a commit was found. The number of a slow worker, which is lower than the last one, changes
+        nothing."""
         self._known[series] = number
-        self.store.put(self._path(series), msgspec.json.encode(LastCommit(number)))
-
-    def _path(self, series: str) -> str:
-        return f"{FOLDER}/{place_id(f'{series} in {self.table.identifier}')}.json"
+        content = msgspec.json.encode(FoundCommit(self._places[series]))
+        self.store.create(f"{_folder(series)}/{number:012d}.json", content)
+        with suppress(KclError, OSError):  # files that remain are removed with the next commit
+            noted = self._noted(series)
+            self.store.delete([path for found, path in noted.items() if found < max(noted)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +244,19 @@ class ReadStaged:
             yield rows.cast(self.schema)
 
 
-def _decoded(content: bytes, path: str) -> LastCommit:
+def _decoded(content: bytes, path: str) -> FoundCommit:
     try:
-        return msgspec.json.decode(content, type=LastCommit)
+        return msgspec.json.decode(content, type=FoundCommit)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise Unsafe(f"{path} is not the number of a commit that this version can read: {error}") from error
+        raise Unsafe(f"{path} is not a note of a commit that this version can read: {error}") from error
+
+
+def _is_staged(path: str) -> bool:
+    return path.startswith(f"{STAGED}/")
+
+
+def _folder(series: str) -> str:
+    return f"{FOLDER}/{place_id(series)}"
 
 
 def _columns(entry: PublishingEntry) -> str:

@@ -12,8 +12,10 @@ from pyspark.sql import DataFrame
 
 from kcl_dagster.chains.entry import StagedFile, TableRules
 from kcl_dagster.errors import SinkError
+from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.runtime import Runtime
+from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, staged_files
 from kcl_dagster.spark.sinks.former_parts import NoParts
@@ -22,11 +24,14 @@ from kcl_dagster.spark.sinks.named_delta import NamedDelta
 from kcl_dagster.spark.sinks.named_delta_commits import NamedDeltaCommits
 from kcl_dagster.spark.sinks.named_delta_rules import NamedDeltaRules
 from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
+from kcl_dagster.spark.sinks.staging_job import Staging
 from kcl_dagster.spark.sinks.table_sink import TableSink, WritingRules
 from kcl_dagster.spark.sinks.target import Target, encoded_schema
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.worker.batch import Batch
+from kcl_dagster.worker.staging import StagedBatch
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS
 
 
@@ -55,8 +60,10 @@ class NamedDeltaSink(TableSink):
         transform, columns = partitioned(transform, partition_by)
         self._store = open_store(chains_path, s3)
         table = NamedDelta(identifier, columns)
+        self._commits = NamedDeltaCommits(table, self._store)
+        self._are_plans_checked = False
         super().__init__(
-            NamedDeltaFormat(table, self._store, NamedDeltaCommits(table, self._store)),
+            NamedDeltaFormat(table, self._store, self._commits),
             transform,
             commit_seconds=commit_seconds,
             target_bytes=target_bytes,
@@ -72,6 +79,13 @@ class NamedDeltaSink(TableSink):
     def version(self) -> dict[str, int]:
         """See `spark.sinks.contract.SparkSink`. Empty: a leader has no Spark session."""
         return {}
+
+    def staged(self, data: Records, batch: Batch, chain: ChainId, number: int) -> Staging[StagedBatch]:
+        """See `spark.sinks.contract.SparkSink`."""
+        if not self._are_plans_checked:
+            self._commits.check_plans(batch.application)
+            self._are_plans_checked = True
+        return (yield from super().staged(data, batch, chain, number))
 
     def _for_new_table(self, output: DataFrame, rules: WritingRules) -> DataFrame:
         """See `TableSink`. Checks the rows, because partition values are limited in a new table, too."""
@@ -106,6 +120,7 @@ class NamedDeltaFormat:
         return self.table.errors()
 
     def rules(self) -> WritingRules | None:
+        self.commits.check_store()
         found = self.table.rules()
         return None if found is None else RowFiles(self.table, found, self.chains)
 

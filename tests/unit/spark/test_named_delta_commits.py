@@ -1,6 +1,7 @@
 """Commits with Spark's own writer: once each, whatever happens between Spark, the history and the file beside the
 chains. `make lakehouse` runs them with Spark and Delta; here the table follows Delta's rules for `txnVersion`."""
 
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,9 +9,14 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
-from kcl_dagster.chains.entry import PublishingEntry, StagedFile, TableRules
-from kcl_dagster.errors import SinkError, Unsafe
+from kcl_dagster.chains.entry import PublishingEntry, StagedFile, TableRules, place_id
+from kcl_dagster.chains.publication import chain_id
+from kcl_dagster.chains.store import Entries
+from kcl_dagster.chains.table_commits import TableCommit, TableCommits
+from kcl_dagster.errors import ConfigurationError, SinkError, Unsafe
+from kcl_dagster.model.change_rules import ChangeRules
 from kcl_dagster.spark.parquet_file import ParquetFile
 from kcl_dagster.spark.sinks.named_delta import NamedDelta
 from kcl_dagster.spark.sinks.named_delta_commits import NamedDeltaCommits, ReadStaged
@@ -19,7 +25,6 @@ from kcl_dagster.spark.sinks.target import encoded_schema
 from kcl_dagster.spark.storage import LocalStore, Store, open_store
 
 SERIES = "clicks"
-KEY = "kcl-dagster/clicks"
 
 
 @dataclass
@@ -56,6 +61,9 @@ class Table(NamedDelta):
     lost: list[int] = field(default_factory=list)
     """Versions whose answer is lost after the commit."""
 
+    read: list[int | None] = field(default_factory=list)
+    """How many commits of the history were asked for."""
+
     def rules(self) -> NamedDeltaRules:
         return NamedDeltaRules(self.name, pa.schema([]), {})
 
@@ -69,6 +77,7 @@ class Table(NamedDelta):
             raise SinkError("the answer was lost")
 
     def history(self, limit: int | None) -> Iterator[Mapping[str, Any]]:
+        self.read.append(limit)
         yield from self.recorded[::-1][:limit]
 
 
@@ -77,6 +86,10 @@ class Lake:
     store: Store
     table: Table = field(default_factory=Table)
     made: int = 0
+
+    @property
+    def key(self) -> str:
+        return f"kcl-dagster/clicks/spark/{place_id(self.store.root)}"
 
     def commits(self) -> NamedDeltaCommits:
         """Of a process of its own."""
@@ -97,6 +110,9 @@ class Lake:
 
     def staged(self) -> list[str]:
         return [file.path for file in self.store.files("_staged/", hidden=True)]
+
+    def noted(self) -> list[str]:
+        return [file.path for file in self.store.files("_table_commits/", hidden=True)]
 
     def numbers(self) -> list[int]:
         return [row["n"] for row in self.table.stored if "n" in row]
@@ -128,7 +144,7 @@ def test_a_commit_whose_process_was_killed_before_it_noted_it_is_found_in_the_hi
     lake.table.lost.append(1001)
     killed = lake.commits()
     killed.commit(SERIES, 1, entries, None)  # as if the answer was lost
-    lake.store.delete([file.path for file in lake.store.files("_table_commits/", hidden=True)])
+    lake.store.delete(lake.noted())
     assert lake.commits().committed(SERIES) == 1
     lake.commits().commit(SERIES, 2, [lake.entry(2)], None)
     assert lake.numbers() == [1, 2]
@@ -151,14 +167,14 @@ def test_entries_with_other_columns_are_appended_one_after_the_other_and_recorde
     assert lake.commits().committed(SERIES) == 0
     lake.commits().commit(SERIES, 1, entries, None)
     assert [sorted(row.items()) for row in lake.table.stored] == [[("n", 1)], [("n", 2)], [("m", 3)], [("n", 4)]]
-    assert [KEY in one for one in lake.table.recorded] == [False, False, True]
+    assert [lake.key in one for one in lake.table.recorded] == [False, False, True]
 
 
 def test_a_number_that_the_table_has_with_other_batches_is_refused_and_its_files_remain(lake: Lake) -> None:
     """The folder of plans is an older copy, and the history no longer shows that at the first look."""
     lake.commits().commit(SERIES, 1, [lake.entry(1)], None)
     lake.commits().commit(SERIES, 2, [lake.entry(2)], None)
-    lake.store.delete([file.path for file in lake.store.files("_table_commits/", hidden=True)])
+    lake.store.delete(lake.noted())
     lake.table.recorded += [{"of": "another writer"}] * 200
     entry = lake.entry(3)
     with pytest.raises(Unsafe, match="older copy"):
@@ -180,4 +196,118 @@ def test_the_last_commit_is_known_when_the_history_is_gone(lake: Lake) -> None:
     lake.table.recorded.clear()
     assert lake.commits().committed(SERIES) == 1
     assert lake.commits().committed("another application") == 0
-    assert NamedDeltaCommits(Table("c.s.other"), lake.store).committed(SERIES) == 0
+
+
+def test_the_same_table_under_another_name_goes_on_although_its_history_is_long(lake: Lake) -> None:
+    lake.commits().commit(SERIES, 1, [lake.entry(1)], None)
+    lake.table.recorded += [{"of": "another writer"}] * 200
+    lake.table.identifier = "main.c.s.t"
+    assert lake.commits().committed(SERIES) == 1
+    lake.commits().commit(SERIES, 2, [lake.entry(2)], None)
+    assert lake.numbers() == [1, 2]
+
+
+def test_another_table_goes_on_with_the_next_commit(lake: Lake) -> None:
+    lake.commits().commit(SERIES, 1, [lake.entry(1)], None)
+    lake.table = Table("c.s.new")
+    assert lake.commits().committed(SERIES) == 1
+    lake.commits().commit(SERIES, 2, [lake.entry(2)], None)
+    assert lake.numbers() == [2]
+
+
+def test_a_slow_worker_does_not_lower_the_number_of_the_last_commit(lake: Lake, monkeypatch: Any) -> None:
+    slow, append = lake.commits(), Table.append
+    first, second = [lake.entry(1)], [lake.entry(2)]
+
+    def answered_late(self: Table, *given: Any) -> None:
+        append(self, *given)
+        monkeypatch.setattr(Table, "append", append)
+        lake.commits().commit(SERIES, 1, first, None)
+        lake.commits().commit(SERIES, 2, second, None)
+
+    monkeypatch.setattr(Table, "append", answered_late)
+    slow.commit(SERIES, 1, first, None)
+    lake.table.recorded += [{"of": "another writer"}] * 200
+    assert lake.commits().committed(SERIES) == 2
+    assert slow.committed(SERIES) == 2
+    assert len(lake.noted()) == 1, "files of former commits remain"
+
+
+def test_commits_of_delta_rs_to_the_same_table_do_not_count(lake: Lake) -> None:
+    lake.table.versions["kcl-dagster/clicks"] = 5000
+    lake.table.recorded.append({"kcl-dagster/clicks": "5000"})
+    assert lake.commits().committed(SERIES) == 0
+    lake.commits().commit(SERIES, 1, [lake.entry(1)], None)
+    assert lake.numbers() == [1]
+    assert lake.table.versions["kcl-dagster/clicks"] == 5000
+
+
+def test_two_deployments_with_chains_of_their_own_number_their_commits_apart(lake: Lake, tmp_path: Path) -> None:
+    other = Lake(open_store(str(tmp_path / "other")), lake.table)
+    for number in (1, 2):
+        lake.commits().commit(SERIES, number, [lake.entry(number)], None)
+    other.commits().commit(SERIES, 1, [other.entry(3)], None)
+    assert (lake.commits().committed(SERIES), other.commits().committed(SERIES)) == (2, 1)
+    assert lake.numbers() == [1, 2, 3]
+
+
+def test_an_older_copy_at_another_place_is_refused(tmp_path: Path) -> None:
+    lake = Lake(open_store(str(tmp_path / "chains")))
+    lake.commits().commit(SERIES, 1, [lake.entry(1)], None)
+    shutil.copytree(tmp_path / "chains", tmp_path / "copy")
+    lake.commits().commit(SERIES, 2, [lake.entry(2)], None)
+    copy = Lake(open_store(str(tmp_path / "copy")), lake.table, made=10)
+    assert copy.commits().committed(SERIES) == 2  # which the committer compares with the plans
+    lake.table.recorded += [{"of": "another writer"}] * 200
+    assert copy.commits().committed(SERIES) == 1
+    with pytest.raises(Unsafe, match="older copy"):
+        copy.commits().commit(SERIES, 2, [copy.entry(2)], None)
+    assert lake.numbers() == [1, 2]
+
+
+def test_a_failing_commit_reads_only_the_newest_commits(lake: Lake) -> None:
+    entry, commits = lake.entry(1), lake.commits()
+    lake.store.delete([entry.files[0].path])
+    assert commits.committed(SERIES) == 0
+    lake.table.read.clear()
+    for _ in range(3):
+        with pytest.raises(SinkError, match="is missing"):
+            commits.commit(SERIES, 1, [entry], None)
+    assert lake.table.read == [10, 10, 10]
+
+
+def test_files_of_another_writer_are_neither_appended_nor_removed(lake: Lake) -> None:
+    entry = lake.entry(1)
+    lake.store.put("part.parquet", lake.store.get(entry.files[0].path))
+    of_delta_rs = structs.replace(entry, files=(structs.replace(entry.files[0], path="part.parquet"),))
+    with pytest.raises(Unsafe, match="another writer has decided"):
+        lake.commits().commit(SERIES, 1, [of_delta_rs], None)
+    assert entry.rules is not None
+    changes = structs.replace(entry.rules, changes=ChangeRules(("n",)))
+    with pytest.raises(Unsafe, match="another writer has decided"):
+        lake.commits().commit(SERIES, 1, [structs.replace(entry, rules=changes)], None)
+    lake.commits().discard(["part.parquet"])
+    assert lake.numbers() == []
+    assert lake.store.get("part.parquet")
+
+
+def test_the_folder_of_a_delta_table_is_refused_for_chains(lake: Lake) -> None:
+    lake.store.put("_delta_log/00000000000000000000.json", b"{}")
+    for asked in (lambda: lake.commits().committed(SERIES), lake.commits().check_store):
+        with pytest.raises(ConfigurationError, match="is the folder of a Delta table"):
+            asked()
+
+
+def test_plans_of_another_writer_are_refused_before_a_batch_is_decided(lake: Lake) -> None:
+    chain, plans = chain_id("clicks", "w", "1"), TableCommits(lake.store, "clicks")
+    plans.make(1, TableCommit("without rows", (), {}))
+    lake.commits().check_plans("clicks")
+    plans.make(2, TableCommit("p", ((chain, 1),), {chain: 1}))
+    with pytest.raises(ConfigurationError, match=r"has plan 2 of clicks, whose entries were deleted"):
+        lake.commits().check_plans("clicks")
+    entry = lake.entry(1)
+    Entries(lake.store).create(chain, 1, entry)
+    lake.commits().check_plans("clicks")  # a plan that is not carried out yet
+    lake.commits().commit(SERIES, 2, [entry], None)
+    Entries(lake.store).forget(chain)
+    lake.commits().check_plans("clicks")
