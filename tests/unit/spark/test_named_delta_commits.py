@@ -187,7 +187,7 @@ def test_an_unreadable_number_of_the_last_commit_is_named(lake: Lake) -> None:
     lake.commits().commit(SERIES, 1, [lake.entry(1)], None)
     [file] = lake.store.files("_table_commits/", hidden=True)
     lake.store.put(file.path, b"")
-    with pytest.raises(Unsafe, match=f"{lake.store.root}/{file.path} is not the number of a commit"):
+    with pytest.raises(Unsafe, match=f"{lake.store.root}/{file.path} is not a note of a commit"):
         lake.commits().committed(SERIES)
 
 
