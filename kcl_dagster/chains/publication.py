@@ -106,6 +106,10 @@ class Publisher(Protocol):
     def check(self) -> None:
         """Raise SinkError while no further batch should be decided, because nothing can be published."""
 
+    def begin(self) -> None:
+        """Raise SinkError if the first batch must not be decided, because it might never be published. `check` does
+        this, too."""
+
     def publish(self, chain: ChainId, number: int, entry: PublishingEntry) -> None:
         """Publish entry `number` of a chain of this worker, which was just decided. A later `step` may do this
         instead."""
@@ -147,6 +151,9 @@ class FolderPublisher:
 
     def check(self) -> None:
         """Never raises, because any worker can publish to a folder."""
+
+    def begin(self) -> None:
+        """Never raises, see `check`."""
 
     def publish(self, chain: ChainId, number: int, entry: PublishingEntry) -> None:
         if not publish(self.files, chain, entry):

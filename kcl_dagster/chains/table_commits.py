@@ -11,6 +11,10 @@ contain after the commit. Only the last plan is kept. It names only chains that 
 the last hour. The hour is needed because a request to make an entry may be sent again when it has no response. The
 first request may then arrive late, after the entry that the second request made was deleted.
 
+A plan without entries changes no table, and counts as carried out. A worker that removes its chain makes such a
+plan if the last commit is made. After all workers have stopped in this way, no commit has to be looked up in the
+tables, so a table can be dropped and made again.
+
 Modelled in spec/TableCommits.tla.
 """
 
@@ -23,7 +27,7 @@ from typing import Final
 
 import msgspec
 
-from kcl_dagster.chains.entry import FIRST, place_id
+from kcl_dagster.chains.entry import FIRST
 from kcl_dagster.chains.publication import beginning_of
 from kcl_dagster.chains.store import FileStore, FoundEntry, found_content
 from kcl_dagster.errors import Unsafe
@@ -47,6 +51,8 @@ class TableCommit(msgspec.Struct, frozen=True):
       the plan is its own.
     - `gone`: see `Selection`.
     - `tables`: the tables that get files.
+    - `place`: the `place_id` of the folder in which the plan was made, see `series_of`. It is empty in plans of an
+      earlier version, which were made in the folder in which they are found.
     """
 
     attempt: str
@@ -55,14 +61,17 @@ class TableCommit(msgspec.Struct, frozen=True):
     version: int = ONE_TABLE_VERSION
     gone: dict[ChainId, float] = {}
     tables: tuple[str, ...] = (FIRST,)
+    place: str = ""
 
 
-def series_of(application: str, table: str, plans: str) -> str:
-    """The name under which a table numbers an application's commits. All commits of one series have their plans in
-    one place, `plans`, beside the first table of a sink. The series of the first table is named like the
-    application. A further table may belong to several sinks with different first tables, so it may have several
-    series."""
-    return application if table == FIRST else f"{application}{_PLANNED_AT}{place_id(plans)}"
+def series_of(application: str, table: str, place: str) -> str:
+    """The name under which a table numbers an application's commits. All commits of one series were planned in one
+    place, beside the first table of a sink. The series of the first table is named like the application. A further
+    table may belong to several sinks with different first tables, so it may have several series.
+
+    If the folder of the plans is moved, its last plan keeps its series, and the next plan begins another one. So
+    the original and a copy of the folder never have the same series."""
+    return application if table == FIRST else f"{application}{_PLANNED_AT}{place}"
 
 
 def application_of(series: str) -> str:

@@ -132,6 +132,7 @@ class PartsChain(Generic[D]):
 
     def _read(self) -> Chain:
         entries, chain = self.sink.entries, self.id
+        self._publisher.begin()
         self._stored.clear()
         last = 0
         newest: PublishingEntry | None = None

@@ -65,6 +65,10 @@ class TablesPublisher:
         if self.committer is not None:
             self.committer.check()
 
+    def begin(self) -> None:
+        if self.committer is not None:
+            self.committer.begin()
+
     def publish(self, chain: ChainId, number: int, entry: PublishingEntry) -> None:
         self._refuse_unknown(chain, entry)
         settled: SinkError | None = None

@@ -1,9 +1,15 @@
 """Commits the decided batches of all chains of an application to its tables, at intervals.
 
 Each worker has a committer. The first committer that finds that a commit is due plans the commit: see
-`chains.table_commits`. There is no election. The worker that made the last commit usually makes the next one, too,
-because the others measure the interval from when they see a commit. If that worker ends, another one continues. If
-a worker ends after it has planned a commit, another one carries out the plan.
+`chains.table_commits`. There is no election. The worker that made the last commit usually makes the next one, too.
+The other workers measure the interval from when they see a commit, or from when their oldest entry began to wait.
+So if that worker ends or has nothing to commit, another one continues, and no entry waits longer than the interval.
+If a worker ends after it has planned a commit, another one carries out the plan.
+
+A table skips a commit whose number it contains. If the folder of plans was removed or replaced by an older copy,
+new plans could have numbers that a table contains, and their entries would be lost. So before a worker decides its
+first batch, it makes sure that there is a plan, or that no table contains a commit (`_begin`), and that no table
+contains a commit with a higher number than the last plan (`_refuse_higher`).
 
 Modelled in spec/TableCommits.tla.
 """
@@ -14,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from kcl_dagster.chains.entry import FIRST, PublishingEntry
+from kcl_dagster.chains.entry import FIRST, PublishingEntry, place_id
 from kcl_dagster.chains.publication import FolderPublisher, beginning_of
 from kcl_dagster.chains.store import Entries, FileStore, FoundEntry
 from kcl_dagster.chains.table_commits import (
@@ -31,6 +37,7 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.spans import NO_SPANS, TABLE_COMMIT, Spans
+from kcl_dagster.worker.waiting_entries import WaitingEntries
 
 COMMIT_SECONDS: Final = 30.0  # between two commits: each one costs the readers of a table
 PATIENCE_SECONDS: Final = 10.0  # a commit takes a second; if it takes longer, another worker carries it out
@@ -89,9 +96,13 @@ class TableCommitter:
     _seen: tuple[int, float] = (-1, float("-inf"))
     """The number of the last plan, and when it was first seen (monotonic)."""
 
-    _is_numbered: bool = False
-    """Whether the first table is known to contain no commit with a higher number than the last plan."""
+    _is_begun: bool = False
+    """Whether there is known to be a plan, or no table to contain a commit."""
 
+    _is_numbered: bool = False
+    """Whether no table contains a commit with a higher number than the last plan, as far as is known."""
+
+    _waiting: WaitingEntries = field(default_factory=WaitingEntries)
     _look_due: float = float("-inf")
     _failure: tuple[float, str] | None = None
 
@@ -99,9 +110,20 @@ class TableCommitter:
 
     def check(self) -> None:
         """Raise SinkError while the table accepts no commit. No further batch should be decided meanwhile: its
-        files would be safe, but readers would not see them."""
-        if self._failure is not None:
+        files would be safe, but readers would not see them. The first call compares the plans with the tables."""
+        if self._failure is not None and (self._has_begun or self._rests(self.clock.monotonic())):
             raise SinkError(self._failure[1])
+        self.begin()
+
+    @property
+    def _has_begun(self) -> bool:
+        return self._is_begun and self._is_numbered
+
+    def begin(self) -> None:
+        if not self._has_begun:
+            with self._noting_failures():
+                self._begin()
+                self._refuse_higher(self._newest()[1])
 
     def publish(self, chain: ChainId, number: int, entry: PublishingEntry) -> None:
         """Does nothing, because the next commit publishes the entry."""
@@ -115,7 +137,7 @@ class TableCommitter:
         of any failed commit, they are removed by a vacuum of the table."""
         if decided:
             self.finish({chain: max(decided)})
-        self.forget(chain)
+        self._remove_staged(chain)
 
     def passes_over(self, chain: ChainId, first: int) -> bool:
         _, plan = self._newest()
@@ -128,7 +150,17 @@ class TableCommitter:
             table.discard(paths.get(name, ()))
 
     def forget(self, chain: ChainId) -> None:
-        """Remove the staged files of the chain. A chain without entries is no longer in the next plan."""
+        """Remove the staged files of the chain. A chain without entries is no longer in the next plan.
+
+        If the last plan is carried out, also make a plan without entries. Otherwise, a table that is dropped and
+        made again after an orderly stop would seem to lack the last commit, whose entries are deleted."""
+        number, plan = self._newest()
+        if plan is not None and plan.entries and self._is_carried_out(number, plan):
+            self._refuse_higher(plan)
+            self._plan_nothing(number + 1, plan.contained, plan.gone)
+        self._remove_staged(chain)
+
+    def _remove_staged(self, chain: ChainId) -> None:
         for store in self.staging:
             FolderPublisher(store).forget(chain)
 
@@ -143,6 +175,7 @@ class TableCommitter:
         """Make a commit if it is due. `wanted`: entries of this worker that may not be in the table yet. Sends no
         request if they are known to be in the table, or if no check is due."""
         now = self.clock.monotonic()
+        self._waiting.note(wanted, self.visible, now)
         if self._failure is None and (now < self._look_due or self._has(wanted)):
             return
         if self._rests(now):
@@ -155,11 +188,15 @@ class TableCommitter:
                 if age >= patience or self._failure is not None:
                     self._carry_out(number, plan)
                 self._look_due = now + PATIENCE_SECONDS
-            elif age >= self.seconds or plan is None:
+                return
+            self._waiting.note(wanted, self.visible, now)  # the plan may contain some of them
+            due = min(self._seen[1], self._waiting.oldest) + self.seconds
+            if now >= due or plan is None:
                 self._look_due = now + self.seconds
-                self._make_next(number, plan, wanted)
+                if not self._make_next(number, plan, wanted):
+                    self._look_due = now + min(self.seconds, PATIENCE_SECONDS)
             else:
-                self._look_due = self._seen[1] + self.seconds
+                self._look_due = due
 
     def finish(self, wanted: Mapping[ChainId, int]) -> None:
         """Return when the table contains these entries. An entry that was deleted counts as contained, because
@@ -204,7 +241,7 @@ class TableCommitter:
         return all(self.visible(chain) >= number for chain, number in wanted.items())
 
     def _newest(self) -> tuple[int, TableCommit | None]:
-        number, plan = TableCommits(self.entries.files, self.application).newest()
+        number, plan = self._plans.newest()
         if number != self._seen[0]:
             self._seen = number, self.clock.monotonic()
         return number, plan
@@ -217,7 +254,7 @@ class TableCommitter:
 
     def _contain(self, number: int, plan: TableCommit) -> bool:
         known = [name for name in plan.tables if name in self.tables]
-        if not all(self._committed(name) >= number for name in known):
+        if not all(self._committed(name, plan.place) >= number for name in known):
             return False
         # Workers delete an entry when all of its tables contain it. If an entry still exists, it may be missing in
         # a table that the sink no longer has.
@@ -226,11 +263,20 @@ class TableCommitter:
                 raise Unsafe(f"a commit is planned for {_unknown(name)}")
         return True
 
-    def _committed(self, name: str) -> int:
-        return self._table(name).committed(self._series(name))
+    def _committed(self, name: str, place: str) -> int:
+        return self._table(name).committed(self._series(name, place))
 
-    def _series(self, name: str) -> str:
-        return series_of(self.application, name, self.entries.files.root)
+    def _series(self, name: str, place: str) -> str:
+        """`place`: of the plan. A plan of an earlier version does not name it."""
+        return series_of(self.application, name, place or self._place)
+
+    @property
+    def _place(self) -> str:
+        return place_id(self.entries.files.root)
+
+    @property
+    def _plans(self) -> TableCommits:
+        return TableCommits(self.entries.files, self.application)
 
     def _table(self, name: str) -> ChainedTable:
         found = self.tables.get(name)
@@ -242,8 +288,8 @@ class TableCommitter:
         """Plan the next commit, and carry it out. `number`, `plan`: the newest plan, whose commit the table already
         contains. `plan` is None if there is no plan yet. Returns False if there is nothing to commit, or if another
         worker was faster."""
-        if plan is None:
-            self._refuse_without_plans()
+        if plan is None and not self._begin():
+            return False
         contained, gone = ({}, {}) if plan is None else (plan.contained, plan.gone)
         alone = self._of_folders_alone(contained, gone)
         contained = {**contained, **alone}
@@ -264,7 +310,7 @@ class TableCommitter:
         if found is None:
             return False
         tables = tuple(name for name in self.tables if any(entry.of(name).files for _, entry in found))
-        self._refuse_higher()
+        self._refuse_higher(plan)
         commit = TableCommit(
             self.new_id(),
             tuple((one.chain, one.number) for one, entry in found if any(entry.of(name).files for name in tables)),
@@ -272,8 +318,9 @@ class TableCommitter:
             ONE_TABLE_VERSION if set(tables) <= {FIRST} else VERSION,
             dict(chosen.gone),
             tables or (FIRST,),
+            self._place,
         )
-        if not TableCommits(self.entries.files, self.application).make(number + 1, commit):
+        if not self._plans.make(number + 1, commit):
             return False
         self._seen = number + 1, self.clock.monotonic()
         self._carry_out(number + 1, commit)
@@ -354,49 +401,81 @@ class TableCommitter:
             if not isinstance(entry, PublishingEntry):
                 if self._contain(number, plan):
                     return  # the entry was deleted after the table contained it
-                raise Unsafe(f"entry {of} of chain {chain} was removed before commit {number} was made")
+                raise Unsafe(
+                    f"entry {of} of chain {chain} was removed before commit {number} was made, or a table that "
+                    "contained the commit was made anew before the workers had stopped in an orderly way. Put back "
+                    "what was removed, stop the workers, and make the table anew then"
+                )
             self._refuse_unknown(chain, entry)
             entries.append(entry)
         for name in plan.tables:
             table = self._table(name)
             of_table = [one for entry in entries if (one := entry.of(name)).files]
             try:
-                table.commit(self._series(name), number, of_table, self.complete())
+                table.commit(self._series(name, plan.place), number, of_table, self.complete())
             except KclError as error:
-                if self._committed(name) >= number:
+                if self._committed(name, plan.place) >= number:
                     continue  # the commit was made, and its response was lost
                 if name == FIRST:
                     raise
                 raise SinkError(f"table {name}: {error}") from error
 
-    def _refuse_higher(self) -> None:
-        """Raise Unsafe if the table contains a commit with a number that is not planned yet. The table would skip
-        the commit that will be planned with this number. Every commit is made after its plan. So the plans are
-        listed after the table was read, and include the plan of every commit that was found."""
-        if self._is_numbered or FIRST not in self.tables:
+    def _plan_nothing(self, number: int, contained: Mapping[ChainId, int], gone: Mapping[ChainId, float]) -> None:
+        """Make a plan without entries, unless another worker was faster."""
+        plan = TableCommit(self.new_id(), (), dict(contained), gone=dict(gone), place=self._place)
+        if self._plans.make(number, plan):
+            self._seen = number, self.clock.monotonic()
+
+    def _refuse_higher(self, plan: TableCommit | None) -> None:
+        """Raise Unsafe if a table contains a commit with a number that is not planned yet. The table would skip the
+        commit that will be planned with this number. A commit is made after its plan, so the plans are listed last.
+        If the folder of plans was moved since `plan` was made, it may be an older copy of either place."""
+        if self._is_numbered:
             return
-        number = self._committed(FIRST)
+        places = {self._place, self._place if plan is None else plan.place or self._place}
+        numbers = [(self._committed(name, place), name) for name in self.tables for place in sorted(places)]
+        number, name = max(numbers)
         newest, _ = self._newest()
         if number > newest:
             raise Unsafe(
-                f"the table contains commit {number} of {self.application}, and the newest plan in "
+                f"{_named(name)} contains commit {number} of {self.application}, and the newest plan in "
                 f"{self.entries.files.root} is {newest}: the folder of plans is an older copy. Put the "
                 "newest one back"
             )
         self._is_numbered = True
 
-    def _refuse_without_plans(self) -> None:
-        """Raise Unsafe if the first table has commits of the application but there are no plans. Only the plans
-        show which entries these commits contain."""
-        if FIRST not in self.tables:
-            return
-        number = self._committed(FIRST)
-        commits = TableCommits(self.entries.files, self.application)
-        if number and not commits.numbers():
+    def _begin(self) -> bool:
+        """Make sure that there is a plan if a table contains commits. Returns False if there is a plan now and
+        there was none before.
+
+        If there is no plan, the first table was made anew together with its chains and plans, or these were
+        removed. Further tables still contain commits. If there are no entries, the plans begin above the highest of
+        their numbers. If there are entries, only the plans would show whether the tables contain them. The same
+        applies to a first table that contains commits. Raises Unsafe in both cases.
+
+        No worker decides a batch before it has done this, so entries that exist are older. The entries are listed
+        first and the plans last. If there is no plan then, no other worker has begun before the numbers were read.
+        """
+        if self._plans.numbers():
+            self._is_begun = True
+            return True
+        existing = self._all()
+        numbers = {name: self._committed(name, self._place) for name in self.tables}
+        number, name = max((number, name) for name, number in numbers.items())
+        if self._plans.numbers():
+            self._is_begun = True
+            return False
+        if number and (existing or numbers.get(FIRST, 0)):
+            left = f", and there are entries of chain {existing[0].chain}" if existing else ""
             raise Unsafe(
-                f"{commits.folder} has no plan, and the table contains commit {number} of {self.application}: the "
-                "folder was removed. Put it back, or it is not known what the table contains"
+                f"{self.entries.files.root}/{self._plans.folder} has no plan{left}, and {_named(name)} contains "
+                f"commit {number} of {self.application}: the folder was removed. Put it back, or it is not known "
+                "what the table contains"
             )
+        if number:
+            self._plan_nothing(number + 1, {}, {})
+        self._is_begun = True
+        return not number
 
     def _all(self) -> list[FoundEntry]:
         return self.entries.all(beginning_of(self.application))
@@ -418,6 +497,10 @@ def refuse_unknown(
                 f"chain {chain} has decided a batch for the table {name!r} at another place: start workers with "
                 "the former sink until they have stored it, and change the place then"
             )
+
+
+def _named(name: str) -> str:
+    return "the table" if name == FIRST else f"the table {name!r}"
 
 
 def _unknown(name: str) -> str:

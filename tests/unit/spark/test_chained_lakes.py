@@ -16,7 +16,10 @@ import pytest
 from deltalake import DeltaTable, Field, Schema
 from deltalake.schema import PrimitiveType
 
-from kcl_dagster.chains.entry import FIRST
+from kcl_dagster.chains.chain import Chain
+from kcl_dagster.chains.entry import FIRST, TableOutput, place_id
+from kcl_dagster.chains.publication import chain_id
+from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import RecordRefused, SinkError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
@@ -27,11 +30,15 @@ from kcl_dagster.spark.sinks.delta_compaction import compact_delta
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
 from kcl_dagster.spark.storage import LocalStore, StoredFile
 from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.worker.publishing import publisher_of
+from kcl_dagster.worker.staging import Destination, PublishedByCommits
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, RETRY_SECONDS
 from tests.unit.spark.chained_lakes import (
     APPLICATION,
+    IDENTIFIER,
     LAKES,
     DeltaLake,
+    IcebergLake,
     Lake,
     LakeOfWorkers,
     commit_at_once,
@@ -391,3 +398,64 @@ def test_a_task_that_fails_leaves_no_files(lake: Lake) -> None:
         list(task(cut_off()))
     assert max(seen) > 1, "files were closed before"
     assert set(lake.folder.rglob("*.parquet")) == before
+
+
+def deploy(lake: Lake, first: LocalStore, worker: str, numbers: range) -> None:
+    """A worker of a sink of a folder and the table stores batches of one row each, and stops."""
+    table = PublishedByCommits(lake.process().commits, COMMIT_SECONDS, lake.format.stages)
+    destinations = {
+        FIRST: Destination(first, place=first.root),
+        "further": Destination(lake.store, table, lake.format.place),
+    }
+    entries = Entries(first)
+    chain = Chain(entries, chain_id(APPLICATION, worker, "1"), lake.ids)
+    publisher = publisher_of(entries, destinations, APPLICATION, lake.runtime)
+    for number in numbers:
+        publisher.check()
+        staged = lake.staged(chain.id, chain.last + 1, rows_of(range(number, number + 1)))
+        output = TableOutput(staged.files, staged.rules, place_id(lake.format.place))
+        entry = chain.decide((), (), None, {"further": output})
+        assert entry is not None
+        publisher.publish(chain.id, chain.last, entry)
+        publisher.finish({chain.id: chain.last})
+    publisher.forget(chain.id)
+    entries.forget(chain.id)
+
+
+def test_a_further_table_gets_all_rows_after_the_first_folder_was_made_anew_or_moved(
+    lake: Lake, tmp_path: Path
+) -> None:
+    first = tmp_path / "first"
+    deploy(lake, LocalStore(str(first)), "w1", range(5))
+    shutil.rmtree(first)
+    deploy(lake, LocalStore(str(first)), "w2", range(5, 12))
+    assert lake.numbers() == list(range(12))
+    shutil.move(first, tmp_path / "moved")
+    deploy(lake, LocalStore(str(tmp_path / "moved")), "w3", range(12, 14))
+    assert lake.numbers() == list(range(14))
+
+
+def test_a_further_table_is_dropped_and_made_anew_after_a_stop(lake: Lake, tmp_path: Path) -> None:
+    first = LocalStore(str(tmp_path / "first"))
+    deploy(lake, first, "w1", range(3))
+    if isinstance(lake, IcebergLake):
+        lake.catalog_table().catalog.drop_table(IDENTIFIER)
+    else:
+        shutil.rmtree(lake.store.root)
+    lake.format = lake.process()
+    deploy(lake, first, "w2", range(3, 5))
+    assert lake.numbers() == [3, 4]
+
+
+def test_an_older_copy_of_the_first_folder_is_refused_before_a_batch_is_decided(lake: Lake, tmp_path: Path) -> None:
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    deploy(lake, LocalStore(str(first)), "w1", range(3))
+    shutil.copytree(first, copy)
+    deploy(lake, LocalStore(str(first)), "w2", range(3, 7))
+    for place in (first, copy):
+        if place == first:
+            shutil.rmtree(first)
+            shutil.copytree(copy, first)
+        with pytest.raises(SinkError, match=r"'further' contains commit .* is an older copy"):
+            deploy(lake, LocalStore(str(place)), "w3", range(7, 9))
+    assert lake.numbers() == list(range(7))

@@ -7,8 +7,15 @@ from collections.abc import Mapping
 import pytest
 
 from kcl_dagster.chains.chain import Chain
-from kcl_dagster.chains.entry import FIRST, ONE_TABLE_VERSION, VERSION, PublishingEntry, StagedFile
-from kcl_dagster.chains.publication import beginning_of, chain_id, staged_path
+from kcl_dagster.chains.entry import (
+    FIRST,
+    ONE_TABLE_VERSION,
+    VERSION,
+    PublishingEntry,
+    StagedFile,
+    TableOutput,
+)
+from kcl_dagster.chains.publication import beginning_of, chain_id, file_name, staged_path
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
@@ -16,7 +23,10 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.publishing import publisher_of
 from kcl_dagster.worker.staging import Destination
+from kcl_dagster.worker.table_committer import RETRY_SECONDS, TableCommitter
+from tests.doubles.clock import FakeClock
 from tests.unit.chains.memory import MemoryFiles
+from tests.unit.chains.memory_table import MemoryTable, TableState
 from tests.unit.worker.chains import A, B, loses_its_lease_at, put, working
 from tests.unit.worker.kit import Killed, Run
 from tests.unit.worker.several import COMMIT_SECONDS, FOLDER, TABLE, SeveralWorld
@@ -316,3 +326,254 @@ def test_an_unknown_outcome_in_one_folder_is_settled_in_both(monkeypatch: pytest
     world.clock.advance(5)
     run.until_idle()
     world.check()
+
+
+# Operators who remove or replace folders and tables
+
+WITH_COMMITS = [(FOLDER, TABLE), (TABLE, TABLE)]
+
+
+def works(world: SeveralWorld, run: Run) -> None:
+    """For some commits."""
+    for _ in range(30):
+        world.clock.advance(COMMIT_SECONDS / 3)
+        run.round()
+
+
+def stops(run: Run) -> None:
+    """In an orderly way: everything is stored, and no chain is left."""
+    run.until_idle()
+    run.worker.protocol.close()
+    run.worker.shut_down()
+
+
+def stored_by(world: SeveralWorld, name: str, records: int = 30) -> Run:
+    """A worker stores so many further records, and stops."""
+    put(world, records=records)
+    run = working(world, name)
+    works(world, run)
+    stops(run)
+    return run
+
+
+def is_made_anew(state: TableState) -> None:
+    state.numbers.clear()
+    state.paths.clear()
+    state.commits.clear()
+
+
+def put_back(files: MemoryFiles, copy: tuple[dict[str, bytes], dict[str, float]]) -> None:
+    """The folder contains what it contained when it was copied."""
+    for now, then in zip((files.content, files.times), copy, strict=True):
+        now.clear()  # type: ignore[attr-defined]  # both are dicts
+        now.update(then)  # type: ignore[attr-defined]
+
+
+def copy_of(files: MemoryFiles) -> tuple[dict[str, bytes], dict[str, float]]:
+    return dict(files.content), dict(files.times)
+
+
+@pytest.mark.parametrize("kinds", WITH_COMMITS, ids=" ".join)
+def test_after_the_first_table_was_made_anew_further_tables_get_all_rows(kinds: tuple[str, ...]) -> None:
+    """The plans begin again, and the numbers that the further table contains are not used a second time."""
+    world = SeveralWorld(*kinds)
+    stored_by(world, "w1")
+    former = Counter(world.places[FIRST].stored())
+    assert max(world.places["t1"].state.numbers.values()) > 2
+    put_back(world.shared, ({}, {}))
+    is_made_anew(world.places[FIRST].state)
+    run = stored_by(world, "w2")
+    assert not failures(run)
+    assert former + Counter(world.stored()) == Counter(world.stream.everything())
+
+
+def test_after_a_stop_the_plans_beside_a_folder_may_be_removed() -> None:
+    """A rule of the bucket removes old files."""
+    world = SeveralWorld(FOLDER, TABLE)
+    stored_by(world, "w1")
+    for path in [path for path in world.shared.content if path.startswith("_commits/")]:
+        del world.shared.content[path]
+    run = stored_by(world, "w2")
+    assert not failures(run)
+    world.check()
+
+
+def test_without_plans_entries_that_a_table_may_contain_are_not_committed_again() -> None:
+    """The plans were removed although a worker was killed. When they are put back, everything is stored."""
+    world = SeveralWorld(FOLDER, TABLE, shards=2)
+    put(world, records=30)
+    works(world, working(world))
+    plans = {path: content for path, content in world.shared.content.items() if path.startswith("_commits/")}
+    assert plans
+    for path in plans:
+        del world.shared.content[path]
+    put(world, records=30)
+    following = working(world, "w2")
+    works(world, following)
+    assert "has no plan, and there are entries" in failures(following)
+    check_rows(world)
+    world.shared.content.update(plans)
+    stored_by(world, "w3")
+    world.check()
+
+
+@pytest.mark.parametrize("kinds", WITH_COMMITS, ids=" ".join)
+@pytest.mark.parametrize("place", ["the same place", "another place"])
+def test_an_older_copy_of_the_first_folder_is_refused(kinds: tuple[str, ...], place: str) -> None:
+    """New plans would have numbers that the further table contains."""
+    world = SeveralWorld(*kinds)
+    stored_by(world, "w1")
+    older, root = copy_of(world.shared), world.shared.root
+    stored_by(world, "w2")
+    newest = copy_of(world.shared)
+    put_back(world.shared, older)
+    if place == "another place":
+        world.shared.root = place
+    put(world, records=30)
+    run = working(world, "w3")
+    works(world, run)
+    assert "is an older copy" in failures(run)
+    assert len(world.chains()) == 0, "no batch was decided"
+    world.shared.root = root
+    put_back(world.shared, newest)
+    stored_by(world, "w4", records=1)
+    world.check()
+
+
+@pytest.mark.parametrize("kinds", WITH_COMMITS, ids=" ".join)
+@pytest.mark.parametrize("commits", [1, 5])
+def test_after_a_stop_a_further_table_may_be_made_anew(kinds: tuple[str, ...], commits: int) -> None:
+    """The entries of the last commit are gone, and so is the number in the table."""
+    world = SeveralWorld(*kinds)
+    for place in range(commits):
+        stored_by(world, f"w1-{place}", records=6)
+    state = world.places["t1"].state
+    former = Counter(world.places["t1"].stored())
+    assert former
+    is_made_anew(state)
+    run = stored_by(world, "w2")
+    assert not failures(run)
+    assert world.places["t1"].stored()
+    assert former + Counter(world.stored()) == Counter(world.stream.everything())
+
+
+@pytest.mark.parametrize("kinds", WITH_COMMITS, ids=" ".join)
+def test_a_table_that_is_made_anew_while_workers_run_is_missed(kinds: tuple[str, ...]) -> None:
+    """Some entries of its last commit are gone, and it is not known which rows it lacks."""
+    world = SeveralWorld(*kinds)
+    put(world, records=30)
+    run = working(world)
+    works(world, run)
+    run.worker.protocol.publish_all()
+    run.worker.step_renewal()
+    put(world)
+    run.round()  # decides a batch, and deletes entries of the last commit
+    is_made_anew(world.places["t1"].state)
+    following = working(world, "w2")
+    put(world)
+    works(world, following)
+    assert "made anew before the workers had stopped" in failures(following)
+
+
+@pytest.mark.parametrize("kinds", WITH_COMMITS, ids=" ".join)
+def test_after_a_stop_the_first_folder_may_be_moved(kinds: tuple[str, ...]) -> None:
+    world = SeveralWorld(*kinds)
+    stored_by(world, "w1")
+    first = world.shared.root
+    for number, root in enumerate(("the same files, at another path", first)):
+        world.shared.root = root
+        run = stored_by(world, f"w2-{number}")
+        assert not failures(run)
+    world.check()
+
+
+def moved_with_an_unfinished_commit() -> tuple[MemoryFiles, TableState, Chain]:
+    """A worker was killed after one of two tables had got the commit, and the folder of the plans was moved."""
+    files, states = MemoryFiles(), {"t1": TableState(), "t2": TableState()}
+    chain = Chain(Entries(files), chain_id("clicks", "w1", "1"), map(str, itertools.count()).__next__)
+    decide(chain, "t1", "t2")
+    states["t2"].refuses = "its catalog is away"
+    with pytest.raises(SinkError, match="its catalog is away"):
+        committer_of(files, states).finish({chain.id: 1})
+    states["t2"].refuses = None
+    files.root = "another path"
+    committer_of(files, states).finish({chain.id: 1})
+    return files, states["t1"], chain
+
+
+def committer_of(files: MemoryFiles, states: Mapping[str, TableState]) -> TableCommitter:
+    """Of a sink whose first place is a folder."""
+    tables = {name: MemoryTable(state, files) for name, state in states.items()}
+    ids = map(str, itertools.count()).__next__
+    return TableCommitter(Entries(files), tables, "clicks", ids, FakeClock(), folders=frozenset({FIRST}))
+
+
+def decide(chain: Chain, *tables: str) -> None:
+    number = chain.last + 1
+    outputs = {name: TableOutput((StagedFile(file_name(chain.id, number, 0, 0), 1, 8),)) for name in tables}
+    assert chain.decide((), (), None, outputs) is not None
+
+
+def test_a_commit_is_finished_under_its_own_series_after_its_folder_was_moved() -> None:
+    _, state, chain = moved_with_an_unfinished_commit()
+    assert state.paths == [file_name(chain.id, 1, 0, 0)], "the table that had the commit does not get it again"
+
+
+def test_a_copy_of_the_first_folder_and_the_original_store_all_of_both() -> None:
+    worlds = [SeveralWorld(FOLDER, TABLE) for _ in range(2)]
+    shared = worlds[1].places["t1"] = worlds[0].places["t1"]
+    stored_by(worlds[0], "w1")
+    put_back(worlds[1].shared, copy_of(worlds[0].shared))
+    worlds[1].shared.root = "the copy"
+    before = len(worlds[0].stored()), len(worlds[1].places[FIRST].stored()), len(shared.stored())
+    for place in (1, 0, 1, 0):
+        run = stored_by(worlds[place], f"w2-{place}", records=20)
+        assert not failures(run)
+    assert len(worlds[0].places[FIRST].stored()) + len(worlds[1].places[FIRST].stored()) + len(shared.stored()) == (
+        before[0] + before[1] + 80
+    )
+
+
+def test_of_two_workers_that_begin_without_plans_each_entry_is_committed_once() -> None:
+    """Whatever the other one does meanwhile, and at whatever moment."""
+    for moment in itertools.count(1):
+        files, state, ids = MemoryFiles(), TableState(), map(str, itertools.count()).__next__
+        states = {"t1": state}
+        former = committer_of(files, states)
+        chain = Chain(Entries(files), chain_id("clicks", "w0", ids()), ids)
+        for _ in range(3):
+            decide(chain, "t1")
+            former.finish({chain.id: chain.last})
+        files.content.clear()
+        decided = list(state.paths)
+        files.moments = 0
+        chains = [Chain(Entries(files), chain_id("clicks", worker, ids()), ids) for worker in ("w1", "w2")]
+
+        def works_and_ends(
+            chain: Chain = chains[1], files: MemoryFiles = files, states: Mapping[str, TableState] = states
+        ) -> None:
+            other = committer_of(files, states)
+            other.check()
+            for _ in range(2):
+                decide(chain, "t1")
+                other.finish({chain.id: chain.last})
+
+        files.at[moment] = works_and_ends
+        committer = committer_of(files, states)
+        assert isinstance(committer.clock, FakeClock)
+        for _ in range(2):
+            try:
+                committer.check()
+                break
+            except SinkError:
+                committer.clock.advance(RETRY_SECONDS)
+                committer.step({})
+        decide(chains[0], "t1")
+        committer.finish({chains[0].id: 1})
+        expected = [*decided, file_name(chains[0].id, 1, 0, 0)]
+        if chains[1].last:
+            expected += [file_name(chains[1].id, number, 0, 0) for number in (1, 2)]
+        assert sorted(state.paths) == sorted(expected)
+        if files.at:
+            assert moment > 15
+            return

@@ -243,6 +243,28 @@ def test_another_worker_goes_on_when_the_committer_ends() -> None:
     assert len(world.state.commits) == 2
 
 
+@pytest.mark.parametrize("phase", range(0, round(COMMIT_SECONDS), 3))
+def test_no_entry_waits_longer_than_the_interval_when_the_committing_worker_falls_quiet(phase: int) -> None:
+    """The other worker sees the last commit when it looks, which may be long after the commit."""
+    world = World()
+    quiet, busy = world.committer(), world.committer()
+    waiting: dict[int, float] = {}
+    for second in range(round(5 * COMMIT_SECONDS)):
+        now = world.clock.monotonic()
+        if len(world.state.commits) < 3:
+            world.decide("w1")
+            quiet.step({world.chains["w1"].id: world.wanted[world.chains["w1"].id]})
+        if second >= phase:
+            world.decide("w2")
+            chain = world.chains["w2"].id
+            waiting[world.wanted[chain]] = now
+            busy.step({chain: world.wanted[chain]})
+            waiting = {number: since for number, since in waiting.items() if number > busy.visible(chain)}
+            assert now - min(waiting.values(), default=now) <= COMMIT_SECONDS
+        world.clock.advance(1)
+    assert len(world.state.commits) <= 6
+
+
 @pytest.mark.parametrize(("stages", "patience"), [(False, PATIENCE_SECONDS), (True, MERGE_PATIENCE_SECONDS)])
 def test_a_commit_that_was_planned_only_is_carried_out_by_another_worker(stages: bool, patience: float) -> None:
     world = with_three_entries()
