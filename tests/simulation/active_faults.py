@@ -87,6 +87,7 @@ class Fleet(Protocol):
     def change_lease_duration(self, number: int, seconds: float) -> None: ...
     def spoil_storage(self, number: int, kind: FaultKind, seconds: float) -> None: ...
     def reset(self, seconds: float) -> None: ...
+    def remake_table(self, number: int, seconds: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -254,6 +255,8 @@ class ActiveFaults:
                 self.fleet.skip_ticks(fault.seconds)
             case FaultKind.RESET:
                 self.fleet.reset(fault.seconds)
+            case FaultKind.TABLE_REMADE:
+                self.fleet.remake_table(fault.number, fault.seconds)
             case FaultKind.STORAGE_SLOW | FaultKind.STORAGE_HANGS | FaultKind.STORAGE_RAISES:
                 self.fleet.spoil_storage(fault.number, fault.kind, fault.seconds)
             case FaultKind.CODE_HANGS if process is not None:

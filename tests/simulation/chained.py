@@ -5,6 +5,7 @@ Drawn last and from randomness of its own, as incidents are.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +29,8 @@ PLANS_COMMIT: Final = "plans a commit"
 PUBLISHES: Final = "publishes a file"
 COMMITS: Final = "commits to the table"
 DELETES: Final = "deletes files"
+# What an operator does, see `Remade`.
+REMAKES: Final = "makes a table anew"
 TABLE_SHARE: Final = 0.5
 # Seconds between two commits, before stretching.
 COMMIT_SECONDS: Final = (10.0, 30.0)
@@ -54,10 +57,20 @@ LATE_SHARE: Final = 0.4
 _LONG_SECONDS: Final = 40_000.0
 _DAY_SECONDS: Final = (80_000.0, 100_000.0)
 _PROCESS: Final = (FaultKind.PAUSE_AT_CALL, FaultKind.PAUSE_AFTER_CALL, FaultKind.KILL_AT_CALL)
+# Of the applications with two destinations. In some of them, an operator makes a destination anew.
+REMADE_SHARE: Final = 0.6
 # Faults that strike between the publications in two destinations, or the way to one of them.
 _FAULTS_BETWEEN: Final = (0, 3, 6)
 _FOLDER_CALLS: Final = (MAKES_ENTRY, MAKES_ENTRY, MAKES_ENTRY, PUBLISHES, PUBLISHES, DELETES, CHAIN)
 _TABLE_CALLS: Final = (MAKES_ENTRY, MAKES_ENTRY, PLANS_COMMIT, COMMITS, COMMITS, DELETES, CHAIN)
+
+
+class Remade(StrEnum):
+    """What an operator makes anew, or removes, while no worker runs."""
+
+    FIRST = "the first destination, with its chains and plans"
+    SECOND = "the second destination"
+    PLANS = "the plans beside a folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +209,28 @@ def with_two_destinations(random: Random, scenario: "Scenario") -> "Scenario":
                 operation=random.choice(ways),
             )
         faults.append(fault)
+    if random.random() < REMADE_SHARE and _can_stop(replace(scenario, chained=chained)):
+        # No request may be under way any more when the operator works.
+        faults = [fault for fault in faults if not (fault.kind is FaultKind.LATE and fault.service in ("", "s3"))]
+        remade = Fault(
+            id=FIRST_NUMBER + 400,
+            kind=FaultKind.TABLE_REMADE,
+            at=scenario.active * random.uniform(0.2, 0.7),
+            target="",
+            number=random.randrange(len(Remade)),
+            seconds=scenario.active * 0.3,
+            operation=REMAKES,
+        )
+        faults.append(remade)
     ordered = sorted(faults, key=lambda one: (one.at, one.id))
     return replace(scenario, chained=chained, faults=tuple(ordered))
+
+
+def _can_stop(scenario: "Scenario") -> bool:
+    """Whether there are tables, and an operator can stop all workers in an orderly way."""
+    assert scenario.chained is not None
+    is_foreign = bool(scenario.java) or scenario.application.policy.name == "kcl"
+    return any(scenario.chained.tables.values()) and not (is_foreign or scenario.chained.is_upgraded)
 
 
 def _shortened(fault: Fault) -> Fault:

@@ -26,7 +26,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.worker.batch import Batch, Part
 from tests.doubles.engine import Row
 from tests.simulation.bucket import Bucket, StoredObject
-from tests.simulation.chained import ROOTS, SECOND
+from tests.simulation.chained import ROOTS, SECOND, Remade
 from tests.simulation.lake import Lake, ShardTruth
 from tests.simulation.ledger import LeaseRow
 
@@ -253,6 +253,19 @@ class ChainedLake(Lake):
             else:
                 self._see(path, decided)
         return True
+
+    def remake(self, what: Remade) -> None:
+        """What was in a destination that is made anew remains in `visible`: it was stored, and must not be stored
+        again."""
+        remade = SECOND if what is Remade.SECOND else FIRST
+        if what is not Remade.PLANS:
+            for table, application in [one for one in self.commits if one[0] == remade]:
+                del self.commits[table, application]
+        prefixes = {Remade.FIRST: ("_chains/", "_commits/"), Remade.PLANS: ("_commits/",), Remade.SECOND: ()}
+        if what is Remade.PLANS and (self.tables[FIRST] or self.bucket.below("_chains/")):
+            return  # workers would refuse a first table that has commits, and entries that a table may contain
+        for key in [key for prefix in prefixes[what] for key in self.bucket.below(prefix)]:
+            self.bucket.remove(key)
 
     # What readers see
 

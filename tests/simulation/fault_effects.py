@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from tests.doubles.dynamodb.values import Item
+from tests.simulation.chained import Remade
 from tests.simulation.consumer import Change
 from tests.simulation.faults import FaultKind
 from tests.simulation.kernel import Process
@@ -269,6 +270,9 @@ class FaultEffects:
 
     def reset(self, seconds: float) -> None:
         self._simulation.operators.reset(seconds)
+
+    def remake_table(self, number: int, seconds: float) -> None:
+        self._simulation.operators.remake_table(list(Remade)[number % len(Remade)], seconds)
 
 
 def _done(_answer: object) -> None:

@@ -75,6 +75,7 @@ class FaultKind(StrEnum):
     TABLE_LOST = "table lost"  # the lease table is made anew, beside the lake as it is
     FLEET_DRAINED = "fleet drained"  # all workers are asked to leave at once
     RESET = "reset"  # the application is paused, put to another position, and resumed
+    TABLE_REMADE = "table remade"  # in a pause; or the plans of its commits are removed
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from kcl_dagster.errors import KclError
+from kcl_dagster.errors import KclError, Unsafe
 from kcl_dagster.operations.open_application import OpenApplication
 from kcl_dagster.operations.pausing import drain, pause, resume
 from kcl_dagster.operations.reset import reset
 from kcl_dagster.operations.reset_target import ResetTarget
+from tests.simulation.chained import Remade
+from tests.simulation.chained_lake import ChainedLake
 from tests.simulation.kernel import Process
 from tests.simulation.processes import runtime_of
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 # Between two attempts of an operation that was refused or failed, before stretching.
 AGAIN_SECONDS: Final = 5.0
+# So often is an application paused and resumed until all of its workers have stopped in an orderly way.
+STOPS: Final = 6
 
 
 class Operators:
@@ -48,6 +52,33 @@ class Operators:
             self._simulation.fleet_changed = self._simulation.kernel.now
 
         self._start("reset", seconds, work)
+
+    def remake_table(self, what: Remade, seconds: float) -> None:
+        """Pause the application, wait until its workers have stopped in an orderly way, make a table of the sink
+        anew or remove plans, and resume the application. If a worker was killed, the application is resumed for a
+        while and paused again. If there is not enough time, nothing is made anew."""
+        this = self._simulation
+        is_made = False
+
+        def remake(opened: OpenApplication) -> None:
+            nonlocal is_made
+            if this.living() or any(lease.claim is not None for lease in opened.scan().leases):
+                raise Unsafe("the workers have not stopped in an orderly way")
+            assert isinstance(this.lake, ChainedLake)
+            this.kernel.note("operator", f"makes anew: {what}")
+            this.lake.remake(what)
+            is_made = True
+
+        def work(opened: OpenApplication, until: float) -> None:
+            while not is_made and this.kernel.now < until:
+                self._insist(lambda: pause(opened), until)
+                self._insist(lambda: remake(opened), min(until, this.kernel.now + seconds / STOPS))
+                self._insist(lambda: resume(opened), float("inf"))
+                if not is_made:
+                    this.kernel.sleep(seconds / STOPS)
+            this.fleet_changed = this.kernel.now
+
+        self._start("remake", seconds, work)
 
     def is_operator(self, process: Process | None) -> bool:
         return process in self.processes

@@ -852,6 +852,29 @@ MUTANTS: Final = (
         has_two=True,
     ),
     Mutant(
+        "the plans begin again at numbers that a table contains",
+        _TABLE_COMMITTER,
+        "        number, name = max((number, name) for name, number in numbers.items())\n",
+        "        number, name = 0, FIRST\n",
+        needs=Needed("", "makes a table anew"),
+        has_two=True,
+        also=(
+            Change(
+                _TABLE_COMMITTER,
+                "        if number > newest:\n            raise Unsafe(",
+                "        if number < 0:\n            raise Unsafe(",
+            ),
+        ),
+    ),
+    Mutant(
+        "the last commit of a worker that has stopped is looked up in a table that was made anew since",
+        _TABLE_COMMITTER,
+        "        if plan is not None and plan.entries and self._is_carried_out(number, plan):\n            self._r",
+        "        if number < 0 and plan is not None:\n            self._r",
+        needs=Needed("", "makes a table anew"),
+        has_two=True,
+    ),
+    Mutant(
         "what a replay has stored before is stored again",
         _PARTS_CHAIN,
         "            self._stored |= {(one.lease, one.number) for one in entry.ranges if one.number is not None}\n",
