@@ -464,7 +464,7 @@ def test_a_table_that_is_made_anew_while_workers_run_is_missed(kinds: tuple[str,
     put(world, records=30)
     run = working(world)
     works(world, run)
-    run.worker.protocol.publish_all()
+    run.worker.protocol.close()
     run.worker.step_renewal()
     put(world)
     run.round()  # decides a batch, and deletes entries of the last commit
