@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel
 
 import kcl_dagster as kcl
-from kcl_dagster import cli, decoding, errors
+from kcl_dagster import cli, decoding, errors, testing
 from kcl_dagster.emulator.__main__ import parser as emulator_parser
 from kcl_dagster.operations.all_operations import OPERATIONS
 from kcl_dagster.operations.operation import Operation
@@ -165,6 +165,10 @@ def _api() -> str:
     parts.append("Imported from `kcl_dagster.decoding`.")
     for name in DECODERS:
         parts += _described(name, getattr(decoding, name), "###")
+    parts.append("## Tests of a consumer")
+    parts.append("Imported from `kcl_dagster.testing`. [Testing](../how-to/testing.md) has examples.")
+    for name in testing.__all__:
+        parts += map(_without_examples, _described(name, getattr(testing, name), "###"))
     return _joined(parts)
 
 
@@ -239,6 +243,10 @@ def _default(value: Any) -> str:
 def _examples(thing: Any) -> Iterator[str]:
     text = _markdown(inspect.getdoc(thing) or "")
     yield from re.findall(r"^```\w+\n.*?^```", text, re.MULTILINE | re.DOTALL)
+
+
+def _without_examples(text: str) -> str:
+    return re.sub(r"\n*^```python\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def _markdown(text: str) -> str:

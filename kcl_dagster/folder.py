@@ -3,6 +3,7 @@
 import re
 from typing import Final
 
+OF_S3: Final = ("s3", "s3a", "s3n")  # the schemes under which engines know S3
 # A scheme has at least two letters. `file:/lake` is the spelling of Hadoop and Java for a local path.
 _SCHEME_WITHOUT_SLASHES: Final = re.compile(r"(?!file:)([A-Za-z][A-Za-z0-9+.-]+):(?!//)")
 
@@ -17,4 +18,15 @@ def misspelt(folder: str) -> str | None:
     return (
         f"{folder} is no address: {scheme}: lacks its two slashes, as in s3://bucket/prefix. If it is a local "
         f"folder, say ./{folder}"
+    )
+
+
+def foreign(folder: str) -> str | None:
+    """Why an address cannot be the folder of a sink; None for a local path, and for an address of a file or S3."""
+    scheme, has_scheme, _ = folder.partition("://")
+    if not has_scheme or scheme in OF_S3 or scheme == "file":
+        return None
+    return (
+        f"{folder} is neither a local path nor s3://bucket/prefix. Iceberg tables may be in other stores, with "
+        "chains_path in one of these two; everything else needs kcl.foreach_batch"
     )

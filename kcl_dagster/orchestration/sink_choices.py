@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from kcl_dagster.chains.store import check_store
 from kcl_dagster.errors import ConfigurationError, KclError
-from kcl_dagster.folder import misspelt
+from kcl_dagster.folder import foreign, misspelt
 from kcl_dagster.model.change_rules import change_rules
 from kcl_dagster.model.evolution import Evolve
+from kcl_dagster.model.partition_terms import columns_or_times, partition_terms
 from kcl_dagster.orchestration.metadata import TABLE_NAME, URI
 from kcl_dagster.orchestration.secret_options import refuse_literals, refuse_secret_in, resolved
 from kcl_dagster.runtime import Runtime
@@ -30,7 +31,9 @@ _DELTA, _ICEBERG = "kcl.delta(storage_options=...)", "kcl.iceberg(catalog=...)"
 
 _TABLES: Final = frozenset({"parquet", "deltalake", "iceberg"})
 _COMPACTED: Final = frozenset({"parquet", "deltalake"})
+_FLAT: Final = frozenset({"glue", "hive", "dynamodb"})  # types of Iceberg catalogs without nested databases
 _UNITY: Final = "uc://"  # how delta-rs spells the name of a table in Unity
+_THREE_PARTS: Final = re.compile(r"\w+\.\w+\.\w+")  # the name of a table in a catalog, or a folder
 _TABLE_NAME: Final = re.compile(r"(?:\w+|`[^`]+`)(?:\.(?:\w+|`[^`]+`))*")  # in SQL of Spark
 DeltaWriter = Literal["delta-rs", "spark"]
 """What commits to a Delta table."""
@@ -172,6 +175,7 @@ def parquet(path: str, *, partition_by: Sequence[str] = (), evolve: Evolve = "ad
     """
     _refuse_path(path, "kcl.parquet")
     _refuse_evolve("kcl.parquet", evolve)
+    columns_or_times(partition_by)
 
     def open_staging(transform: Transform, s3: Connection) -> "SparkSink":
         from kcl_dagster.spark.sinks.parquet import ParquetSink
@@ -208,7 +212,7 @@ def delta(
         path: A directory that driver and executors share, or `s3://bucket/prefix`. With `writer="spark"`: the name
             of the table in Spark, such as `catalog.schema.table`.
         partition_by: Columns of the output by which a new table is partitioned; or the month, day or hour of a
-            column in UTC, such as `day(arrival_timestamp)`, which the sink adds as a column.
+            column in UTC, such as `day(arrival_timestamp)`, which the sink adds as a column of text.
         storage_options: Options of delta-rs; by default, the connection of the `KclResource`. A value may be a
             `dagster.EnvVar`, which the worker resolves. A secret must be one: a literal raises ConfigurationError.
         commit_seconds: The longest time for which a batch waits for the next commit of the table, if no commit
@@ -244,12 +248,18 @@ def delta(
         )
     if chains_path is not None:
         raise ConfigurationError('chains_path of kcl.delta needs writer="spark": delta-rs has chains in the table')
-    _refuse_path(path, "kcl.delta")
+    refuse_secret_in(path, "kcl.delta")
     if path.startswith(_UNITY):
         raise ConfigurationError(
             f"kcl.delta: {path} is a name in Unity, and delta-rs writes by paths: give the location of the table, "
             "which DESCRIBE DETAIL shows, and the run's role access to its bucket; or catalog.schema.table with "
             'writer="spark"'
+        )
+    _refuse_path(path, "kcl.delta")
+    if _THREE_PARTS.fullmatch(path) and not Path(path).exists():
+        raise ConfigurationError(
+            f"kcl.delta: {path} looks like the name of a table in a catalog, and delta-rs writes by paths: for the "
+            f'table, add writer="spark" and chains_path; for a folder, write ./{path}'
         )
     refuse_literals(
         storage_options or {},
@@ -258,6 +268,7 @@ def delta(
     )
     _refuse_seconds("kcl.delta", commit_seconds)
     _refuse_evolve("kcl.delta", evolve)
+    columns_or_times(partition_by)
     change_rules(merge_on, delete_when, order_by, "kcl.delta")
     between_commits = COMMIT_SECONDS if commit_seconds is None else commit_seconds
 
@@ -338,6 +349,7 @@ def _delta_by_spark(
     _refuse_path(chains_path, "kcl.delta(chains_path=...)")
     _refuse_seconds("kcl.delta", commit_seconds)
     _refuse_evolve("kcl.delta", evolve)
+    columns_or_times(partition_by)
     between_commits = COMMIT_SECONDS if commit_seconds is None else commit_seconds
 
     def again(seconds: float) -> SinkChoice:
@@ -385,8 +397,9 @@ def iceberg(
 
     Args:
         identifier: `database.table`.
-        catalog: Properties of pyiceberg, such as `{"type": "glue"}`, which uses region and keys of the
-            `KclResource`, or `{"type": "rest", "uri": "https://..."}`. Other properties come from pyiceberg's
+        catalog: Properties of pyiceberg, such as `{"type": "glue", "warehouse": "s3://bucket/prefix"}`, which uses
+            region and keys of the `KclResource`, or `{"type": "rest", "uri": "https://..."}`. To create a table,
+            Glue and SQL need `warehouse`, or a location of the database. Other properties come from pyiceberg's
             configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`). A value may be a `dagster.EnvVar`, which
             the worker resolves. A secret must be one: a literal raises ConfigurationError.
         catalog_name: The name of the catalog in pyiceberg's configuration. In a SQL catalog, each name has its own
@@ -411,7 +424,7 @@ def iceberg(
     Example:
         .. code-block:: python
 
-            kcl.iceberg("lake.clicks", {"type": "glue"}, partition_by=["day(arrival_timestamp)"])
+            kcl.iceberg("lake.clicks", {"type": "glue", "warehouse": "s3://lake/warehouse"})
     """
 
     def configured(option: str) -> str:
@@ -420,6 +433,8 @@ def iceberg(
         return f"leave it out and set pyiceberg's own variable, {variable}"
 
     refuse_literals(catalog or {}, _ICEBERG, configured, prefix=identifier)
+    _refuse_identifier(identifier, (catalog or {}).get("type"))
+    partition_terms(partition_by)
     _refuse_seconds("kcl.iceberg", commit_seconds)
     _refuse_evolve("kcl.iceberg", evolve)
     change_rules(merge_on, delete_when, order_by, "kcl.iceberg")
@@ -461,6 +476,8 @@ def iceberg(
         )
 
     def open_chains(s3: Connection) -> "Store":
+        if chains_path is not None:
+            return _store_at(chains_path)(s3)
         from kcl_dagster.spark.sinks.catalog_table import CatalogTable
         from kcl_dagster.spark.sinks.chain_folder import ChainFolder
         from kcl_dagster.spark.storage import S3Options
@@ -468,7 +485,7 @@ def iceberg(
         table = CatalogTable(
             identifier, resolved(catalog or {}, _ICEBERG), catalog_name=catalog_name, s3=S3Options(**s3)
         )
-        return ChainFolder(table, chains_path).store
+        return ChainFolder(table).store
 
     return SinkChoice(
         "iceberg",
@@ -479,6 +496,18 @@ def iceberg(
         commit_seconds=between_commits,
         with_commit_seconds=again if commit_seconds is None else None,
     )
+
+
+def _refuse_identifier(identifier: str, kind: str | None) -> None:
+    """Raise ConfigurationError if no table of a catalog of this type can have this name."""
+    parts = identifier.split(".")
+    if len(parts) < 2 or not all(parts):
+        raise ConfigurationError(f"kcl.iceberg: {identifier} is not of the form database.table")
+    if kind in _FLAT and len(parts) > 2:
+        raise ConfigurationError(
+            f"kcl.iceberg: {identifier} has more than two parts, and a catalog of type {kind} has database.table: "
+            "leave out the name of the catalog, which catalog_name sets"
+        )
 
 
 def open_staging(choice: SinkChoice, transform: Transform, s3: Connection, runtime: Runtime) -> "SparkSink | None":
@@ -540,7 +569,7 @@ def processors(factory: Callable[..., Any], processes: int | None = None) -> Sin
 
 def _refuse_path(path: str, owner: str) -> None:
     refuse_secret_in(path, owner)
-    reason = misspelt(path)
+    reason = misspelt(path) or foreign(path)
     if reason is not None:
         raise ConfigurationError(f"the path of {owner}: {reason}")
 

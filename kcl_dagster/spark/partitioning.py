@@ -5,10 +5,9 @@ output. It is always in UTC, whatever time zone the session has, so that a batch
 same partitions.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,10 +15,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.model.partition_terms import columns_or_times
 from kcl_dagster.spark.transform import Transform, guarded
 
-_OF_TIME: Final = re.compile(r"(month|day|hour)\((\w+)\)")
-_OF_TABLE: Final = re.compile(r"(?:(year|month|day|hour)\((\w+)\)|(bucket|truncate)\((\d+),(\w+)\)|(\w+))")
 _SECONDS_PER_DAY: Final = 86_400
 _SECONDS_PER_HOUR: Final = 3_600
 _MONTH: Final = 7  # characters of 2026-01
@@ -63,20 +61,9 @@ def partition_columns(partition_by: Sequence[str]) -> tuple[PartitionTimes, tupl
 
     Raises ConfigurationError for an entry that is neither a name nor a unit of time.
     """
-    if isinstance(partition_by, str):
-        raise ConfigurationError(f"partition_by is a list of columns: [{partition_by!r}]")
-    wanted: dict[str, tuple[str, str, str]] = {}
-    names = []
-    for entry in partition_by:
-        found = _OF_TIME.fullmatch(entry.replace(" ", ""))
-        if found is None and not re.fullmatch(r"\w+", entry):
-            raise ConfigurationError(
-                f"partition_by has {entry!r}: name a column, or month(...), day(...) or hour(...) of a timestamp"
-            )
-        names.append(entry if found is None else f"{found[2]}_{found[1]}")
-        if found is not None:
-            wanted[names[-1]] = (names[-1], found[1], found[2])
-    return PartitionTimes(tuple(wanted.values())), tuple(names)
+    entries = columns_or_times(partition_by)
+    times = {one.name: (one.name, one.unit, one.source) for one in entries if one.unit}
+    return PartitionTimes(tuple(times.values())), tuple(one.name for one in entries)
 
 
 def partitioned(transform: Transform, partition_by: Sequence[str]) -> tuple[Transform, tuple[str, ...]]:
@@ -94,31 +81,6 @@ def partitioned(transform: Transform, partition_by: Sequence[str]) -> tuple[Tran
         return times.of_frame(transform(records))
 
     return with_times, names
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionTerm:
-    """One entry of `partition_by` of a table, in Iceberg's terms: a column and the transform of its values."""
-
-    column: str
-    transform: str
-    name: str
-
-    @classmethod
-    def parse(cls, entry: str) -> Self:
-        """Read an entry. Raises ConfigurationError if it is neither a column nor a transform of one."""
-        found = _OF_TABLE.fullmatch(entry.replace(" ", "") if "(" in entry else entry)
-        if found is None:
-            raise ConfigurationError(
-                f"partition_by has {entry!r}: name a column; year(...), month(...), day(...) or hour(...) of "
-                "a time; bucket(16, ...) or truncate(4, ...)"
-            )
-        unit, of_time, sized, size, of_value, column = found.groups()
-        if unit:
-            return cls(of_time, unit, f"{of_time}_{unit}")
-        if sized:
-            return cls(of_value, f"{sized}[{size}]", f"{of_value}_{'trunc' if sized == 'truncate' else sized}")
-        return cls(column, "identity", column)
 
 
 def _unit_of(unit: str, time: Column) -> Column:

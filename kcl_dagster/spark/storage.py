@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from kcl_dagster.aws import Access, Client, RequestRefused, Unanswered, call, mapped_errors, retried
 from kcl_dagster.errors import AccessDenied, ConfigurationError, ServiceError, Unsafe
-from kcl_dagster.folder import misspelt
+from kcl_dagster.folder import foreign, misspelt
 from kcl_dagster.runtime import Runtime, system
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ def open_store(url: str, s3: S3Options | None = None) -> "LocalStore | S3Store":
     """Open the store at a local path, at `file://...`, or at `s3://bucket/prefix`."""
     # `url` is not parsed as a URL, because `#`, `?` and `%` are ordinary characters in S3 keys and in file names.
     scheme, has_scheme, rest = url.partition("://")
-    reason = misspelt(url)
+    reason = misspelt(url) or foreign(url)
     if reason is not None:
         raise ConfigurationError(reason)
     if not has_scheme:
@@ -122,14 +122,10 @@ def open_store(url: str, s3: S3Options | None = None) -> "LocalStore | S3Store":
         return LocalStore(str(path.absolute()), is_relative=not path.is_absolute())
     if scheme == "file":
         return LocalStore(str(Path(f"/{rest.partition('/')[2]}").absolute()))
-    if scheme in ("s3", "s3a", "s3n"):
-        bucket, _, prefix = rest.partition("/")
-        if not bucket:
-            raise ConfigurationError(f"{url} names no bucket")
-        return S3Store(bucket, prefix.strip("/"), s3 or S3Options())
-    raise ConfigurationError(
-        f"{url} is neither a local path nor s3://: use the foreach_batch sink for other stores"
-    )
+    bucket, _, prefix = rest.partition("/")
+    if not bucket:
+        raise ConfigurationError(f"{url} names no bucket")
+    return S3Store(bucket, prefix.strip("/"), s3 or S3Options())
 
 
 _SUFFIX: Final = ".4194304.00000000"  # the longest suffix that `_hidden_beside` adds to a name

@@ -70,6 +70,8 @@ def guarded(transform: Transform) -> Transform:
     def called(records: DataFrame) -> DataFrame:
         try:
             return transform(records)
+        except TransformError as error:  # says already that the transform is wrong
+            raise TransformError(redacted(str(error))) from error
         except KclError as error:
             raise TransformError(f"the transform raised {type(error).__name__}: {redacted(str(error))}") from error
 

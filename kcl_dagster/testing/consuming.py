@@ -127,7 +127,10 @@ def consume(
 
     `context` and `resources` are passed to the consumer's code if it has parameters for them.
 
-    Raises BatchError with the error of the consumer's code or of its sink, and TimeoutError after `within` seconds.
+    Raises ConfigurationError if the settings cannot work, BatchError with the error of the consumer's code or of
+    its sink, and TimeoutError after `within` seconds. A request that fails is sent again, so an error of AWS or of
+    a catalog ends the test only with the TimeoutError, whose message contains the last error.
+
     Example:
         .. code-block:: python
 
@@ -161,6 +164,7 @@ def consume(
     if not witness.is_done:
         raise TimeoutError(
             f"{consumer.application.name} has stored {witness.stored} records in {within:g} s and is not at the tip"
+            f"{witness.cause}"
         )
     return witness.stored
 
@@ -177,13 +181,24 @@ class _Witness(RunEventLog):
 
     stored: int = 0
     error: str | None = None
+    trouble: str | None = None
+    """The last problem since records were stored."""
+
     is_done: bool = False
     _at_tip: set[LeaseKey] = field(default_factory=set)
     """Leases whose last batch reached the tip of the shard. They are collected over several rounds, because a round
     need not read all leases."""
 
+    @property
+    def cause(self) -> str:
+        """The end of the message of a TimeoutError: what kept the worker from the tip, if it reported anything."""
+        return "" if self.trouble is None else f". The last problem: {self.trouble}"
+
     def batch(self, report: BatchReport) -> None:
         self.stored += report.records
+        if report.records:
+            self.trouble = None
+        self.trouble = next((f"{one.lease}: {one.error}" for one in report.leases if one.error), self.trouble)
         failed = [lease for lease in report.leases if lease.outcome is Outcome.FAILED]
         self.error = self.error or next((f"{lease.lease}: {lease.error}" for lease in failed), None)
         for lease in report.leases:
@@ -200,6 +215,8 @@ class _Witness(RunEventLog):
         """Record the event. If a batch fails while the run ends, this is an error, because the batch was decided
         and is not stored."""
         super().event(event)
+        if event.is_trouble:
+            self.trouble = f"{event.kind.value}: {event.message}"
         if self.is_done and event.kind is EventKind.BATCH_FAILED:
             self.error = self.error or event.message
 

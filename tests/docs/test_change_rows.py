@@ -15,6 +15,7 @@ from kcl_dagster.testing import consume, embedded_aws
 from tests.docs.pages import ROOT, blocks
 
 PAGE = ROOT / "docs/how-to/sinks.md"
+GLUE = '{"type": "glue", "warehouse": "s3://lake/warehouse"}'
 
 pytestmark = pytest.mark.spark
 
@@ -99,7 +100,7 @@ def consumers(lake: Path) -> dict[str, kcl.Consumer]:
     known: dict[str, Any] = {"kcl": kcl, "__name__": "page_sinks"}
     for block in blocks(PAGE):
         if block.language == "python" and "CUSTOMER" in block.text:
-            exec(block.text.replace("s3://lake", str(lake)).replace('{"type": "glue"}', str(catalog(lake))), known)
+            exec(block.text.replace(GLUE, str(catalog(lake))).replace("s3://lake", str(lake)), known)
     return {one.application.name: one for one in known.values() if isinstance(one, kcl.Consumer)}
 
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import pyarrow as pa
 
 from kcl_dagster.errors import ConfigurationError, PackageMissing
+from kcl_dagster.model.partition_terms import partition_terms
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.spark.partitioning import PartitionTerm, partitioned
+from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.completeness import (
     RECENT_COMMITS,
@@ -45,6 +46,7 @@ COMMIT_ATTEMPTS: Final = 20  # other writers commit to the same table
 LONGEST_PAUSE: Final = 1.0  # seconds between two attempts; a commit takes some tenths
 MERGES: Final = "commit.manifest-merge.enabled"  # a property of Iceberg tables
 _LOGIN: Final = re.compile(r"//[^/\s]*@")  # user and password in a catalog's URI, which errors of pyiceberg quote
+_SIGNS: Final = "get_frozen_credentials"  # the method of botocore that pyiceberg calls on the credentials
 _NO_RETRIES: Final = {"commit.retry.num-retries": "0"}
 
 
@@ -93,8 +95,6 @@ class CatalogTable:
             raise ConfigurationError(f"leave {LEASE_KEY} out of partition_by: a table is not partitioned by shard")
         if "." not in identifier:
             raise ConfigurationError(f"{identifier} is not of the form database.table")
-        if isinstance(partition_by, str):
-            raise ConfigurationError(f"partition_by is a list of columns: [{partition_by!r}]")
         self.identifier = identifier
         self.s3 = s3 or S3Options()
         self._own = iceberg_options(self.s3)
@@ -103,8 +103,8 @@ class CatalogTable:
         # A second client for `keep_complete`, which may run on another thread: a client need not be thread-safe.
         self.beside: Catalog | None = None
         self._kept = (-1, 0)  # the epoch and the moment that `keep_complete` has found or stored in the table
+        self._terms = partition_terms(partition_by)
         self._partition_by = tuple(partition_by)
-        self._terms = [PartitionTerm.parse(entry) for entry in partition_by]
 
     @property
     def name(self) -> str:
@@ -142,6 +142,10 @@ class CatalogTable:
             )
         except TableAlreadyExistsError:
             return self.catalog.load_table(self.identifier)  # another worker has made it for its first batch
+        except ValueError:
+            if location is None:
+                self._check_place()
+            raise
 
     def location(self) -> str:
         """The location of the table, or the location at which `create` would make it. Raises ConfigurationError if
@@ -153,12 +157,28 @@ class CatalogTable:
             return table.location()
         if isinstance(self.catalog, MetastoreCatalog):
             self.catalog.create_namespace_if_not_exists(self._namespace)
+            self._check_place()
             name = self.identifier.rpartition(".")[2]
             return self.catalog._resolve_table_location(None, self._namespace, name)  # noqa: SLF001 - no public method
         raise ConfigurationError(
             f"{self.name} does not exist, and its catalog decides where it lies when it is made. Chains of entries "
             "need a place before that: make the table first, or name another place with chains_path"
         )
+
+    def _check_place(self) -> None:
+        """Raise ConfigurationError if the catalog has no location for a new table. pyiceberg raises a ValueError
+        for this, which does not say what to do. A catalog with a server knows the locations itself."""
+        from pyiceberg.catalog import LOCATION, WAREHOUSE_LOCATION, MetastoreCatalog
+
+        catalog = self.catalog
+        if not isinstance(catalog, MetastoreCatalog) or catalog.properties.get(WAREHOUSE_LOCATION):
+            return
+        if not catalog.load_namespace_properties(self._namespace).get(LOCATION):
+            raise ConfigurationError(
+                f"{self.name} does not exist, and catalog {catalog.name} has no location for new tables: add "
+                f'"{WAREHOUSE_LOCATION}": "s3://bucket/prefix" to the properties of the catalog, give the database '
+                f"{self._namespace} a location, or make the table first"
+            )
 
     def add(self, columns: pa.Schema) -> None:
         """Add these columns to the table, and widen the types of columns that it already has."""
@@ -374,6 +394,8 @@ def _catalog(name: str, properties: Mapping[str, str]) -> "Catalog":
         # A catalog's client may raise any class of error here. The catalog is not in use yet, so its configuration
         # counts as the cause.
         said = _LOGIN.sub(f"//{REDACTED}@", str(error))
+        if isinstance(error, AttributeError) and _SIGNS in said:  # pyiceberg does not check for missing credentials
+            said = "there are no AWS credentials with which its requests could be signed"
         raise ConfigurationError(f"Iceberg catalog {name} cannot be used: {said}") from None
 
 

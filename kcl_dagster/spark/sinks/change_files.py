@@ -11,12 +11,14 @@ from typing import Final, Protocol
 
 import msgspec
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.chains.entry import StagedFile, TableRules
 from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.model.change_rules import DELETES, ChangeRules
+from kcl_dagster.spark.failures import first_line
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StagingStore, staged_files
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.target import Target
@@ -25,9 +27,10 @@ from kcl_dagster.spark.transform import Transform
 _MARK: Final = pa.field(DELETES, pa.bool_(), nullable=False)
 
 
-def change_rows(transform: Transform, changes: ChangeRules) -> Transform:
+def change_rows(transform: Transform, changes: ChangeRules, table: str) -> Transform:
     """Wrap the transform, so that it adds the column `DELETES`: whether a change row deletes a row of the table.
-    The wrapped transform raises ConfigurationError if its output lacks columns that the rules name."""
+    The wrapped transform raises ConfigurationError, which names the `table`, if its output lacks columns that the
+    rules name."""
 
     def with_deletes(records: DataFrame) -> DataFrame:
         output = transform(records)
@@ -36,16 +39,24 @@ def change_rows(transform: Transform, changes: ChangeRules) -> Transform:
         missing = [name for name in changes.needed if name not in output.columns]
         if missing:
             raise ConfigurationError(
-                f"merge_on or order_by names {missing}, which the function's output does not have: {output.columns}"
+                f"{table}: merge_on or order_by names {missing}, which the function's output does not have: "
+                f"{output.columns}"
             )
         if DELETES in output.columns:
             raise ConfigurationError(
-                f"the function's output has a column {DELETES}, which the sink adds: rename it"
+                f"{table}: the function's output has a column {DELETES}, which the sink adds: rename it"
             )
-        deletes = F.lit(False)
-        if changes.delete_when is not None:
-            deletes = F.coalesce(F.expr(changes.delete_when), deletes)
-        return output.withColumn(DELETES, deletes)
+        if changes.delete_when is None:
+            return output.withColumn(DELETES, F.lit(False))
+        try:
+            marked = output.withColumn(DELETES, F.coalesce(F.expr(changes.delete_when), F.lit(False)))
+            _ = marked.columns  # Spark Connect analyses the condition only now
+        except AnalysisException as error:
+            raise ConfigurationError(
+                f"{table}: delete_when={changes.delete_when!r} cannot be evaluated on the function's output "
+                f"{output.columns}: {first_line(error)}"
+            ) from error
+        return marked
 
     return with_deletes
 

@@ -59,9 +59,9 @@ class DeltaSink(TableSink):
         changes = change_rules(merge_on, delete_when, order_by, "a DeltaSink")
         self._store = open_store(path, s3)
         transform, columns = partitioned(transform, partition_by)
-        if changes is not None:
-            transform = change_rows(transform, changes)
         log = DeltaLog(self._store, dict(storage_options or delta_options(s3 or S3Options())), columns)
+        if changes is not None:
+            transform = change_rows(transform, changes, log.name)
         self._log = log
         super().__init__(
             DeltaFormat(log, runtime or system(), changes),

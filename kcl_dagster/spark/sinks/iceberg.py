@@ -16,7 +16,6 @@ from kcl_dagster.chains.entry import StagedFile, TableRules
 from kcl_dagster.model.change_rules import DELETES, ChangeRules, change_rules
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.runtime import Runtime, system
-from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable
 from kcl_dagster.spark.sinks.catalog_table import DEFAULT_CATALOG, MERGES, CatalogTable
 from kcl_dagster.spark.sinks.chain_folder import ChainFolder
@@ -42,7 +41,7 @@ from kcl_dagster.spark.sinks.table_files import TableFiles
 from kcl_dagster.spark.sinks.table_sink import TableSink, WritingRules
 from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.storage import S3Options, Store
-from kcl_dagster.spark.transform import Transform, unchanged
+from kcl_dagster.spark.transform import Transform, guarded, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, ChainedTable
 
@@ -93,12 +92,13 @@ class IcebergSink(TableSink):
         runtime: Runtime | None = None,
     ) -> None:
         changes = change_rules(merge_on, delete_when, order_by, "an IcebergSink")
-        if changes is not None:
-            transform = change_rows(transform, changes)
         table = CatalogTable(identifier, catalog, catalog_name=catalog_name, partition_by=partition_by, s3=s3)
+        transform = guarded(transform)
+        if changes is not None:
+            transform = change_rows(transform, changes, table.name)
         super().__init__(
             IcebergFormat(table, ChainFolder(table, chains_path), runtime or system(), changes),
-            partitioned(transform, ())[0],
+            transform,
             commit_seconds=commit_seconds,
             target_bytes=target_bytes,
             evolve=evolve,

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from kcl_dagster.errors import ConfigurationError, RecordRefused
-from kcl_dagster.spark.partitioning import PartitionTerm
+from kcl_dagster.model.partition_terms import PartitionTerm
 from kcl_dagster.spark.sinks.layout import table_folder
 from kcl_dagster.spark.sinks.split import distinct
 

@@ -35,20 +35,26 @@ class Target:
 
     def check(self, output: pa.Schema) -> None:
         """Raise SinkError if an output of this schema does not fit into the table."""
-        wrong = []
+        self._check(output, " With evolve='add' the sink adds them, and with evolve='ignore' it leaves them out.")
+
+    def _check(self, output: pa.Schema, evolves: str = "") -> None:
+        new, others = [], []
         for field in output:
             index = self.schema.get_field_index(field.name)
             if index < 0:
-                wrong.append(f"{field.name} (not in the table)")
+                new.append(f"{field.name} (not in the table)")
             elif not fits(field.type, self.schema.field(index).type):
-                wrong.append(f"{field.name} ({field.type}, and {self.schema.field(index).type} in the table)")
+                others.append(f"{field.name} ({field.type}, and {self.schema.field(index).type} in the table)")
         missing = [name for name in self.required if name not in output.names]
-        if wrong:
-            is_new = any(field.name not in self.schema.names for field in output)
-            raise SinkError(
-                f"{self.table}: the output's columns do not fit: {', '.join(wrong)}. Change the table first"
-                f"{self.hint if is_new else ''}, or the transform"
-            )
+        if new or others:
+            said = f"{self.table}: the output's columns do not fit: {', '.join([*new, *others])}."
+            if new:
+                said += (
+                    f" Add new columns to the table first{self.hint}, or leave them out in the transform.{evolves}"
+                )
+            if others:
+                said += " Cast columns of another type in the transform, or widen the table if its format allows."
+            raise SinkError(said)
         if missing:
             added = f". Version 0.1 added {LEASE_KEY}: keep it in the function" if LEASE_KEY in missing else ""
             raise SinkError(f"{self.table}: the output lacks {missing}, which the table requires{added}")
@@ -89,7 +95,7 @@ class Target:
     def check_rules(self, rules: TableRules, conditions: Mapping[str, str] | None = None) -> None:
         """Raise SinkError if files that were written by these rules do not fit into the table, because the table
         was altered since. `conditions`: the conditions that every row of the table has to satisfy."""
-        self.check(decoded_schema(rules.schema))
+        self._check(decoded_schema(rules.schema))
         nulls = set(self.required) - set(rules.required)
         others = {name for name, sql in (conditions or {}).items() if rules.conditions.get(name) != sql}
         if nulls or others:

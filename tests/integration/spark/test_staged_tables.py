@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from kcl_dagster.aws import client
 from kcl_dagster.chains.entry import FIRST, PublishingEntry
 from kcl_dagster.emulator import Emulator, Endpoint
-from kcl_dagster.errors import SinkError
+from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
@@ -364,5 +364,17 @@ def test_change_rows_without_a_key_are_refused_before_the_decision(
             fetched,
         )
     assert class_of(caught.value) is ErrorClass.RECORD
-    with pytest.raises(Exception, match="merge_on or order_by names"):
-        stage(merging(tmp_path, kind, merge_on=["id"]), fetched)
+    other = tmp_path / "other"  # where no table lacks the column as well
+    other.mkdir()
+    with pytest.raises(ConfigurationError, match=rf"{kind}.*: merge_on or order_by names \['id'\]"):
+        stage(merging(other, kind, merge_on=["id"]), fetched)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("condition", ["opp = 'd'", "op = ", "n"])
+def test_a_condition_that_cannot_be_evaluated_is_named_in_one_line(
+    fetched: tuple[Batch, Any], tmp_path: Path, kind: str, condition: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{kind}.*: delete_when=.*{condition}.* cannot be") as caught:
+        stage(merging(tmp_path, kind, delete_when=condition), fetched)
+    assert "\n" not in str(caught.value)

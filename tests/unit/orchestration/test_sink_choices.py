@@ -16,6 +16,7 @@ from kcl_dagster.orchestration.component_models import SINKS, SinkModel
 from kcl_dagster.orchestration.sink_choices import open_staging
 from kcl_dagster.orchestration.stores import written_stores
 from kcl_dagster.runtime import system
+from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.spark.transform import unchanged
 
@@ -29,6 +30,47 @@ def test_settings_of_commits_are_checked_when_the_sink_is_named(sink: Callable[.
 def test_the_place_of_chains_is_checked_as_a_path_is() -> None:
     with pytest.raises(ConfigurationError, match=r"path of kcl\.iceberg\(chains_path"):
         kcl.iceberg("lake.clicks", chains_path="s3:/lake")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: kcl.parquet("/lake", partition_by="page"), r"partition_by is a list of columns: \['page'\]"),
+        (lambda: kcl.delta("/lake", partition_by="page"), r"partition_by is a list of columns: \['page'\]"),
+        (
+            lambda: kcl.delta("web.clicks", writer="spark", chains_path="/chains", partition_by=["week(at)"]),
+            "partition_by has 'week",
+        ),
+        (lambda: kcl.iceberg("lake.clicks", partition_by="page"), r"partition_by is a list of columns: \['page'\]"),
+        (lambda: kcl.parquet("/lake", partition_by=["week(at)"]), r"partition_by has 'week\(at\)': name a column"),
+        (lambda: kcl.parquet("/lake", partition_by=["bucket(4, page)"]), "partition_by has 'bucket"),
+        (lambda: kcl.iceberg("lake.clicks", partition_by=["week(at)"]), r"bucket\(16, ...\) or truncate"),
+        (
+            lambda: kcl.parquet("abfss://lake@store/clicks"),
+            r"path of kcl\.parquet: .* neither a local path nor s3:",
+        ),
+        (lambda: kcl.iceberg("lake.clicks", chains_path="gs://lake/chains"), "chains_path=.*neither a local path"),
+        (lambda: kcl.iceberg("clicks"), "clicks is not of the form database.table"),
+        (lambda: kcl.iceberg("lake."), "lake. is not of the form database.table"),
+        (
+            lambda: kcl.iceberg("prod.lake.clicks", {"type": "glue"}),
+            "more than two parts.* which catalog_name sets",
+        ),
+        (lambda: kcl.delta("main.web.clicks"), r'writer="spark" and chains_path; for a folder, write \./main\.web'),
+    ],
+)
+def test_what_cannot_work_is_refused_when_the_sink_is_named(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        make()
+
+
+def test_a_place_is_not_refused_for_its_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in ("s3a://lake/clicks", "file:///lake/clicks", "file:/lake", "./main.web.clicks", "lake.clicks"):
+        assert kcl.delta(path).place == path
+    assert kcl.iceberg("prod.lake.clicks", {"type": "rest"}).place == "prod.lake.clicks", "databases may be nested"
+    monkeypatch.chdir(tmp_path)
+    Path("main.web.clicks").mkdir()
+    assert kcl.delta("main.web.clicks").place == "main.web.clicks", "a folder that is there is meant"
 
 
 def stores(sink: kcl.SinkChoice) -> dict[str, str]:
@@ -148,3 +190,21 @@ def test_an_iceberg_table_where_no_chains_can_be_kept_is_refused_with_what_to_do
         open_staging(kcl.iceberg("lake.clicks", catalog), unchanged, {}, system())
     apart = kcl.iceberg("lake.clicks", catalog, chains_path=str(tmp_path / "chains"))
     assert open_staging(apart, unchanged, {}, system()) is not None
+
+
+def test_a_catalog_without_a_place_for_a_new_table_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """Not retried like an outage: pyiceberg says of this only that no path is set."""
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+    said = (
+        r"""lake\.clicks does not exist, and catalog default has no location.*"warehouse": "s3://bucket/prefix".*"""
+    )
+    with pytest.raises(ConfigurationError, match=said):
+        open_staging(kcl.iceberg("lake.clicks", catalog), unchanged, {}, system())
+
+
+def test_a_database_with_a_location_needs_no_warehouse(tmp_path: Path) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+    CatalogTable("lake.clicks", catalog).catalog.create_namespace("lake", {"location": f"{tmp_path}/lake"})
+    opened = open_staging(kcl.iceberg("lake.clicks", catalog), unchanged, {}, system())
+    assert opened is not None
+    assert opened.entries.files.root == f"{tmp_path}/lake/clicks"

@@ -16,7 +16,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import IdentityTransform
 
 from kcl_dagster.errors import ConfigurationError, RecordRefused, SinkError
-from kcl_dagster.spark.partitioning import PartitionTerm
+from kcl_dagster.model.partition_terms import PartitionTerm
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
 from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
@@ -291,6 +291,12 @@ def test_glue_is_where_the_resource_says(tmp_path: Path, monkeypatch: pytest.Mon
         assert [row["n"] for row in there.rows()] == [0, 1]
         catalog: Any = there.catalog_table().catalog
         assert catalog.glue.meta.region_name == "eu-west-1"
+
+
+def test_a_table_that_no_place_is_known_for_is_refused_if_its_chains_are_elsewhere(tmp_path: Path) -> None:
+    there = CatalogLake(tmp_path, (), catalog={"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"})
+    with pytest.raises(ConfigurationError, match="give the database lake a location, or make the table first"):
+        there.write(output({"page": pa.array(["/"])}))
 
 
 def test_a_catalog_that_cannot_be_used_is_named_without_its_password() -> None:

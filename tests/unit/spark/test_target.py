@@ -22,3 +22,25 @@ def test_a_column_that_version_0_1_has_added_is_to_be_kept() -> None:
     table = Target("clicks", pa.schema([("id", pa.int64()), pa.field("lease_key", pa.string(), nullable=False)]))
     with pytest.raises(SinkError, match=r"the output lacks .* Version 0\.1 added lease_key: keep it"):
         table.check(pa.schema([("id", pa.int64())]))
+
+
+def test_a_new_column_is_refused_with_all_ways_out() -> None:
+    with pytest.raises(SinkError) as refusal:
+        Target("clicks", TABLE.schema, hint=" (ALTER TABLE)").check(pa.schema([("page", pa.string())]))
+    assert "page (not in the table). Add new columns to the table first (ALTER TABLE), or" in str(refusal.value)
+    assert "evolve='add'" in str(refusal.value)
+    assert "evolve='ignore'" in str(refusal.value)
+    assert "Cast" not in str(refusal.value)
+
+
+def test_another_type_is_refused_with_the_cast_that_helps_in_every_table() -> None:
+    table = Target("clicks", pa.schema([("id", pa.int32())]))
+    with pytest.raises(SinkError, match=r"id \(int64, and int32 in the table\)\. Cast columns of another type in"):
+        table.check(pa.schema([("id", pa.int64())]))
+
+
+def test_the_setting_is_not_proposed_for_a_batch_that_was_decided_before_a_column_was_dropped() -> None:
+    rules = Target("clicks", pa.schema([("page", pa.string())])).fulfilled(pa.schema([("page", pa.string())]))
+    with pytest.raises(SinkError, match=r"page \(not in the table\)") as refusal:
+        TABLE.check_rules(rules)
+    assert "evolve" not in str(refusal.value)

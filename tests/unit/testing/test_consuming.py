@@ -8,6 +8,8 @@ from pyspark.sql import SparkSession
 
 import kcl_dagster as kcl
 import kcl_dagster.testing
+from kcl_dagster.emulator.faults import FaultRule
+from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.schema import COLUMNS
 from kcl_dagster.testing import consume, embedded_aws, records
 
@@ -37,6 +39,29 @@ def test_an_application_stores_what_is_in_its_stream_and_ends(spark: SparkSessio
         assert stored.count() == stored.select("page").distinct().count() == 700
         aws.put("clicks", [b"/more"])
         assert consume(consumer_into(tmp_path / "lake"), aws.resource(), spark) == 1
+
+
+@pytest.mark.slow
+def test_a_time_limit_that_was_exceeded_names_the_last_problem(spark: SparkSession, tmp_path: Path) -> None:
+    with embedded_aws(streams={"clicks": 1}) as aws:
+        aws.put("clicks", [b"/"])
+        aws.emulator.faults.add(FaultRule(operation="GetShardIterator", error="AccessDeniedException"))
+        with pytest.raises(TimeoutError, match=r"stored 0 records in 20 s .*problem: .*AccessDenied"):
+            consume(consumer_into(tmp_path / "lake"), aws.resource(), spark, within=20)
+
+
+def test_a_sink_that_cannot_work_ends_a_test_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+
+    @kcl.kcl_consumer(application="clicks", stream="clicks", sink=kcl.iceberg("lake.clicks", catalog))
+    def clicks(records: Any) -> Any:
+        return records
+
+    with (
+        embedded_aws(streams={"clicks": 1}) as aws,
+        pytest.raises(ConfigurationError, match=r"no location for new tables: add \"warehouse\""),
+    ):
+        consume(clicks, aws.resource(), spark)
 
 
 def test_the_names_are_public_and_no_others() -> None:

@@ -1,0 +1,27 @@
+"""How errors of the user's function are named."""
+
+from typing import Any
+
+import pytest
+
+from kcl_dagster.errors import SinkError, TransformError
+from kcl_dagster.spark.transform import guarded
+
+NO_RECORDS: Any = None
+
+
+def raising(error: Exception) -> Any:
+    def transform(records: Any) -> Any:
+        raise error
+
+    return transform
+
+
+def test_an_error_class_of_this_package_is_that_of_a_transform() -> None:
+    with pytest.raises(TransformError, match=r"^the transform raised SinkError: full$"):
+        guarded(raising(SinkError("full")))(NO_RECORDS)
+
+
+def test_a_broken_rule_of_transforms_is_told_once() -> None:
+    with pytest.raises(TransformError, match=r"^the transform must return a dict$"):
+        guarded(guarded(raising(TransformError("the transform must return a dict"))))(NO_RECORDS)
