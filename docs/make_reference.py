@@ -100,7 +100,7 @@ DEPLOYMENT = Deployment(
     "eu-west-1",
     "123456789012",
     lakes=("s3://lake/orders",),
-    glue_table="lake.orders",
+    glue_tables=("lake.orders",),
     stream_key="arn:aws:kms:eu-west-1:123456789012:key/stream",
     table_key="arn:aws:kms:eu-west-1:123456789012:key/tables",
     lake_key="arn:aws:kms:eu-west-1:123456789012:key/lake",

@@ -39,6 +39,7 @@ from kcl_dagster.operations.planning import decisions, problems
 from kcl_dagster.operations.printable import printable
 from kcl_dagster.operations.project.constraints import installed
 from kcl_dagster.operations.project.skeleton import PYTHONS, Project, render, write
+from kcl_dagster.operations.rights import Catalogs
 from kcl_dagster.operations.status import Status, known_streams
 from kcl_dagster.operations.terminal import (
     DeploymentVerbs,
@@ -148,7 +149,7 @@ def parser() -> argparse.ArgumentParser:
     )
     for name in ("--dagster-pipes-context", "--dagster-pipes-messages"):  # some Pipes clients add them
         bounded.add_argument(name, help=argparse.SUPPRESS)
-    DeploymentVerbs(_context, _client, _roles, _exports, _lake_key, _is_bounded).register(verb)
+    DeploymentVerbs(_context, _client, _roles, _exports, _lake_key, _is_bounded, _catalogs).register(verb)
     init = verbs.add_parser(
         "init",
         help="write a project: a consumer, tests that pass, and the files that deploy it",
@@ -399,6 +400,15 @@ def _lake_key(options: argparse.Namespace) -> str | None:
 def _exports(options: argparse.Namespace) -> str | None:
     built = _found(options).built if options.target else None
     return None if built is None else built.exports
+
+
+def _catalogs(options: argparse.Namespace) -> Catalogs:
+    found = _found(options) if options.target else None
+    if found is None or found.consumer is None:
+        return Catalogs()
+    from kcl_dagster.orchestration.stores import catalogs_of
+
+    return catalogs_of(found.consumer.sink)
 
 
 def _is_bounded(options: argparse.Namespace) -> bool:

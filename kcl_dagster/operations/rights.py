@@ -218,6 +218,17 @@ RIGHTS: Final[tuple[Grant, ...]] = (
 
 
 @dataclass(frozen=True, slots=True)
+class Catalogs:
+    """The Iceberg tables of a sink whose catalogs check rights of AWS, as `database.table`."""
+
+    in_glue: tuple[str, ...] = ()
+    """Tables that pyiceberg reaches by the API of Glue."""
+
+    signed: tuple[str, ...] = ()
+    """Tables in REST catalogs with signed requests, such as S3 Tables. Their rights are not in `RIGHTS`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """An application and its place of deployment: all that policies need to name its resources."""
 
@@ -227,8 +238,8 @@ class Deployment:
     lakes: tuple[str, ...] = ()
     """`s3://bucket/prefix` of the sink and of the dead letters."""
 
-    glue_table: str | None = None
-    """`database.table` of an Iceberg table in AWS Glue."""
+    glue_tables: tuple[str, ...] = ()
+    """`database.table` of each Iceberg table in AWS Glue."""
 
     stream_key: str | None = None
     table_key: str | None = None
@@ -270,7 +281,7 @@ class Deployment:
             case When.LAKE_ON_S3:
                 return bool(self.lakes)
             case When.GLUE:
-                return self.glue_table is not None
+                return bool(self.glue_tables)
             case When.STREAM_KEY:
                 return self.stream_key is not None
             case When.TABLE_KEY:
@@ -324,9 +335,10 @@ class Deployment:
             case Resource.OBJECTS:
                 return [self._objects(bucket, prefix) for bucket, prefix in self._places]
             case Resource.CATALOG:
-                database, _, table = (self.glue_table or ".").partition(".")
-                names = ("catalog", f"database/{database}", f"table/{database}/{table}")
-                return [self._arn("glue", name) for name in names]
+                tables = [one.split(".") for one in self.glue_tables]
+                databases = [f"database/{database}" for database, _ in tables]
+                parts = ("catalog", *databases, *(f"table/{database}/{table}" for database, table in tables))
+                return [self._arn("glue", part) for part in dict.fromkeys(parts)]
             case Resource.STREAM_KEY:
                 return [self.stream_key or ""]
             case Resource.TABLE_KEY:

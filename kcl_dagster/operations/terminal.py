@@ -33,6 +33,7 @@ from kcl_dagster.operations.printable import printable
 from kcl_dagster.operations.rights import (
     DRIVER,
     LARGEST_POLICY,
+    Catalogs,
     Component,
     Deployment,
     driver_policy,
@@ -188,6 +189,9 @@ class DeploymentVerbs:
     is_bounded: Callable[[Options], bool]
     """Whether a schedule of bounded runs reads the project's streams."""
 
+    catalogs: Callable[[Options], Catalogs]
+    """The Iceberg tables of the project's sink."""
+
     def register(self, verb: AddVerb) -> None:
         rights = verb("rights", self._rights, "print the least IAM policy of a component, as JSON")
         rights.add_argument(
@@ -204,7 +208,9 @@ class DeploymentVerbs:
         )
         for one in (rights, stack):
             one.add_argument("--lake", action="append", help="s3://bucket/prefix of the data; default: the sink's")
-            one.add_argument("--glue-table", help="database.table of an Iceberg table in AWS Glue")
+            one.add_argument(
+                "--glue-table", help="database.table of an Iceberg table in AWS Glue; default: the sink's"
+            )
             one.add_argument("--exports", help="s3://bucket/prefix of exports; default: that of the definitions")
             one.add_argument(
                 "--messages",
@@ -240,6 +246,8 @@ class DeploymentVerbs:
         is_driver = options.component == DRIVER
         made = driver_policy(deployment) if is_driver else policy(Component(options.component), deployment)
         _tell(json.dumps(made, indent=2))
+        if is_driver or options.component == Component.WORKER:
+            self._tell_signed(options)
         self._tell_roles(f"the {options.component}", made, deployment)
         if size(made) > LARGEST_POLICY:
             sys.stderr.write(
@@ -251,9 +259,18 @@ class DeploymentVerbs:
     def _cloudformation(self, options: Options) -> int:
         deployment = self._deployment(options, self.context(options), REGION, ACCOUNT)
         sys.stdout.write(to_yaml(deployment, f"kcl-dagster {shlex.join(options.given)}"))
+        self._tell_signed(options)
         for component in Component:
             self._tell_roles(f"{component.value.capitalize()}Policy", policy(component, deployment), deployment)
         return WELL
+
+    def _tell_signed(self, options: Options) -> None:
+        """Print which rights a policy of the worker lacks to standard error."""
+        for table in self.catalogs(options).signed:
+            sys.stderr.write(
+                f"kcl-dagster: the worker also needs rights on the REST catalog of {table}, which are not in the "
+                "policy: the page on catalogs and engines (docs/how-to/lakehouse.md) lists them\n"
+            )
 
     def _tell_roles(self, whose: str, made: Mapping[str, Any], deployment: Deployment) -> None:
         """Print the statements that belong to an assumed role to standard error, because standard output gets the
@@ -280,7 +297,7 @@ class DeploymentVerbs:
             region,
             account,
             lakes=tuple(options.lake) if options.lake else _lakes(context),
-            glue_table=options.glue_table,
+            glue_tables=(options.glue_table,) if options.glue_table else self.catalogs(options).in_glue,
             stream_key=options.stream_key,
             table_key=options.table_key or context.application.tables.kms_key,
             lake_key=options.lake_key or self.lake_key(options),
@@ -306,8 +323,16 @@ class DeploymentVerbs:
 
 
 def _lakes(context: OperationContext) -> tuple[str, ...]:
+    """The folders on S3 to which the workers write. Only the catalog of an Iceberg table may know its folder."""
     stores, _ = context.stores()
-    roots = [open_it().root for open_it in stores.values()]
+    roots = []
+    for name, open_it in stores.items():
+        try:
+            roots.append(open_it().root)
+        except KclError as error:
+            raise ConfigurationError(
+                f"the place of the {name} is not known: say --lake s3://bucket/prefix. {error}"
+            ) from error
     return tuple(dict.fromkeys(root for root in roots if root.startswith("s3://")))
 
 

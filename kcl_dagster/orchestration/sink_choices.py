@@ -89,6 +89,9 @@ class SinkChoice:
     storage_options: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
     """The options with which the compaction of a Delta table opens it. EnvVars are not resolved yet."""
 
+    catalog: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
+    """The properties of an Iceberg table's catalog in the code. EnvVars are not resolved yet."""
+
     open_staging: OpenStagingSink | None = field(default=None, repr=False, compare=False)
     """Opens a sink whose batches are committed in chains (logs of committed batches), each exactly once."""
 
@@ -490,6 +493,7 @@ def iceberg(
     return SinkChoice(
         "iceberg",
         identifier,
+        catalog=catalog,
         identity=f"{identifier.lower()} in {catalog_name} {sorted((catalog or {}).items(), key=str)}",
         open_staging=open_staging,
         open_chains=open_chains,

@@ -9,6 +9,7 @@ from functools import partial
 from kcl_dagster.application import Application
 from kcl_dagster.operations.cost import StoredIn, Storing
 from kcl_dagster.operations.doctor.rights_probes import CHAINS, SINK
+from kcl_dagster.operations.rights import Catalogs
 from kcl_dagster.orchestration.sink_choices import OpenStore, SinkChoice
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 
@@ -38,6 +39,18 @@ def written_stores(
     if letters is not None:
         stores["dead letters"] = opener(letters)
     return stores, why
+
+
+def catalogs_of(sink: SinkChoice) -> Catalogs:
+    """The Iceberg tables of a sink whose catalogs check rights of AWS, as far as the code shows them. The type of a
+    catalog may also be in pyiceberg's own configuration."""
+    named = {one.place: one.catalog or {} for one in sink.each.values() if one.kind == "iceberg"}
+    return Catalogs(
+        in_glue=tuple(table for table, catalog in named.items() if catalog.get("type") == "glue"),
+        signed=tuple(
+            table for table, catalog in named.items() if catalog.get("rest.sigv4-enabled", "").lower() == "true"
+        ),
+    )
 
 
 def storing_of(sink: SinkChoice) -> Storing:

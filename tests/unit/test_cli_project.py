@@ -113,6 +113,33 @@ TWICE = """
 """
 
 
+TABLES = """
+    import kcl_dagster as kcl
+
+    SIGNED = {{"type": "rest", "uri": "http://127.0.0.1:1", "rest.sigv4-enabled": "true"}}
+    SINKS = {{
+        "orders": kcl.iceberg("lake.orders", {{"type": "glue"}}, chains_path="s3://chains/orders"),
+        "letters": kcl.iceberg("lake.letters", {{"type": "glue"}}, chains_path="s3://chains/letters"),
+        "events": kcl.iceberg("lake.events", SIGNED, chains_path="s3://chains/events"),
+    }}
+
+
+    @kcl.kcl_consumer(application="cli-tables", stream="orders", sink=SINKS)
+    def several(records):
+        return records
+
+
+    @kcl.kcl_consumer(application="cli-placeless", stream="orders", sink=kcl.iceberg("lake.orders", SIGNED))
+    def placeless(records):
+        return records
+
+
+    @kcl.kcl_consumer(application="cli-one", stream="orders", sink=SINKS["orders"])
+    def one(records):
+        return records
+"""
+
+
 @pytest.fixture
 def project(aws: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Modules whose AWS is the embedded one, in a shell where nothing names any AWS."""
@@ -121,7 +148,12 @@ def project(aws: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> s
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     unique = f"cli-{uuid.uuid4().hex[:8]}"
-    for name, text in (("cli_project", PROJECT), ("cli_beside", BESIDE), ("cli_twice", TWICE)):
+    for name, text in (
+        ("cli_project", PROJECT),
+        ("cli_beside", BESIDE),
+        ("cli_twice", TWICE),
+        ("cli_tables", TABLES),
+    ):
         Path(f"{name}.py").write_text(textwrap.dedent(text).format(endpoint=aws.endpoint_url, unique=unique))
         monkeypatch.delitem(sys.modules, name, raising=False)
     return "cli_project"
@@ -318,3 +350,45 @@ def test_rights_check_their_arguments(
 ) -> None:
     assert cli.main(["rights", "cli_twice:staging", "--component", "worker", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def tables_in_the_policy(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[str], str]:
+    where = ("--account", "123456789012", "--region", "eu-west-1")
+    assert cli.main(["rights", *arguments, *where]) == 0
+    out, err = capsys.readouterr()
+    resources = [arn for one in json.loads(out)["Statement"] if one["Sid"] == "Catalog" for arn in one["Resource"]]
+    return [arn.partition("123456789012:")[2] for arn in resources], err
+
+
+@pytest.mark.usefixtures("project")
+def test_the_worker_may_commit_to_the_tables_in_glue_of_its_sink(capsys: pytest.CaptureFixture[str]) -> None:
+    worker = ("cli_tables:several", "--component", "worker")
+    both = ["catalog", "database/lake", "table/lake/orders", "table/lake/letters"]
+    found, complaints = tables_in_the_policy(capsys, *worker)
+    assert found == both
+    assert "rights on the REST catalog of lake.events, which are not in the policy" in complaints
+    assert tables_in_the_policy(capsys, "cli_tables:one", "--component", "worker") == (both[:3], "")
+    named, _ = tables_in_the_policy(capsys, *worker, "--glue-table", "other.table")
+    assert named == ["catalog", "database/other", "table/other/table"]
+    assert tables_in_the_policy(capsys, "cli_tables:several", "--component", "leader") == ([], "")
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    "verb", [["rights", "--component", "worker", "--account", "123456789012"], ["cloudformation"]]
+)
+def test_a_place_that_only_a_catalog_knows_can_be_named_without_credentials(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: list[str]
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    asked = [*verb, "cli_tables:placeless", "--region", "eu-west-1"]
+    assert cli.main(asked) == 2
+    said = capsys.readouterr().err
+    assert "the place of the chains is not known: say --lake s3://bucket/prefix" in said
+    assert "there are no AWS credentials" in said
+    assert cli.main([*asked, "--lake", "s3://lake/orders"]) == 0
+    assert "s3:::lake/orders/*" in capsys.readouterr().out
