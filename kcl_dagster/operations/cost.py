@@ -9,9 +9,9 @@ run. Pure.
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from kcl_dagster.application import Application
+from kcl_dagster.application import Application, BatchSettings
 from kcl_dagster.model.counting import counted
-from kcl_dagster.worker.settings import BOUNDED_SECONDS, DISCOVERY_SECONDS, TASK_BYTES
+from kcl_dagster.worker.settings import BOUNDED_SECONDS, DISCOVERY_SECONDS, S3_BATCH_SECONDS, TASK_BYTES
 
 SECONDS_PER_MONTH: Final = 30 * 86_400
 SECONDS_PER_HOUR: Final = 3600
@@ -118,9 +118,19 @@ class Storing:
         each = files / self.outputs
         return each * (self._folders * PUTS_OF_PUBLISHED + self._tables) + ENTRY_PUTS
 
+    def default_batches(self, batch: BatchSettings) -> float:
+        """How long a batch is read. Unless the settings contain a length, a folder on S3 has its own default."""
+        is_default = "max_seconds" not in batch.model_fields_set
+        return S3_BATCH_SECONDS if is_default and self.target == "folder" else batch.max_seconds
+
     @property
     def _tables(self) -> int:
         return int(self.target == "table") if self.committed is None else self.committed
+
+    @property
+    def has_commits(self) -> bool:
+        """Whether records become visible by commits of a table."""
+        return self.target != "other" and self._tables > 0
 
     @property
     def _folders(self) -> int:
@@ -276,7 +286,7 @@ def estimate(
     renewals = 1 / timings.renewal_interval
     # Checkpoints are written with the renewals. If an announced batch takes longer than a renewal interval, its
     # leases are renewed during the batch.
-    seconds = storing.batch_seconds(batch.max_seconds, batch.max_bytes, workers)
+    seconds = storing.batch_seconds(storing.default_batches(batch), batch.max_bytes, workers)
     announced = WRITES_PER_BATCH / seconds if storing.announces_batches else 0.0
     while_busy = max(announced, renewals)
     each = max(1, -(-shards // max(1, workers)))

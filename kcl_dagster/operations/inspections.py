@@ -8,9 +8,11 @@ from typing import Any, Final
 from pydantic import Field
 from rich.text import Text
 
+from kcl_dagster.application import Application
 from kcl_dagster.aws import call
 from kcl_dagster.errors import ConfigurationError, KclError, TableNotFound
 from kcl_dagster.model.counting import counted
+from kcl_dagster.model.visibility import LONGEST_SECONDS, SHORTEST_SECONDS, Pace
 from kcl_dagster.operations.consumption import measure
 from kcl_dagster.operations.cost import (
     GET_PRICE,
@@ -255,6 +257,12 @@ class CostOperation(Operation):
         ge=1,
         description="seconds between commits of a table; default: those of the consumer, or 30",
     )
+    visible_within: float | None = Field(
+        default=None,
+        ge=SHORTEST_SECONDS,
+        le=LONGEST_SECONDS,
+        description="seconds that readers may wait for a record; default: the times of the consumer",
+    )
     partition_values: int = Field(default=1, ge=1, description="number of partitions that one batch writes to")
     mb_per_second: float | None = Field(
         default=None,
@@ -275,15 +283,13 @@ class CostOperation(Operation):
         return self._estimate(context) if self.measured is None else self._measure(context, self.measured)
 
     def _estimate(self, context: OperationContext) -> Answer:
-        application, storing, shards, workers = (
-            context.application,
-            self._storing(context),
-            self.shards,
-            self.workers,
-        )
+        storing, shards, workers = self._storing(context), self.shards, self.workers
+        application = self._batched(context.application, storing)
         if self.catch_up is not None:
             if workers is not None:
                 raise ConfigurationError("catch-up is one run at a time: leave workers out")
+            if self.visible_within is not None:
+                raise ConfigurationError("the times of a bounded run do not depend on visible_within: leave it out")
             workers = 1
         if shards is None or workers is None:
             try:
@@ -314,6 +320,19 @@ class CostOperation(Operation):
             summary=f"{cost.dollars:.2f} $ a month for {size}, on demand",
         )
 
+    @property
+    def _commit_seconds(self) -> float | None:
+        """The time between commits that follows from `visible_within`."""
+        return None if self.visible_within is None else Pace.of(self.visible_within, commits=True).commit_seconds
+
+    def _batched(self, application: Application, storing: Storing) -> Application:
+        """The application with the batches that follow from `visible_within`."""
+        if self.visible_within is None:
+            return application
+        seconds = Pace.of(self.visible_within, commits=storing.has_commits).batch_seconds
+        batch = application.batch.model_copy(update={"max_seconds": seconds})
+        return application.model_copy(update={"batch": batch})
+
     def _storing(self, context: OperationContext) -> Storing:
         known = context.storing() or Storing(is_compacted=True)
         if self.sink not in (None, known.target):
@@ -322,7 +341,7 @@ class CostOperation(Operation):
             )
         return replace(
             known,
-            commit_seconds=self.commit_seconds or known.commit_seconds,
+            commit_seconds=self.commit_seconds or self._commit_seconds or known.commit_seconds,
             partition_values=self.partition_values,
             bytes_per_second=None if self.mb_per_second is None else self.mb_per_second * 1e6,
         )

@@ -28,7 +28,10 @@ def plan(
         leader.remember()
         return leader.plan(runs)
     except TableNotFound:
-        msg = f"application {application.name} has no lease table yet; its leader makes it with the first tick"
+        msg = (
+            f"application {application.name} has no lease table yet; its leader makes it with the first tick. "
+            "To estimate the cost before that: kcl-dagster cost, with --shards N --workers N"
+        )
         raise TableNotFound(msg) from None
 
 

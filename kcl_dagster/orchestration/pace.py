@@ -1,45 +1,17 @@
-"""How long batches and commits may take so that records become visible in time."""
+"""Gives an application and its sink the times by which records become visible in time."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from kcl_dagster.application import Application, BatchSettings
+from kcl_dagster.application import Application
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.model.visibility import LONGEST_SECONDS, SHORTEST_SECONDS, Pace
 from kcl_dagster.orchestration.sink_choices import SinkChoice
 
-SHORTEST_SECONDS: Final = 1.0
-LONGEST_SECONDS: Final = 3600.0
-# The longest batch for a table. Commits and compactions make the files of a table larger, so its batches need not
-# be long.
-LONGEST_BATCH_SECONDS: Final = 60.0
-
-# Shares of the time until a record is visible. The rest is for the transform and for storing.
-BATCH_OF_FOLDER: Final = 3 / 5
-BATCH_OF_TABLE: Final = 1 / 6
-COMMIT_OF_TABLE: Final = 2 / 3
 HANDOFF: Final = 5 / 4  # relative to a batch, which is stored before the lease is handed over
 LONGEST_HANDOFF_SECONDS: Final = (
     90.0  # a worker that is told to stop takes as long at most, and is killed after 120 s
 )
-IDLE: Final = 1 / 20  # the pause if there is nothing to read, up to one second
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    batch_seconds: float
-    idle_seconds: float
-    commit_seconds: float | None = None
-    """Seconds between two commits. None if each batch becomes visible by itself."""
-
-    @classmethod
-    def of(cls, visible_within: float, *, commits: bool) -> "Pace":
-        """Derive the lengths of batches, pauses and commits from `visible_within`, the seconds until a record has
-        to be visible. `commits`: whether many batches become visible with one commit of a table."""
-        idle = min(visible_within * IDLE, BatchSettings().idle_seconds)
-        if not commits:
-            return cls(visible_within * BATCH_OF_FOLDER, idle)
-        batch = min(visible_within * BATCH_OF_TABLE, LONGEST_BATCH_SECONDS)
-        return cls(batch, idle, visible_within * COMMIT_OF_TABLE)
 
 
 def batched(application: Application, seconds: float) -> Application:

@@ -19,6 +19,7 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.worker.batch import Batch, Sink
 from kcl_dagster.worker.error_text import brief
 from kcl_dagster.worker.parts_chain import PartsChain, PartsSink, RepeatingSink
+from kcl_dagster.worker.settings import S3_BATCH_SECONDS
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ _THREE_PARTS: Final = re.compile(r"\w+\.\w+\.\w+")  # the name of a table in a c
 _TABLE_NAME: Final = re.compile(r"(?:\w+|`[^`]+`)(?:\.(?:\w+|`[^`]+`))*")  # in SQL of Spark
 DeltaWriter = Literal["delta-rs", "spark"]
 """What commits to a Delta table."""
-
-S3_BATCH_SECONDS: Final = 6.5  # on S3 each request is paid for, and a batch makes three or more
 
 Transform = Callable[..., Any]
 """The user's function, from the records of a batch, a Spark DataFrame, to the rows that the sink stores. It may

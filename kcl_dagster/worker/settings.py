@@ -12,6 +12,9 @@ ROUNDS_TO_WAIT = 5  # writing a batch may take several times as long as fetching
 DRAIN_PATIENCE = 2.0
 # The longest read of a bounded run. Its records are already in the stream, so it does not wait for more.
 BOUNDED_SECONDS = 5.0
+# How long a batch for a folder on S3 is read by default. On S3 each request is paid for, and a batch makes three or
+# more.
+S3_BATCH_SECONDS = 6.5
 # A record processor gets records about as often as from the KCL. It does not get them more often, because each call
 # may cost a checkpoint.
 LINGER_OF_PROCESSORS = {Retrieval.FANOUT: 0.05, Retrieval.POLLING: 1.0}

@@ -6,7 +6,7 @@ from kcl_dagster.application import Application, BatchSettings, Timings
 from kcl_dagster.operations.cost import COMMIT_PUTS, Cost, Prices, Storing, estimate, estimate_catch_up
 from tests.unit.operations.conftest import Shop
 
-APPLICATION = Application(name="orders-app", streams="orders")
+APPLICATION = Application(name="orders-app", streams="orders", batch=BatchSettings(max_seconds=5))
 
 
 def test_renewals_of_idle_shards_cost_what_their_interval_says() -> None:
@@ -42,6 +42,14 @@ def test_a_busy_shard_costs_its_renewals_and_files_follow_tasks() -> None:
     assert stored.files_per_hour == pytest.approx(4 * 2 * 720)
     assert stored.lines[-1].puts == pytest.approx(4 * (2 * 2 + 1) / 5)
     assert of_storing(Storing(partition_values=3)).files_per_hour == pytest.approx(4 * 6 * 720)
+
+
+@pytest.mark.parametrize(
+    ("storing", "seconds"), [(Storing("folder"), 6.5), (Storing("table"), 5), (Storing("other"), 5)]
+)
+def test_batches_are_as_long_as_the_sink_makes_them_unless_they_are_set(storing: Storing, seconds: float) -> None:
+    cost = estimate(Application(name="orders-app", streams="orders"), shards=1, workers=1, storing=storing)
+    assert cost.assumptions.startswith(f"batches of {seconds:g} s, ")
 
 
 def test_small_batches_are_in_one_file() -> None:

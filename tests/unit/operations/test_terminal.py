@@ -227,7 +227,8 @@ def test_a_cost_before_the_first_tick_says_how_to_estimate_it(
     assert refused(capsys, "cost", "my_project:new").endswith(" add --shards N --workers N")
     lines = said(capsys, "cost", "my_project:new", "--shards", "1", "--workers", "1")
     of_sink = "1 partition value a batch, a folder on S3"
-    assert lines[0] == f"assumed: batches of 5 s, shards busy 100% of the time, {of_sink}"
+    assert lines[0] == f"assumed: batches of 6.5 s, shards busy 100% of the time, {of_sink}", "the default on S3"
+    assert "kcl-dagster cost, with --shards N" in refused(capsys, "plan", "my_project:new")
     assert lines[-3].endswith("a month for 1 shard and 1 worker, on demand")
     assert lines[-1].endswith("a month for 720 hours of workers")
 
@@ -251,10 +252,21 @@ def test_a_cost_and_a_plan_are_those_of_the_sink_of_the_consumer(
     assert puts_per_hour("cost", "my_project:table") == of_batches + of_commits
     assert puts_per_hour("plan", "my_project:table") == of_batches + of_commits
     assert puts_per_hour("cost", "my_project:disk") == 0
-    assert puts_per_hour("cost", "my_project:disk", "--sink", "folder") == 5 * 720 + 10
+    of_folder = round(5 * 3600 / 6.5 + 10, 1)
+    assert puts_per_hour("cost", "my_project:disk", "--sink", "folder") == of_folder
     assert puts_per_hour("cost", "my_project:table", "--commit-seconds", "60") == of_batches + 2 * of_commits
     named = ("--application", "orders-app", "--stream", "orders")
-    assert puts_per_hour("cost", *named) == 5 * 720 + 10
+    assert puts_per_hour("cost", *named) == of_folder
+    within = ("--visible-within", "120")
+    assert puts_per_hour("cost", *named, *within) == 5 * 50 + 10, "batches of 72 s"
+    assert puts_per_hour("cost", "my_project:table", *within) == 3 * 180 + COMMIT_PUTS * 45, (
+        "of 20 s, commits of 80 s"
+    )
+    often = ("--commit-seconds", "60")
+    assert puts_per_hour("cost", "my_project:table", *within, *often) == 3 * 180 + COMMIT_PUTS * 60
+    assert "leave it out" in refused(
+        capsys, "cost", "my_project:table", *within, "--catch-up", "60", "--shards", "1"
+    )
 
 
 @pytest.mark.parametrize("option", ["--shards", "--workers"])
