@@ -265,6 +265,13 @@ def _compacted(consumers: Sequence[Consumer], *, is_auto: bool) -> list[Consumer
     from kcl_dagster.spark.storage import open_store
 
     chosen = [c for c in consumers if c.sink.compacted]
+    for consumer in () if is_auto else consumers:
+        if consumer not in chosen:
+            log.warning(
+                "compaction: no files of %s are merged. This is done for Parquet folders and for Delta tables at a "
+                "path; an engine has to merge those of other tables",
+                consumer.application.name,
+            )
     roots = [
         (consumer, sink, open_store(sink.place).root)
         for consumer in chosen

@@ -125,7 +125,7 @@ def test_only_files_of_ours_are_merged() -> None:
         compaction(kcl.iceberg("lake.clicks", {"type": "glue"}))
 
 
-def test_definitions_merge_small_files_where_they_are_told_when() -> None:
+def test_definitions_merge_small_files_where_they_are_told_when(caplog: pytest.LogCaptureFixture) -> None:
     resources = {"kcl": EmulatorResource()}
     parquet = consumer(kcl.parquet("/lake/clicks"))
     made = kcl.build_kcl_definitions(parquet, resources=resources, compaction="17 * * * *")
@@ -133,9 +133,11 @@ def test_definitions_merge_small_files_where_they_are_told_when() -> None:
     assert (schedule.job_name, schedule.cron_schedule) == ("clicks_admin", "17 * * * *")
     assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
     assert not kcl.build_kcl_definitions(parquet, resources=resources, compaction=None).schedules
+    assert "are merged" not in caplog.text
     table = consumer(kcl.iceberg("lake.clicks", {"type": "glue"}))
     of_table = kcl.build_kcl_definitions(table, resources=resources, compaction="17 * * * *")
     assert not of_table.schedules, "its files are an engine's to merge"
+    assert "no files of clicks are merged" in caplog.text
 
 
 def test_small_files_are_merged_once_an_hour_unless_something_else_is_said() -> None:
