@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 OWN: Final = "kcl_dagster"
+_CLOSED: Final = (BrokenPipeError, ConnectionResetError)  # the errors of a connection that the JVM has closed
 ARCHIVE: Final = "pyspark.zip"  # next to the archive of py4j, in pyspark/python/lib
 
 PRELOADED: Final = (
@@ -135,10 +136,18 @@ def ends_when_closed(spark: Serve) -> Serve:
     def serve(*given: Any) -> int:
         try:
             return spark(*given)
-        except (BrokenPipeError, ConnectionResetError):
+        except _CLOSED:
+            # From Python 3.13 on, the end of a stream that cannot be flushed is reported as well.
+            sys.unraisablehook = _report_others
             return 1
 
     return serve
+
+
+def _report_others(error: "sys.UnraisableHookArgs") -> None:
+    """Report an error that cannot be raised, unless the connection was closed."""
+    if not isinstance(error.exc_value, _CLOSED):
+        sys.__unraisablehook__(error)
 
 
 def _library(module: str) -> str:
