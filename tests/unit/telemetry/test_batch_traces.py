@@ -581,8 +581,9 @@ def test_spans_that_are_not_kept_take_no_memory() -> None:
         after, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert after - before < 1000, "less than a byte for each batch"
-    assert peak - before < 2000
+    # Threads of the session that other tests share may allocate meanwhile. A span takes hundreds of bytes.
+    assert after - before < 20_000, "less than 20 bytes for each batch"
+    assert peak - before < 20_000
 
 
 def test_a_worker_that_is_not_traced_has_no_spans() -> None:
