@@ -819,8 +819,8 @@ MUTANTS: Final = (
     Mutant(
         "a commit counts as carried out when one table contains it",
         _TABLE_COMMITTER,
-        "        if not all(self._committed(name) >= number",
-        "        if not any(self._committed(name) >= number",
+        "        if not all(self._committed(name, plan.place) >= number",
+        "        if not any(self._committed(name, plan.place) >= number",
         has_two=True,
     ),
     Mutant(

@@ -14,6 +14,7 @@ from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.parents import Parents
 from tests.simulation.__main__ import figure, replay_command
 from tests.simulation.campaign import Result, Tally, run_seed
+from tests.simulation.chained import REMAKES
 from tests.simulation.fleet import Outcome
 from tests.simulation.incidents import CREATES_LEASE, RELEASES_LOCK
 from tests.simulation.planted import MUTANTS, Mutant
@@ -173,4 +174,4 @@ def test_the_planted_bugs_are_up_to_date(mutant: Mutant) -> None:
         assert spec.origin is not None
         text = Path(spec.origin).read_text()
         assert change.applied(text) != text
-    assert mutant.needs is None or mutant.needs.operation in {CREATES_LEASE, RELEASES_LOCK}
+    assert mutant.needs is None or mutant.needs.operation in {CREATES_LEASE, RELEASES_LOCK, REMAKES}

@@ -49,7 +49,7 @@ def items(draw: st.DrawFn) -> dict[str, Any]:
         "leaseOwner": owners.map(lambda v: {"S": v}),
         "checkpointOwner": owners.map(lambda v: {"S": v}),
         "leaseCounter": numbers.map(lambda v: {"N": v}),
-        "kdBatch": st.sampled_from(["1.50", "7", "007", "1E2"]).map(lambda v: {"N": v}),
+        "kdBatch": st.sampled_from(["1.50", "7", "007"]).map(lambda v: {"N": v}),  # moto cannot add to 1E2
         "childShardIds": st.sets(owners, min_size=1).map(lambda v: {"SS": sorted(v)}),
         "sts": st.lists(numbers, max_size=2).map(lambda v: {"M": {"C": {"L": [{"N": n} for n in v]}}}),
     }.items():
