@@ -13,11 +13,26 @@ It can delay the takeover from a worker that has ended, by at most `LONGEST_PART
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
+from kcl_dagster.leader.observation import Sight
+from kcl_dagster.model.lease import LeaseKey
+
 READS_PART: Final = 0.25  # of the time
 LONGEST_PART: Final = 0.5  # of the lease duration
+
+
+def is_settled(sight: Sight, paused: Collection[LeaseKey]) -> bool:
+    """Whether nothing is left to do: each lease that is not paused is read by its owner, no handoff is in progress,
+    and no worker starts or ends."""
+    waiting = (sight.unserved.keys() | sight.unbegun) - set(paused)
+    return (
+        not waiting
+        and not any(lease.in_handoff for lease in sight.unfinished)
+        and all(seen.ready and not seen.drains for seen in sight.workers if seen.alive)
+    )
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from kcl_dagster.leader.moving import MoveOutcome, decide
 from kcl_dagster.leader.observation import Observer, Sight
 from kcl_dagster.leader.patience import remembered
 from kcl_dagster.leader.run_view import RunView
+from kcl_dagster.leader.scan_pace import is_settled
 from kcl_dagster.leader.start_watch import START_SECONDS
 from kcl_dagster.leader.sync_stage import SyncOutcome
 from kcl_dagster.leader.tick_report import Launch, StageOutcome, TickReport
@@ -81,9 +82,6 @@ class Tick:
     resting: Mapping[LeaseKey, float] = field(default_factory=dict)
     deadline: float = 0.0
     started: float = 0.0
-    read_until: float = 0.0
-    """When the tables had been read (monotonic). Until then, `started`."""
-
     completeness: Completeness | None = None
     scanned: tuple[float, float] | None = None
     """When the last read of the tables began and ended (monotonic)."""
@@ -95,7 +93,7 @@ class Tick:
         # A dry tick works with a copy of the leader's memory.
         kept = self.leader.memory, self.leader.observer
         self.memory, self.observer = copy.deepcopy(kept) if self.dry else kept
-        self.started = self.read_until = self.leader.runtime.clock.monotonic()
+        self.started = self.leader.runtime.clock.monotonic()
         self.deadline = self.started + self.leader.application.timings.tick_budget
 
     def run(self) -> TickReport:
@@ -182,25 +180,18 @@ class Tick:
 
     def _set_pace(self) -> None:
         """Decide whether the next ticks may leave out the read of the tables."""
-        sight = self.sight
-        if sight is None or self.scanned is None or not self._is_settled(sight):
-            self.leader.pace.reset()
-            return
-        soonest = expiry.soonest(sight.leases, sight.ages, sight.durations)
-        self.leader.pace.note(*self.scanned, self._known(), soonest)
-
-    def _is_settled(self, sight: Sight) -> bool:
-        """Whether this tick has left nothing for the next one: every stage succeeded, every lease is read by its
-        owner, and no worker starts or ends."""
-        waiting = (sight.unserved.keys() | sight.unbegun) - self.leader.control.leases
+        sight, pace = self.sight, self.leader.pace
         changes = self.moved.planned or self.launches or self.abandoned or self.synced.created
-        return (
-            self.leading
-            and all(stage.ok for stage in self.stages)
-            and not (waiting or changes)
-            and not any(lease.in_handoff for lease in sight.unfinished)
-            and all(seen.ready and not seen.drains for seen in sight.workers if seen.alive)
-        )
+        is_done = self.leading and not changes and all(stage.ok for stage in self.stages)
+        if (
+            sight is None
+            or self.scanned is None
+            or not is_done
+            or not is_settled(sight, self.leader.control.leases)
+        ):
+            pace.reset()
+            return
+        pace.note(*self.scanned, self._known(), expiry.soonest(sight.leases, sight.ages, sight.durations))
 
     def _agree(self) -> None:
         """Take over the decisions of another process of this deployment. If they cannot be read, this tick
@@ -254,9 +245,13 @@ class Tick:
     def _leave_time_to_decide(self) -> None:
         """Extend the deadline after a long read. Otherwise, if reading the tables took the whole budget, no tick
         would ever decide anything."""
-        self.read_until = self.leader.runtime.clock.monotonic()
-        least = self.read_until + self.leader.application.timings.tick_budget * _DECISION_SHARE
+        least = self._read_until + self.leader.application.timings.tick_budget * _DECISION_SHARE
         self.deadline = max(self.deadline, min(least, self.started + _LATEST_END))
+
+    @property
+    def _read_until(self) -> float:
+        """When the tables had been read (monotonic)."""
+        return self.started if self.scanned is None else self.scanned[1]
 
     def _look(self) -> Sight:
         try:
@@ -337,7 +332,7 @@ class Tick:
     def _sync(self) -> str | None:
         sight = self._seen()
         share = self.leader.application.timings.tick_budget * _SYNC_SHARE
-        until = self.read_until + share
+        until = self._read_until + share
         self.synced = self.leader.syncer.run(sight.leases, until, self._rows(), dry=self.dry)
         not_ours = (*self.synced.former, *self.synced.disputed)
         self.sight = sight.with_created(self.synced.created).without(lease.key for lease in not_ours)

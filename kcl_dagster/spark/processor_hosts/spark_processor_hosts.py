@@ -42,7 +42,7 @@ CLUSTER_HOSTS: Final = 2  # if the number of cores is not known; each host occup
 # A JVM takes several seconds to start its first Python process, and launching an executor takes half a minute.
 START_SECONDS: Final = 60.0
 SECRET_BYTES: Final = 32
-CLOSING_SECONDS: Final = 10.0  # an idle host ends at once; one that runs user code is canceled after this time
+CLOSING_SECONDS: Final = 10.0  # an idle host ends at once; after this time, a host that runs user code is canceled
 
 _SPARK_ERRORS: Final = (PySparkException, Py4JError, RuntimeError, OSError)
 

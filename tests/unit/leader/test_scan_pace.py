@@ -4,7 +4,9 @@ import math
 
 import pytest
 
-from kcl_dagster.leader.scan_pace import ScanPace
+from kcl_dagster.leader.observation import Sight
+from kcl_dagster.leader.scan_pace import ScanPace, is_settled
+from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 
 KNOWN, CHANGED = {"worker-000": "running"}, {"worker-000": "running", "worker-001": "queued"}
 
@@ -46,3 +48,34 @@ def test_after_a_tick_with_work_the_next_one_reads() -> None:
     pace = noted(3.0)
     pace.reset()
     assert pace.is_due(105.0, KNOWN)
+
+
+SHARD, ANNA, BERT = LeaseKey("shard-0"), WorkerId("anna"), WorkerId("bert")
+READ = Lease(SHARD, SHARD, owner=ANNA)
+HANDED_OVER = Lease(SHARD, SHARD, owner=BERT, checkpoint_owner=ANNA)
+
+
+def sight(lease: Lease = READ, *, unserved: bool = False, unbegun: bool = False) -> Sight:
+    return Sight(
+        leases=(lease,),
+        workers=(),
+        unserved={SHARD: "its worker has ended"} if unserved else {},
+        overdue=frozenset(),
+        ages={SHARD: 0.0},
+        unbegun=frozenset({SHARD} if unbegun else ()),
+    )
+
+
+def test_nothing_is_left_to_do_if_owners_read_their_leases() -> None:
+    assert is_settled(sight(), ())
+
+
+@pytest.mark.parametrize(
+    "busy", [sight(unserved=True), sight(unbegun=True), sight(HANDED_OVER)], ids=["unserved", "unbegun", "handoff"]
+)
+def test_a_lease_that_waits_for_a_worker_is_left_to_do(busy: Sight) -> None:
+    assert not is_settled(busy, ())
+
+
+def test_a_paused_lease_waits_for_nothing() -> None:
+    assert is_settled(sight(unserved=True), {SHARD})
