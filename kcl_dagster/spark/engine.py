@@ -104,8 +104,8 @@ class SparkEngine:
             raise
 
     def _tag(self) -> None:
-        """Tag the jobs of the calling thread, if this was not done yet. The worker opens the engine on another
-        thread than the one that fetches, so the constructor cannot do it."""
+        """Tag the jobs of the calling thread, if this was not done yet. The constructor cannot tag them,
+        because the worker opens the engine on one thread and fetches on another."""
         if self._tagged != threading.get_ident():
             self._tagged = threading.get_ident()
             tag_jobs(self._spark)

@@ -70,8 +70,8 @@ class ExpiredFiles:
         return [*self._files(main, others), *manifests, *lists]
 
     def _remaining(self) -> "tuple[list[Snapshot], list[Snapshot]]":
-        """The remaining snapshots of the main branch, from the oldest one that follows the expired ones, and all
-        other remaining snapshots."""
+        """First, the snapshots of the main branch that remain after the expired ones, from the oldest on. Second,
+        all other remaining snapshots."""
         newest = self.metadata.current_snapshot()
         history = [] if newest is None else history_of(self.metadata.snapshots, newest)
         ids = [one.snapshot_id for one in history]
