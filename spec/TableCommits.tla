@@ -13,6 +13,11 @@
 (* for each table that gets files of it, one after the other, and a worker *)
 (* may die between two of them.                                            *)
 (*                                                                         *)
+(* A plan without entries changes no table. A worker that stops makes one, *)
+(* so that an operator may then drop a table, which is made anew (`Drop`). *)
+(* The first table may be made anew together with its chains and plans     *)
+(* (`Remake`). New plans then begin above the numbers of the other tables. *)
+(*                                                                         *)
 (* How chains are made and closed is shown by Chain.tla.                   *)
 (*                                                                         *)
 (* The code: kcl_dagster/chains/table_commits.py,                          *)
@@ -28,6 +33,7 @@ CONSTANTS
     MostCommits,     \* bound: numbers of plans
     MostOnTheWire,
     LastTable,       \* the tables are 1..LastTable
+    MostAnew,        \* bound: how often an operator makes a table anew
     \* What keeps it right. Each can be switched off, to see that it is needed.
     CommitComesFirst,    \* a plan follows the commit of the one before
     NewestIsVerified,    \* a plan counts only if no plan with a higher number exists
@@ -36,7 +42,9 @@ CONSTANTS
     LastPlanIsKept,      \* of the plans, only those before the newest one are deleted
     LastEntryIsKept,     \* the owner of a chain does not delete its last entry
     EntriesGoFirst,      \* plans forget a chain when it has no entries any more
-    EveryTableCounts     \* a plan counts as carried out only when every table of it contains it
+    EveryTableCounts,    \* a plan counts as carried out only when every table of it contains it
+    DropFollowsRest,     \* a table is dropped only when the last plan has no entries
+    PlansBeginAbove      \* the first plan has a higher number than any table contains
 
 Alike == Permutations(Workers) \union Permutations(Chains)
 
@@ -47,14 +55,15 @@ VARIABLES
     number,      \* in each table
     count,       \* of each entry: how often each table contains it
     known,       \* of each chain: its owner knows that the tables contain 1..known
-    worker, wire
-vars == <<made, cut, gone, plans, number, count, known, worker, wire>>
+    worker, wire,
+    anew         \* how often a table was made anew
+vars == <<made, cut, gone, plans, number, count, known, worker, wire, anew>>
 
 Numbers == 1..MostCommits
 Tables == 1..LastTable
 (* Of two entries of a chain, the second one has files for the last table only. *)
 TablesOf(entry) == IF entry[2] % 2 = 0 THEN {LastTable} ELSE Tables
-TablesOfPlan(plan) == IF plan.entries = {} THEN Tables ELSE UNION {TablesOf(e) : e \in plan.entries}
+TablesOfPlan(plan) == UNION {TablesOf(e) : e \in plan.entries}
 Nothing == [c \in Chains |-> 0]
 NoPlan == [entries |-> {}, contained |-> Nothing]
 Idle == [step |-> "idle", number |-> 0, plan |-> NoPlan, table |-> 0, seen |-> 0]
@@ -65,42 +74,45 @@ Init ==
     /\ number = [t \in Tables |-> 0]
     /\ count = [t \in Tables |-> [c \in Chains |-> [i \in 1..MostEntries |-> 0]]]
     /\ worker = [w \in Workers |-> Idle]
-    /\ wire = {}
+    /\ wire = {} /\ anew = 0
 
 Max(some) == CHOOSE n \in some : \A m \in some : m <= n
 Existing == {n \in Numbers : plans[n] # None}
 Newest == IF Existing = {} THEN 0 ELSE Max(Existing)
 PlanOf(n) == IF n = 0 THEN NoPlan ELSE plans[n]
+Highest == Max({number[t] : t \in Tables})
+(* There is a plan, or no table contains a commit. Before that, no worker decides a batch. *)
+HasBegun == Existing # {} \/ Highest = 0 \/ ~PlansBeginAbove
 Learn(contained) == [c \in Chains |-> Max({known[c], contained[c]})]
 
 ----------------------------------------------------------------------------
 (* The owners of chains. *)
 
 Decide(c) ==
-    /\ c \notin gone /\ made[c] < MostEntries
+    /\ c \notin gone /\ made[c] < MostEntries /\ HasBegun
     /\ made' = [made EXCEPT ![c] = @ + 1]
-    /\ UNCHANGED <<cut, gone, plans, number, count, known, worker, wire>>
+    /\ UNCHANGED <<cut, gone, plans, number, count, known, worker, wire, anew>>
 
 Cut(c) ==
     /\ c \notin gone /\ cut[c] < known[c]
     /\ LastEntryIsKept => cut[c] + 1 < made[c]
     /\ cut' = [cut EXCEPT ![c] = @ + 1]
-    /\ UNCHANGED <<made, gone, plans, number, count, known, worker, wire>>
+    /\ UNCHANGED <<made, gone, plans, number, count, known, worker, wire, anew>>
 
 (* A chain that was closed, and all of whose entries are committed. *)
 Forget(c) ==
     /\ c \notin gone /\ made[c] > 0 /\ known[c] = made[c]
     /\ gone' = gone \union {c}
     /\ cut' = [cut EXCEPT ![c] = made[c]]
-    /\ UNCHANGED <<made, plans, number, count, known, worker, wire>>
+    /\ UNCHANGED <<made, plans, number, count, known, worker, wire, anew>>
 
 ----------------------------------------------------------------------------
 (* A worker plans a commit. *)
 
 Read(w) ==
-    /\ worker[w].step = "idle"
+    /\ worker[w].step = "idle" /\ HasBegun
     /\ worker' = [worker EXCEPT ![w] = [@ EXCEPT !.step = "read", !.number = Newest, !.plan = PlanOf(Newest)]]
-    /\ UNCHANGED <<made, cut, gone, plans, number, count, known, wire>>
+    /\ UNCHANGED <<made, cut, gone, plans, number, count, known, wire, anew>>
 
 (* The first table that gets files of a plan, after `former`; 0: there is none. *)
 TableAfter(former, plan) ==
@@ -109,7 +121,7 @@ TableAfter(former, plan) ==
 Planned(w) == [worker[w] EXCEPT !.step = "planned", !.table = TableAfter(0, worker[w].plan)]
 
 IsCarriedOut(n, plan) ==
-    IF EveryTableCounts THEN \A t \in TablesOfPlan(plan) : number[t] >= n
+    IF EveryTableCounts \/ plan.entries = {} THEN \A t \in TablesOfPlan(plan) : number[t] >= n
     ELSE \E t \in TablesOfPlan(plan) : number[t] >= n
 
 (* The plan that was read is in the tables, or is carried out first. *)
@@ -120,7 +132,7 @@ Check(w) ==
        ELSE /\ UNCHANGED known
             /\ \/ worker' = [worker EXCEPT ![w] = Planned(w)]
                \/ ~CommitComesFirst /\ worker' = [worker EXCEPT ![w].step = "checked"]
-    /\ UNCHANGED <<made, cut, gone, plans, number, count, wire>>
+    /\ UNCHANGED <<made, cut, gone, plans, number, count, wire, anew>>
 
 HasEntries(c) == cut[c] < made[c]
 (* A chain that the last plan does not know, and whose first entry is missing, is passed over. *)
@@ -140,7 +152,20 @@ List(w) ==
            IN /\ entries # {} \/ ~EntriesGoFirst
               /\ worker' = [worker EXCEPT ![w] = [@ EXCEPT !.step = "listed", !.number = @ + 1,
                                                            !.plan = [entries |-> entries, contained |-> after]]]
-    /\ UNCHANGED <<made, cut, gone, plans, number, count, known, wire>>
+    /\ UNCHANGED <<made, cut, gone, plans, number, count, known, wire, anew>>
+
+(* A worker that stops: the next plan has no entries. It matters before a table is made anew. *)
+Rest(w) ==
+    /\ MostAnew > 0 /\ worker[w].step = "checked" /\ worker[w].number < MostCommits /\ worker[w].plan.entries # {}
+    /\ \A c \in Chains : ~HasEntries(c)
+    /\ worker' = [worker EXCEPT ![w] = [@ EXCEPT !.step = "listed", !.number = @ + 1, !.plan.entries = {}]]
+    /\ UNCHANGED <<made, cut, gone, plans, number, count, known, wire, anew>>
+
+(* Without plans and entries, the first plan has no entries. *)
+Begin(w) ==
+    /\ worker[w].step = "idle" /\ ~HasBegun /\ Highest < MostCommits
+    /\ worker' = [worker EXCEPT ![w] = [Idle EXCEPT !.step = "listed", !.number = Highest + 1]]
+    /\ UNCHANGED <<made, cut, gone, plans, number, count, known, wire, anew>>
 
 Create(w) ==
     LET n == worker[w].number IN
@@ -149,33 +174,33 @@ Create(w) ==
        THEN /\ plans' = [plans EXCEPT ![n] = worker[w].plan]
             /\ worker' = [worker EXCEPT ![w].step = "created"]
        ELSE UNCHANGED plans /\ worker' = [worker EXCEPT ![w] = Idle]
-    /\ UNCHANGED <<made, cut, gone, number, count, known, wire>>
+    /\ UNCHANGED <<made, cut, gone, number, count, known, wire, anew>>
 
 GiveUp(w) ==
     /\ worker[w].step = "listed" /\ Cardinality(wire) < MostOnTheWire
     /\ wire' = wire \union {[number |-> worker[w].number, plan |-> worker[w].plan]}
     /\ worker' = [worker EXCEPT ![w] = Idle]
-    /\ UNCHANGED <<made, cut, gone, plans, number, count, known>>
+    /\ UNCHANGED <<made, cut, gone, plans, number, count, known, anew>>
 
 Arrive(message) ==
     /\ wire' = wire \ {message}
     /\ plans' = IF plans[message.number] = None THEN [plans EXCEPT ![message.number] = message.plan] ELSE plans
-    /\ UNCHANGED <<made, cut, gone, number, count, known, worker>>
+    /\ UNCHANGED <<made, cut, gone, number, count, known, worker, anew>>
 
 (* The plans before the newest one are deleted. *)
 Verify(w) ==
     LET n == worker[w].number IN
     /\ worker[w].step = "created"
     /\ IF Newest = n \/ ~NewestIsVerified
-       THEN /\ worker' = [worker EXCEPT ![w] = Planned(w)]
+       THEN /\ worker' = [worker EXCEPT ![w] = IF worker[w].plan.entries = {} THEN Idle ELSE Planned(w)]
             /\ plans' = [m \in Numbers |-> IF m < n THEN None ELSE plans[m]]
        ELSE worker' = [worker EXCEPT ![w] = Idle] /\ UNCHANGED plans
-    /\ UNCHANGED <<made, cut, gone, number, count, known, wire>>
+    /\ UNCHANGED <<made, cut, gone, number, count, known, wire, anew>>
 
 Lose ==
     /\ ~LastPlanIsKept
     /\ plans' = [n \in Numbers |-> None]
-    /\ UNCHANGED <<made, cut, gone, number, count, known, worker, wire>>
+    /\ UNCHANGED <<made, cut, gone, number, count, known, worker, wire, anew>>
 
 ----------------------------------------------------------------------------
 (* A worker carries out a plan, its own or another one's, table by table. *)
@@ -193,7 +218,7 @@ Look(w) ==
     /\ IF number[t] >= worker[w].number /\ NumberIsLookedUp
        THEN GoOn(w)
        ELSE worker' = [worker EXCEPT ![w] = [@ EXCEPT !.step = "looked", !.seen = number[t]]] /\ UNCHANGED known
-    /\ UNCHANGED <<made, cut, gone, plans, number, count, wire>>
+    /\ UNCHANGED <<made, cut, gone, plans, number, count, wire, anew>>
 
 Commit(w) ==
     LET plan == worker[w].plan
@@ -208,18 +233,41 @@ Commit(w) ==
             /\ \/ GoOn(w)
                \/ worker' = [worker EXCEPT ![w].step = "planned"] /\ UNCHANGED known   \* no answer: it looks again
        ELSE worker' = [worker EXCEPT ![w].step = "planned"] /\ UNCHANGED <<number, count, known>>
-    /\ UNCHANGED <<made, cut, gone, plans, wire>>
+    /\ UNCHANGED <<made, cut, gone, plans, wire, anew>>
 
 Die(w) ==
     /\ worker[w].step # "idle"
     /\ worker' = [worker EXCEPT ![w] = Idle]
-    /\ UNCHANGED <<made, cut, gone, plans, number, count, known, wire>>
+    /\ UNCHANGED <<made, cut, gone, plans, number, count, known, wire, anew>>
+
+----------------------------------------------------------------------------
+(* The operator, when all workers have stopped. What was in a table is still counted. *)
+
+HaveStopped ==
+    /\ anew < MostAnew /\ wire = {}
+    /\ \A w \in Workers : worker[w] = Idle
+    /\ \A c \in Chains : ~HasEntries(c)
+
+Drop(t) ==
+    /\ HaveStopped /\ number[t] > 0 /\ Existing # {}
+    /\ DropFollowsRest => PlanOf(Newest).entries = {}
+    /\ number' = [number EXCEPT ![t] = 0] /\ anew' = anew + 1
+    /\ UNCHANGED <<made, cut, gone, plans, count, known, worker, wire>>
+
+Remake ==
+    /\ HaveStopped /\ Existing # {}
+    /\ number' = [number EXCEPT ![1] = 0] /\ anew' = anew + 1
+    /\ plans' = [n \in Numbers |-> None]
+    /\ UNCHANGED <<made, cut, gone, count, known, worker, wire>>
 
 Next ==
     \/ \E c \in Chains : Decide(c) \/ Cut(c) \/ Forget(c)
     \/ \E w \in Workers : Read(w) \/ Check(w) \/ List(w) \/ Create(w) \/ GiveUp(w) \/ Verify(w) \/ Look(w)
                           \/ Commit(w) \/ Die(w)
     \/ \E message \in wire : Arrive(message)
+    \/ \E w \in Workers : Rest(w) \/ Begin(w)
+    \/ \E t \in Tables : Drop(t)
+    \/ Remake
     \/ Lose
 
 Spec == Init /\ [][Next]_vars

