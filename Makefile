@@ -56,8 +56,8 @@ BOUNDS := .cache/bounds
 
 lowest highest: %: $(READY)  ## unit tests and a run end to end with the lowest, or highest, versions that pyproject.toml allows
 	@mkdir -p $(BOUNDS)
-	@$(BIN)/uv pip compile --quiet --python $(BIN)/python --no-deps --all-extras --no-header --no-annotate \
-		--resolution $(if $(filter lowest,$*),lowest-direct,highest) pyproject.toml -o $(BOUNDS)/$*.txt
+	@$(BIN)/uv pip compile --quiet --python $(BIN)/python --all-extras --no-header --no-annotate --upgrade \
+		$(if $(filter lowest,$*),--no-deps --resolution lowest-direct,--group test) pyproject.toml -o $(BOUNDS)/$*.txt
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(BOUNDS)/$*
 	@$(BIN)/uv pip install --quiet --python $(BOUNDS)/$*/bin/python --constraint $(BOUNDS)/$*.txt --group test \
 		-e '.[connect,delta,emulator,iceberg,java,otel]'
