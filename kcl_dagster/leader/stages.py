@@ -166,7 +166,7 @@ class Tick:
         if view.held and not is_declared:
             self.leader.tables.declare()
         if view.held:
-            self._obey()
+            self._read_control()
         else:
             self.leader.forget_leadership()
 
@@ -232,7 +232,7 @@ class Tick:
     def _observe(self) -> None:
         clock = self.leader.runtime.clock
         if self.dry or not self.leading:
-            self._obey()
+            self._read_control()
         self._read_completeness()
         self.sight = self._look()
         rest = expiry.rest(self.sight.leases, self.sight.ages, self.sight.durations)
@@ -263,7 +263,7 @@ class Tick:
         runs = replace(self.runs, finished=self._finished)
         return self.observer.observe(scan, runs, self.leader.runtime.clock.now())
 
-    def _obey(self) -> None:
+    def _read_control(self) -> None:
         """Read whether an operator has paused the application, leases or slots. If this cannot be read, the last
         known state applies."""
         try:
@@ -346,7 +346,7 @@ class Tick:
 
     def _decide_fleet(self) -> None:
         if self.leader.control.paused:
-            self._stand_down()
+            self._drain_all_workers()
             return
         if not self.runs.launches:
             return
@@ -428,7 +428,7 @@ class Tick:
                 if not self.dry and self._request_drain(seen.id):
                     self.observer.sent_away.add(seen.id)
 
-    def _stand_down(self) -> None:
+    def _drain_all_workers(self) -> None:
         """While the application is paused, ask the remaining kcl_dagster workers to drain. A Java worker cannot be
         asked to drain."""
         self.notes.append(f"the application is paused by {self.leader.control.changed_by or 'an operator'}")

@@ -16,7 +16,7 @@ from kcl_dagster.tables.sending import Applied, Sender
 
 TABLE_MIGRATION_KEY: Final = "TableMigration3.5"
 TABLE_STATUS: Final = "tm"
-US: Final = "kcl_dagster"  # stored in the row as the author of a change
+AUTHOR: Final = "kcl_dagster"  # stored in the row as the author of a change
 
 
 class ClientVersion(StrEnum):
@@ -73,12 +73,12 @@ class StateRows:
     def create_version(self, version: ClientVersion) -> bool:
         """Declare the protocol of a new application. Returns False if another process declared it first."""
         at = self._milliseconds()
-        request = coordination.create_version(self._place, version, US, at)
+        request = coordination.create_version(self._place, version, AUTHOR, at)
 
         def judge(item: Item | None) -> WriteVerdict:
             if item is None:
                 return WriteVerdict.STANDING
-            ours = item.get(MODIFIED_BY) == s(US) and item.get(MODIFIED) == {"N": str(at)}
+            ours = item.get(MODIFIED_BY) == s(AUTHOR) and item.get(MODIFIED) == {"N": str(at)}
             return WriteVerdict.APPLIED if ours else WriteVerdict.SUPERSEDED
 
         return isinstance(self._sender.write(request, judge), Applied)
@@ -86,7 +86,7 @@ class StateRows:
     def change_version(self, known: StoredVersion, version: ClientVersion) -> bool:
         """Declare another protocol. Returns False if the stored version is no longer the version in `known`."""
         request = coordination.change_version(
-            self._place, version, US, self._milliseconds(), known.values, known.history
+            self._place, version, AUTHOR, self._milliseconds(), known.values, known.history
         )
 
         def judge(item: Item | None) -> WriteVerdict:

@@ -50,6 +50,11 @@ def throughput_exceeded(message: str) -> KinesisError:
     return KinesisError("ProvisionedThroughputExceededException", message)
 
 
+def rate_exceeded(account: str, stream: str, shard: str) -> str:
+    """The message of a request, or of a record of PutRecords, that exceeds the limits of a shard."""
+    return f"Rate exceeded for shard {shard} in stream {stream} under account {account}."
+
+
 def expired_iterator(message: str) -> KinesisError:
     return KinesisError("ExpiredIteratorException", message)
 

@@ -32,7 +32,9 @@ def get_shard_iterator(account: Account, request: Parameters) -> Reply:
         now,
     )
     if not shard.iterators.take(1, now):
-        raise service_errors.throughput_exceeded(_rate_exceeded(account, stream, shard))
+        raise service_errors.throughput_exceeded(
+            service_errors.rate_exceeded(account.number, stream.name, shard.id)
+        )
     return {"ShardIterator": ShardIterator(stream.name, stream.created_at, shard.id, position, now).encode()}
 
 
@@ -56,7 +58,9 @@ def get_records(account: Account, request: Parameters) -> Reply:
         raise service_errors.not_found(f"Stream {iterator.stream} under account {account.number} not found.")
     shard = stream.shard(iterator.shard)
     if not shard.read_bytes.has_any(now) or not shard.reads.take(1, now):
-        raise service_errors.throughput_exceeded(_rate_exceeded(account, stream, shard))
+        raise service_errors.throughput_exceeded(
+            service_errors.rate_exceeded(account.number, stream.name, shard.id)
+        )
     start, stop = page(account, shard, iterator.position, limit, account.limits.bytes_per_get)
     rest: dict[str, Any] = {}
     if is_finished(shard, stop):
@@ -150,7 +154,3 @@ def _issued(stream: Stream, shard: ShardState, text: str) -> sequence.SequenceNu
             f"StartingSequenceNumber {text} {where} is invalid because it did not come from this shard."
         )
     return number
-
-
-def _rate_exceeded(account: Account, stream: Stream, shard: ShardState) -> str:
-    return f"Rate exceeded for shard {shard.id} in stream {stream.name} under account {account.number}."

@@ -20,7 +20,9 @@ def put_record(account: Account, request: Parameters) -> Reply:
     shard, data, key, size = _check(stream, request, "")
     now = account.now()
     if not _admit(shard, size, now):
-        raise service_errors.throughput_exceeded(_rate_exceeded(account, stream, shard))
+        raise service_errors.throughput_exceeded(
+            service_errors.rate_exceeded(account.number, stream.name, shard.id)
+        )
     return {"ShardId": shard.id, "SequenceNumber": shard.append(data, key, size, now)}
 
 
@@ -49,7 +51,7 @@ def put_records(account: Account, request: Parameters) -> Reply:
             results.append(
                 {
                     "ErrorCode": "ProvisionedThroughputExceededException",
-                    "ErrorMessage": _rate_exceeded(account, stream, shard),
+                    "ErrorMessage": service_errors.rate_exceeded(account.number, stream.name, shard.id),
                 }
             )
     return {"FailedRecordCount": failed, "Records": results}
@@ -90,7 +92,3 @@ def _check(stream: Stream, entry: Parameters, path: str) -> tuple[ShardState, by
 
 def _admit(shard: ShardState, size: int, now: float) -> bool:
     return shard.written_records.take(1, now) and shard.written_bytes.take(size, now)
-
-
-def _rate_exceeded(account: Account, stream: Stream, shard: ShardState) -> str:
-    return f"Rate exceeded for shard {shard.id} in stream {stream.name} under account {account.number}."
