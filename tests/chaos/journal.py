@@ -31,6 +31,7 @@ class Entry:
     after: str
     through: str
     records: int
+    instead_of: int | None = None
 
     def first(self) -> Checkpoint:
         return _checkpoint(self.after)
@@ -66,7 +67,7 @@ def read(directory: Path) -> Iterator[Entry]:
 
 def _entry(at: float, event: Event, sink: str, worker: str, part: Part) -> Entry:
     after, through = str(part.after), str(part.through)
-    return Entry(at, event, sink, worker, part.shard_id, part.number, after, through, part.records)
+    return Entry(at, event, sink, worker, part.shard_id, part.number, after, through, part.records, part.instead_of)
 
 
 def _checkpoint(text: str) -> Checkpoint:

@@ -116,7 +116,9 @@ class _Part:
 
 def _disorder(journal: Iterable[Entry], parents: Mapping[str, Collection[str]]) -> Iterator[str]:
     shards: dict[str, dict[int, _Part]] = defaultdict(dict)
+    divided: dict[str, set[int | None]] = defaultdict(set)  # what pieces were stored instead of has no place
     for entry in journal:
+        divided[entry.shard].add(entry.instead_of)
         part = shards[entry.shard].setdefault(entry.number, _Part(entry, entry.at))
         same = (entry.after, entry.through, entry.records)
         if same != (part.first.after, part.first.through, part.first.records):
@@ -124,7 +126,7 @@ def _disorder(journal: Iterable[Entry], parents: Mapping[str, Collection[str]]) 
         if entry.event == "end" and part.stored is None:
             part.stored = entry.at
     for shard, parts in shards.items():
-        for number, following in pairwise(sorted(parts)):
+        for number, following in pairwise(sorted(parts.keys() - divided[shard])):
             before, after = parts[number], parts[following]
             if after.first.first() < before.first.last():
                 yield f"batch {following} of {shard} begins at {after.first.after}, inside of batch {number}"

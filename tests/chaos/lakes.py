@@ -97,7 +97,8 @@ def file_by_identity(place: Path) -> Callable[[Any, Batch], None]:
         rows = records.toArrow()
         for part in batch.parts:
             mine = rows.filter([lease == part.lease for lease in rows["lease_key"].to_pylist()])
-            name = f"{part.shard_id}.{part.number}.{uuid4().hex}"
+            instead_of = "" if part.instead_of is None else part.instead_of
+            name = f"{part.shard_id}.{part.number}.{instead_of}.{uuid4().hex}"
             hidden = place / f".{name}"
             parquet.write_table(mine, hidden)
             hidden.rename(place / f"{name}.parquet")
@@ -173,11 +174,15 @@ def _iceberg_files(lake: Path) -> list[Path]:
 
 
 def _first_of_each(place: Path) -> list[Path]:
-    """For each (shard, number) one file of those that hold it: what the identity is for."""
-    chosen: dict[str, Path] = {}
+    """For each (shard, number) one file of those that hold it, unless pieces came instead of it. This is what the
+    identity is for."""
+    chosen: dict[tuple[str, str], Path] = {}
+    divided = set()
     for path in sorted(place.glob("*.parquet")):
-        chosen.setdefault(path.name.rsplit(".", 2)[0], path)
-    return list(chosen.values())
+        shard, number, instead_of, _, _ = path.name.split(".")
+        chosen.setdefault((shard, number), path)
+        divided.add((shard, instead_of))
+    return [path for identity, path in chosen.items() if identity not in divided]
 
 
 def conflicts(lake: Path) -> list[str]:
@@ -185,7 +190,7 @@ def conflicts(lake: Path) -> list[str]:
     found: dict[str, list[tuple[Any, ...]]] = {}
     wrong = []
     for path in sorted((lake / "foreach").glob("*.parquet")):
-        identity = path.name.rsplit(".", 2)[0]
+        identity = path.name.rsplit(".", 3)[0]
         table = parquet.read_table(path, columns=["sequence_number", "sub_sequence_number", "key", "number"])
         content = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
         if found.setdefault(identity, content) != content:

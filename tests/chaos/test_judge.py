@@ -97,6 +97,14 @@ def test_a_replay_after_the_next_part_is_no_disorder() -> None:
     assert verdict(journal=[*JOURNAL, *write(9, 1, "TRIM_HORIZON", "11/2")]).holds
 
 
+def test_a_batch_that_was_divided_has_no_place_in_the_order() -> None:
+    pieces = [
+        replace(entry, number=entry.number + 1, instead_of=1)
+        for entry in [*write(5, 1, "TRIM_HORIZON", "10"), *write(7, 2, "10", "11/2"), *write(9, 3, "11/2", "12")]
+    ]
+    assert verdict(journal=[*write(1, 1, "TRIM_HORIZON", "12"), *pieces]).holds
+
+
 def test_a_first_write_that_was_interrupted_is_no_disorder() -> None:
     interrupted = write(0.1, 1, "TRIM_HORIZON", "11/2", events=("begin",))
     failed = write(0.2, 1, "TRIM_HORIZON", "11/2", events=("begin", "failed"))
