@@ -525,8 +525,8 @@ class Tick:
         return not self._is_late() and self.leader.tables.workers.request_drain(worker)
 
     def _evict(self, lease: Lease) -> None:
-        """Release a lease. During a handoff, release it twice, because the first release gives it to its next
-        owner."""
+        """Release a lease. During a handoff, the first release gives it to its next owner, so a second one takes it
+        from this owner, too."""
         leases = self.leader.tables.leases
         try:
             released = leases.release(lease)

@@ -52,8 +52,8 @@ def plan_first_sync(
     """Plan the leases of a stream without leases: one for each shard that the service lists for the initial
     position.
 
-    `counted_since`: see `StartPosition`. It does not apply to later children of these shards, because the parents
-    have the counts of earlier windows.
+    `counted_since`: see `StartPosition`. Only these first leases get it. Children that get leases later do not need
+    it, because the leases of their parents have the counts of earlier windows.
     """
     checkpoint = Checkpoint(start.value)
     stored = None if counted_since is None else nothing_since(counted_since, checkpoint)

@@ -115,7 +115,8 @@ def refuse_literals(
 
 
 def refuse_secret_in(path: str, owner: str) -> None:
-    """Raise ConfigurationError if a path contains a password. The keys for S3 belong to the connection."""
+    """Raise ConfigurationError if a path contains a secret. Credentials for S3 come from the KclResource or
+    the role of the machine."""
     if _in_address(path) is not None:
         raise ConfigurationError(
             f"the path of {owner} is an address that contains a secret, which is visible to all who can read the "

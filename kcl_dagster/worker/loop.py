@@ -573,8 +573,8 @@ class Worker(Generic[D]):
         )
 
     def _goes_on(self, worker: WorkerId) -> bool:
-        """Whether another worker may be given a lease, according to its row. True if the table does not answer: if
-        that worker has ended, the leader reassigns the lease."""
+        """Whether another worker may be given a lease: it has a row, and does not drain. True if the table does not
+        answer, which is safe: if that worker has ended, the leader reassigns the lease."""
         try:
             row = self._around.workers.get(worker)
         except KclError:

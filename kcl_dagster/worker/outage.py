@@ -59,7 +59,8 @@ class Outage:
 
     @property
     def is_known(self) -> bool:
-        """Whether the last step ended early. The next step then begins with a single attempt."""
+        """Whether an outage is known, because the last step ended early. The next step then begins with a single
+        attempt."""
         return self._limit == 1
 
     def may_try(self) -> bool:

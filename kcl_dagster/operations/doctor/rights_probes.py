@@ -70,8 +70,8 @@ def table_rights(client: aws.Client, place: Place) -> Iterator[DoctorFinding]:
 
 
 def creation_right(client: aws.Client, table: str) -> DoctorFinding:
-    """Check the right by a definition whose key has no attributes, because DynamoDB checks the right before the
-    definition."""
+    """Check the right to create a table, without creating one. The request is invalid on purpose: its key names an
+    attribute that is not defined. DynamoDB checks the right before it rejects the request."""
 
     def create() -> None:
         with suppress(aws.RequestRefused):
@@ -203,7 +203,8 @@ def stream_rights(client: aws.Client, stream: str) -> Iterator[DoctorFinding]:
 
 
 def metrics_right(client: aws.Client) -> DoctorFinding:
-    """Check the right by a contradictory datum, because CloudWatch checks the right before it rejects the datum."""
+    """Check the right to write metrics, without writing any. The datum contradicts itself on purpose. CloudWatch
+    checks the right before it rejects the datum."""
     impossible = {"MetricName": PROBE_KEY, "Value": 0.0, "StatisticValues": _NO_STATISTICS}
 
     def put() -> None:

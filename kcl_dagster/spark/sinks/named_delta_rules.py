@@ -83,7 +83,8 @@ class NamedDeltaRules:
         return with_rules
 
     def conditions(self, output: Collection[str]) -> dict[str, str]:
-        """SQL that has to be true of each row of an output with these columns, by name."""
+        """The conditions that each row of an output with these columns has to fulfil: the SQL of each, by the name
+        of the condition."""
         required = [one.name for one in self.schema if not one.nullable]
         present = {*output, *self._generated()}
         return {
