@@ -9,6 +9,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from kcl_dagster.application import Application
 _LENGTH: Final = 16  # hexadecimal digits: a tag that fits on one line of a run's page
 MOST_FILES: Final = 500  # of a project; further files are ignored, because all are read at every load
 PACKAGE: Final = Path(kcl_dagster.__file__).resolve().parent
+_Import = tuple[int, tuple[str, ...], tuple[str, ...]]  # its level, the parts of the module's name, what it takes
 _BLOCKS: Final = ("body", "orelse", "handlers", "finalbody", "cases")  # attributes that contain statements
 
 
@@ -87,22 +89,30 @@ def _packages(path: Path, root: Path) -> Iterator[Path]:
 
 
 def _imports(content: bytes, path: Path, root: Path) -> Iterator[Path]:
+    for level, module, names in _import_statements(content):
+        base = path.parents[level - 1] if level else root
+        base = base.joinpath(*module)
+        if base.is_relative_to(root):
+            yield from _found(base)
+            for name in names:
+                yield from _found(base / name)
+
+
+@lru_cache(MOST_FILES)
+def _import_statements(content: bytes) -> tuple[_Import, ...]:
+    """The imports of a module. A module that several consumers import is parsed once."""
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):
-        return
+        return ()
+    found: list[_Import] = []
     for node in _statements(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _found(root.joinpath(*alias.name.split(".")))
+            found += [(0, tuple(alias.name.split(".")), ()) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = path.parents[node.level - 1] if node.level else root
-            if node.module is not None:
-                base = base.joinpath(*node.module.split("."))
-            if base.is_relative_to(root):
-                yield from _found(base)
-                for alias in node.names:
-                    yield from _found(base / alias.name)
+            names = tuple(alias.name for alias in node.names)
+            found.append((node.level, tuple(node.module.split(".")) if node.module else (), names))
+    return tuple(found)
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
