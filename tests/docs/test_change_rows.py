@@ -107,7 +107,7 @@ def consumers(lake: Path) -> dict[str, kcl.Consumer]:
 @pytest.mark.parametrize(
     ("application", "stream", "table", "records"),
     [
-        ("customers-debezium", "customers", "customers", OF_DEBEZIUM),
+        pytest.param("customers-debezium", "customers", "customers", OF_DEBEZIUM, marks=pytest.mark.nightly),
         ("customers-dms", "customers-dms", "customers_dms", OF_DMS),
     ],
 )

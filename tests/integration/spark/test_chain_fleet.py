@@ -172,12 +172,8 @@ def by_worker(paths: list[str]) -> set[str]:
     return {found[0] for path in paths if (found := re.search(r"worker-\d+", path)) is not None}
 
 
-NIGHTLY = pytest.mark.nightly
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param("parquet", marks=NIGHTLY), pytest.param("delta", marks=NIGHTLY), "iceberg"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
 def test_a_worker_that_is_killed_loses_and_repeats_no_record(sidecar: Endpoint, tmp_path: Path, kind: str) -> None:
     stream = stream_of(kind)
     resource = EmulatorResource(endpoint_url=sidecar.url, region_name=chain_worker.REGION)

@@ -52,6 +52,7 @@ def alone(kind: FaultKind) -> Scenario:
     return replace(scenario, faults=faults, active=ACTIVE_SECONDS, lease_durations=durations)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [kind for kind in FaultKind if kind not in NEEDS_DAYS])
 def test_a_fault_strikes_and_is_survived(kind: FaultKind) -> None:
     outcome = run(alone(kind))

@@ -114,6 +114,7 @@ def test_a_committer_that_is_killed_anywhere_is_followed_by_another(
         assert lake.numbers() == list(range(5))
 
 
+@pytest.mark.nightly
 def test_a_committer_that_pauses_anywhere_adds_nothing_to_what_others_did_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_committer_that_pauses_anywhere_adds_nothing_to_what_others_did_meanwh
         assert lake.last_number() in (3, 4, 5)
 
 
+@pytest.mark.nightly
 def test_other_writers_and_expiry_may_come_in_between_at_any_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

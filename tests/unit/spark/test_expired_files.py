@@ -404,6 +404,7 @@ def test_others_may_do_anything_at_any_moment(tmp_path: Path, monkeypatch: pytes
         assert referenced(lake) <= on_disk(lake)
 
 
+@pytest.mark.nightly
 def test_a_tag_that_is_made_meanwhile_keeps_its_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tagged: dict[int, Counter[tuple[Any, ...]]] = {}
 

@@ -269,7 +269,7 @@ POINTS: dict[str, list[tuple[Any, str]]] = {
 }
 
 
-@pytest.mark.parametrize("most_rows", [STEP_ROWS, 2])
+@pytest.mark.parametrize("most_rows", [STEP_ROWS, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_worker_that_is_killed_anywhere_applies_each_change_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, most_rows: int
 ) -> None:

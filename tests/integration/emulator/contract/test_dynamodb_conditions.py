@@ -227,7 +227,7 @@ def test_the_old_form_of_updates_puts_adds_and_deletes(table: LeaseTable) -> Non
 
 
 def test_no_atomic_increment_is_lost(table: LeaseTable) -> None:
-    threads, total = 16, 5_000
+    threads, total = 16, 1_500
 
     def increment(times: int) -> None:
         for _ in range(times):
