@@ -282,7 +282,8 @@ class Lake:
             begin = max(read_to, truth.begins_at, truth.wanted_from)
             if all(arrival >= through for arrival in truth.arrivals[begin:]):
                 continue
-            begin = max(begin, self._expired(truth))
+            given_up_to = truth.given_up_to if self.goes_on else 0
+            begin = max(begin, self._expired(truth), given_up_to)
             left = sum(arrival < through for arrival in truth.arrivals[begin:])
             if left and not self.is_excused(truth):
                 self.violations.add("S16", f"{truth.name} has {left} records before {through} that are not stored")

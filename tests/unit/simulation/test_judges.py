@@ -528,6 +528,22 @@ def test_records_that_are_dated_before_the_start_are_not_waited_for() -> None:
     assert lake.missing() == ["clicks/s0: 3 of 3"]
 
 
+@pytest.mark.parametrize(("goes_on", "violated"), [(True, []), (False, ["S16"])])
+def test_records_of_a_batch_that_was_given_up_are_not_expected(goes_on: bool, violated: list[str]) -> None:
+    """Only the first one has left the stream, and a later record has come since."""
+    lake = Lake(Violations(lambda: 0.0))
+    lake.goes_on = goes_on
+    lake.expired = lambda *_: 1
+    lake.opened("clicks", "s0", [])
+    truth = lake.truth("clicks", "s0")
+    for number in ("1", "2", "3"):
+        lake.put("clicks", "s0", number, b"record", arrival=float(number))
+    lake.gave_up(truth, "1", "4")
+    lake.put("clicks", "s0", "4", b"record", arrival=100.0)
+    lake.is_said_complete(50)
+    assert found(lake) == violated
+
+
 def test_a_shard_that_a_loss_stopped_is_not_behind_and_neither_are_its_children(lake: Lake) -> None:
     Loss(lake)
     assert lake.missing() == ["clicks/s0: 3 of 4", "clicks/s1: 1 of 1"]
