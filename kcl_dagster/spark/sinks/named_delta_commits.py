@@ -116,7 +116,10 @@ class NamedDeltaCommits:
                 key = self._key(series)
                 is_there = self.table.rules() is not None
                 recorded = self.table.history(RECENT_COMMITS) if is_there else ()
-                self._known[series] = max((_number(one, key) for one in recorded), default=0)
+                found = max((_number(one, key) for one in recorded), default=0)
+                if found > noted:
+                    self._note(series, found)  # other workers have read the history already
+                self._known[series] = found
         return max(noted, self._known[series])
 
     def commit(
@@ -191,13 +194,16 @@ class NamedDeltaCommits:
         """The name of the series in the table."""
         while series not in self._places:
             found = self._noted(series)
-            if not found:
-                self._places[series] = place_id(self.store.root)
+            if not found:  # the first worker decides, because others may name the same folder in another way
+                self._create_note(series, 0, place_id(self.store.root))
             elif (
                 content := found_content(self.store, found[max(found)])
             ) is not None:  # otherwise there is a newer one
                 self._places[series] = _decoded(content, f"{self.store.root}/{found[max(found)]}").place
         return application_key(f"{series}/spark/{self._places[series]}")
+
+    def _create_note(self, series: str, number: int, place: str) -> None:
+        self.store.create(f"{_folder(series)}/{number:012d}.json", msgspec.json.encode(FoundCommit(place)))
 
     def _noted(self, series: str) -> dict[int, str]:
         """The paths of the files of found commits, by number."""
@@ -206,10 +212,9 @@ class NamedDeltaCommits:
 
     def _note(self, series: str, number: int) -> None:
         """Store that a commit was found. The number of a slow worker, which is lower than the last one, changes
-        nothing."""
+        nothing. Entries are deleted after a commit is known, and then other workers can find it only here."""
+        self._create_note(series, number, self._places[series])
         self._known[series] = number
-        content = msgspec.json.encode(FoundCommit(self._places[series]))
-        self.store.create(f"{_folder(series)}/{number:012d}.json", content)
         with suppress(KclError, OSError):  # files that remain are removed with the next commit
             noted = self._noted(series)
             self.store.delete([path for found, path in noted.items() if found < max(noted)])

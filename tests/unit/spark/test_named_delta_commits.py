@@ -254,15 +254,60 @@ def test_two_deployments_with_chains_of_their_own_number_their_commits_apart(lak
 def test_an_older_copy_at_another_place_is_refused(tmp_path: Path) -> None:
     lake = Lake(open_store(str(tmp_path / "chains")))
     lake.commits().commit(SERIES, 1, [lake.entry(1)], None)
-    shutil.copytree(tmp_path / "chains", tmp_path / "copy")
+    for name in ("copy", "later"):
+        shutil.copytree(tmp_path / "chains", tmp_path / name)
     lake.commits().commit(SERIES, 2, [lake.entry(2)], None)
     copy = Lake(open_store(str(tmp_path / "copy")), lake.table, made=10)
     assert copy.commits().committed(SERIES) == 2  # which the committer compares with the plans
     lake.table.recorded += [{"of": "another writer"}] * 200
+    copy = Lake(open_store(str(tmp_path / "later")), lake.table, made=10)
     assert copy.commits().committed(SERIES) == 1
     with pytest.raises(Unsafe, match="older copy"):
         copy.commits().commit(SERIES, 2, [copy.entry(2)], None)
     assert lake.numbers() == [1, 2]
+
+
+def test_a_commit_that_is_found_in_the_history_is_noted_for_workers_that_have_read_it_already(lake: Lake) -> None:
+    """Its worker was killed between the commit and its note. Then its entries are deleted."""
+    other, entry = lake.commits(), lake.entry(1)
+    assert other.committed(SERIES) == 0
+    killed = lake.commits()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(killed), "_note", lambda *_: None)
+        killed.commit(SERIES, 1, [entry], None)
+    assert other.committed(SERIES) == 0
+    assert lake.commits().committed(SERIES) == 1
+    assert other.committed(SERIES) == 1
+
+
+def test_a_commit_without_its_note_is_not_known(lake: Lake) -> None:
+    commits, entry = lake.commits(), lake.entry(1)
+    assert commits.committed(SERIES) == 0
+
+    def refused(path: str, content: bytes) -> bool:
+        raise SinkError("503 Slow Down")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(lake.store), "create", lambda _, path, content: refused(path, content))
+        with pytest.raises(SinkError):
+            commits.commit(SERIES, 1, [entry], None)
+        assert commits.committed(SERIES) == 0
+    commits.commit(SERIES, 1, [entry], None)
+    assert (lake.numbers(), lake.commits().committed(SERIES)) == ([1], 1)
+
+
+def test_workers_that_name_the_folder_in_different_ways_have_one_series(tmp_path: Path) -> None:
+    (tmp_path / "chains").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "chains")
+    lake = Lake(open_store(str(tmp_path / "chains")))
+    linked = Lake(open_store(str(tmp_path / "link")), lake.table, made=10).commits()
+    entry, first = lake.entry(1), lake.commits()
+    assert (linked.committed(SERIES), first.committed(SERIES)) == (0, 0)
+    for commits in (first, linked):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(commits), "_note", lambda *_: None)
+            commits.commit(SERIES, 1, [entry], None)
+    assert lake.numbers() == [1]
 
 
 def test_a_failing_commit_reads_only_the_newest_commits(lake: Lake) -> None:
