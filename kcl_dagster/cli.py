@@ -358,7 +358,8 @@ def _access(options: argparse.Namespace, service: str) -> dict[str, Any]:
 
 
 def _kinesis_access(options: argparse.Namespace, found: _Found | None) -> dict[str, str]:
-    """The part of the connection that follows from the ARNs of the streams, in the options or in the project."""
+    """The fields of the connection to Kinesis that follow from the ARNs of the streams. The ARNs come from the
+    project if there is one, otherwise from the options."""
     if found is not None:
         return found.application.kinesis_access
     name, streams = getattr(options, "application", None), getattr(options, "stream", None)

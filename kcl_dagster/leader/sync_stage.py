@@ -538,8 +538,9 @@ def _counted_since(start: StartPosition, horizon: float) -> int:
 
 
 def _opened_at(start: StartPosition, horizon: float) -> StartAt:
-    """Return the position at which the first shards are listed. LATEST stands for the stored time: shards that were
-    open at this time and are closed now belong to the application, too.
+    """Return the filter for the listing of the first shards: it lists the shards that were open at this position.
+    LATEST is replaced by the time that was stored when the start was decided. So shards that were open at that time
+    and are closed now belong to the application, too.
 
     If the time is before `horizon`, the oldest shards are listed, because Kinesis may refuse a timestamp that is
     older than its records.

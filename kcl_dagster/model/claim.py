@@ -23,8 +23,9 @@ _CHAIN: Final = re.compile(r"[A-Za-z0-9_~-]{1,200}")
 @dataclass(frozen=True, slots=True)
 class Begun:
     """A note that an owner of the lease has begun a batch. Each owner writes the note before its first batch. The
-    note applies until the lease is stored beyond `after`.
+    note applies until the checkpoint of the lease is beyond `after`.
 
+    - `after`: the checkpoint after which the batch begins.
     - `through`: the last record of the batch.
     - `arrived`: when the first record of the batch arrived in the stream, in epoch seconds.
     - `losses`: how many owners' processes ended while they worked on this batch with version `code` of the

@@ -142,8 +142,8 @@ class RunEventLog:
             self._columns = _columns_of(output)
 
     def batch(self, report: BatchReport) -> None:
-        """Called after each round of the worker. Writes an observation when records were first stored, and then at
-        growing intervals."""
+        """Called after each round of the worker. Writes an observation as soon as the first records are stored,
+        and then at growing intervals."""
         self._write_due_lines()
         with self._lock:
             first = self._total.records == 0 and report.records > 0

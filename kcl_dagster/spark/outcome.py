@@ -29,7 +29,8 @@ class FetchOutcome:
 
     @classmethod
     def of(cls, ranges: Sequence[Range], said: Mapping[LeaseKey, str | bytes]) -> Self:
-        """Make the outcome of a fetch of these ranges. `said`: the trailers as JSON, one for each lease."""
+        """Make the outcome of a fetch of these ranges. `said`: for each lease, the trailer that its task
+        sent, as JSON."""
         trailers = {lease: msgspec.json.decode(text, type=Trailer) for lease, text in said.items()}
         progress: dict[LeaseKey, Progress] = {}
         failures: dict[LeaseKey, Exception] = {}

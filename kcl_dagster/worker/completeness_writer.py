@@ -79,8 +79,9 @@ class CompletenessWriter:
         self._stored_at = int(self._clock.now())
 
     def step(self) -> None:
-        """Begin to store the moment if it has passed the end of a window, or a minute after the last write. If the
-        last stored moment is later than this worker's last records, wait for ten minutes instead of one."""
+        """Start to store the moment if it is in another window than before, or if the last write was a minute ago.
+        If the last stored moment is later than this worker's last records, the last write must have been ten
+        minutes ago. This does not apply to the first two writes of a window."""
         known, now = self._last(), self._clock.monotonic()
         if known is None or known.through is None:
             return

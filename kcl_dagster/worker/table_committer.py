@@ -152,8 +152,9 @@ class TableCommitter:
     def forget(self, chain: ChainId) -> None:
         """Remove the staged files of the chain. A chain without entries is no longer in the next plan.
 
-        If the last plan is carried out, also make a plan without entries. Otherwise, a table that is dropped and
-        made again after an orderly stop would seem to lack the last commit, whose entries are deleted."""
+        If the commit of the last plan has been made, also make a plan without entries. Without it, a worker would
+        look for that commit in a table that was dropped and made again after an orderly stop. It would not find the
+        commit, and could not make it again, because its entries are deleted."""
         number, plan = self._newest()
         if plan is not None and plan.entries and self._is_carried_out(number, plan):
             self._refuse_higher(plan)
