@@ -62,8 +62,9 @@ def catch_up(
 
 def patient(consumer: Consumer) -> Consumer:
     """The consumer with the default timings: a fleet that renews every second counts as alive on a busy machine,
-    too."""
-    return replace(consumer, application=consumer.application.model_copy(update={"timings": kcl.Timings()}))
+    too. Only the arrival margin is shorter, because a run that waits for a fleet waits for all of it."""
+    timings = kcl.Timings(arrival_margin=1.0)
+    return replace(consumer, application=consumer.application.model_copy(update={"timings": timings}))
 
 
 def why_failed(result: dg.ExecuteInProcessResult) -> str:
@@ -159,6 +160,7 @@ def test_what_kept_a_bounded_run_from_reading_is_in_status_until_a_run_ends_well
     assert f"({failed.run_id[:8]}) failed at" in str(status.about_last_run)
     assert "RuntimeError: no memory for the JVM" in str(status.about_last_run)
     assert not status.is_well
+    consumer = patient(consumer)
     Bench(consumer, resource, instance).tick()
     with reading_fleet(consumer, resource):
         assert catch_up(consumer, resource, instance, NoSpark()).success
@@ -194,6 +196,7 @@ def test_a_bounded_run_waits_for_a_fleet_that_reads(
     consumer: Consumer, resource: kcl.KclResource, instance: DagsterInstance
 ) -> None:
     """It starts no Spark session for what others read, and ends when they have read enough."""
+    consumer = patient(consumer)
     Bench(consumer, resource, instance).tick()
     with reading_fleet(consumer, resource) as fleet:
         result = catch_up(consumer, resource, instance, NoSpark())

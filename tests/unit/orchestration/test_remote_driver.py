@@ -3,7 +3,7 @@ runs in this process, and its messages go through a file."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,6 +84,9 @@ class Here:
 @pytest.fixture
 def here(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Here]:
     monkeypatch.chdir(tmp_path)  # the sink's folder is relative
+    timings = kcl.Timings(arrival_margin=1.0)  # a run that waits for a fleet waits for all of it
+    application = bench.consumer.application.model_copy(update={"timings": timings})
+    bench.consumer = replace(bench.consumer, application=application)
     project = SimpleNamespace(things=bench.consumer, resource=bench.resource)
     monkeypatch.setitem(sys.modules, "driven", project)
     yield Here(bench, monkeypatch, [])
