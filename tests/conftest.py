@@ -7,9 +7,12 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
 import pyspark
 import pytest
+from botocore.loaders import JSONFileLoader
 from hypothesis import HealthCheck, settings
 from packaging.version import Version
 from pyspark.sql import SparkSession
@@ -25,6 +28,22 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 # A busy machine takes long for an example, and long to draw one. Neither is a defect.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+# Each session of botocore parses the descriptions of its services and endpoints anew. A process of tests has many
+# sessions, and parses a file once.
+_load_file = JSONFileLoader().load_file
+
+
+@cache
+def _loaded(file_path: str) -> Any:
+    return _load_file(file_path)
+
+
+def _load_once(self: JSONFileLoader, file_path: str) -> Any:
+    return _loaded(file_path)
+
+
+JSONFileLoader.load_file = _load_once  # type: ignore[method-assign]
 
 SIDECAR_SECONDS = 300.0  # a cold start takes a second, and on a busy machine a minute
 
