@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,13 +35,24 @@ def modules() -> Iterator[tuple[str, Path]]:
             yield top, path
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports_of(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """The imports of a module, at any depth."""
+    return tuple(node for node in ast.walk(tree_of(path)) if isinstance(node, (ast.Import, ast.ImportFrom)))
+
+
 def imported_nouns(path: Path) -> set[str]:
     """The first component below kcl_dagster of everything `path` imports, at any depth, but the version."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports_of(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             assert node.level == 0, f"{path}: relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
@@ -70,7 +82,7 @@ def test_the_package_imports_nothing_that_the_wheel_does_not_bring() -> None:
     beside = {path.name for path in PACKAGE.parent.iterdir() if path.is_dir()} - {PACKAGE.name}
     assert "tests" in beside
     for _, path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in imports_of(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
             assert beside.isdisjoint(name.partition(".")[0] for name in names), path
@@ -79,11 +91,9 @@ def test_the_package_imports_nothing_that_the_wheel_does_not_bring() -> None:
 def test_only_orchestration_knows_dagster() -> None:
     for top, path in modules():
         if top not in {"orchestration", "operations", "cli"} and path.stem != "consuming":
-            tree = ast.parse(path.read_text())
-            imports = {
-                alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
-            }
-            imports |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+            nodes = imports_of(path)
+            imports = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+            imports |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
             assert not {name for name in imports if name.split(".")[0] == "dagster"}, path
 
 
@@ -104,7 +114,7 @@ def test_opentelemetry_is_imported_where_it_is_asked_for_only() -> None:
     needs_it = {"kcl_dagster.telemetry.batch_traces", "kcl_dagster.telemetry.observed_metrics"}
     needs_it |= {"kcl_dagster.telemetry.counting_exporter", "kcl_dagster.telemetry.tick_traces"}
     for _, path in modules():
-        imported = list(at_import(ast.parse(path.read_text())))
+        imported = list(at_import(tree_of(path)))
         name = ".".join((PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts))
         is_needed = any(one.partition(".")[0] == "opentelemetry" for one in imported)
         assert is_needed == (name in needs_it), path

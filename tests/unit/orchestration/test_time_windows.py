@@ -21,7 +21,7 @@ DEFINITIONS: dict[str, dg.TimeWindowPartitionsDefinition] = {
     "months": dg.MonthlyPartitionsDefinition("2026-01-01"),
     "weeks": dg.WeeklyPartitionsDefinition("2026-01-01"),
     "minutes": dg.TimeWindowPartitionsDefinition(
-        cron_schedule="* * * * *", start="2026-11-01-00:00", fmt="%Y-%m-%d-%H:%M"
+        cron_schedule="* * * * *", start="2026-12-23-00:00", fmt="%Y-%m-%d-%H:%M"
     ),
     "five minutes": dg.TimeWindowPartitionsDefinition(
         cron_schedule="*/5 * * * *", start="2026-11-01-00:00", fmt="%Y-%m-%d-%H:%M"
