@@ -211,8 +211,20 @@ def test_a_task_may_have_a_twin(standalone: str, tmp_path: Path, sinks: str, whe
     assert verdict["twins"].keys() >= {kind for kind in when if kind.endswith("stall")}
 
 
-def test_spark_connect_runs_the_same_code(connect: str, tmp_path: Path) -> None:
-    run(connect, tmp_path, "parquet,delta,iceberg", "none", "staged-none", "changed-none", "staged-none")
+@pytest.mark.parametrize(
+    ("sinks", "when"),
+    [
+        pytest.param("parquet,delta", ("none", "staged-none", "changed-none"), id="each way"),
+        pytest.param(
+            "parquet,delta,iceberg",
+            ("none", "staged-none", "changed-none", "staged-none"),
+            marks=pytest.mark.nightly,
+            id="all",
+        ),
+    ],
+)
+def test_spark_connect_runs_the_same_code(connect: str, tmp_path: Path, sinks: str, when: tuple[str, ...]) -> None:
+    run(connect, tmp_path, sinks, *when)
 
 
 @pytest.mark.nightly
