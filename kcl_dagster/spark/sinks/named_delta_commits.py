@@ -53,9 +53,9 @@ assert MOST_ENTRIES < _STEPS
 
 
 class FoundCommit(msgspec.Struct, frozen=True):
-    """The content of the file of a commit that was found in the table. `place`: the `place_id` of the folder in
-    which the chains were at the first commit. If the folder is moved or copied, its commits keep this id, so
-    that an older copy is detected."""
+    """The content of the file of a commit that was found in the table. A file with the number 0 is made before the
+    first commit. `place`: the `place_id` of the folder as the first worker named it. If the folder is moved or
+    copied, or if other workers name it in another way, its commits keep this id. So an older copy is detected."""
 
     place: str
 
