@@ -181,6 +181,7 @@ class TableCommitter:
             return
         if self._rests(now):
             return
+        self.begin()
         with self._noting_failures():
             number, plan = self._newest()
             age = now - self._seen[1]
@@ -206,6 +207,7 @@ class TableCommitter:
             return
         if self._rests(self.clock.monotonic()):
             self.check()
+        self.begin()
         with self._noting_failures():
             for _ in range(TRIES):
                 number, plan = self._newest()
@@ -242,7 +244,11 @@ class TableCommitter:
         return all(self.visible(chain) >= number for chain, number in wanted.items())
 
     def _newest(self) -> tuple[int, TableCommit | None]:
+        """The last plan. Raises Unsafe if this worker has seen a later one: the table would skip the commit that
+        would be planned next. If there is no plan at all, see `_begin`."""
         number, plan = self._plans.newest()
+        if 0 < number < self._seen[0]:
+            raise Unsafe(_older_copy(self.entries.files.root, number, f"this worker has seen plan {self._seen[0]}"))
         if number != self._seen[0]:
             self._seen = number, self.clock.monotonic()
         return number, plan
@@ -438,11 +444,8 @@ class TableCommitter:
         number, name = max(numbers)
         newest, _ = self._newest()
         if number > newest:
-            raise Unsafe(
-                f"{_named(name)} contains commit {number} of {self.application}, and the newest plan in "
-                f"{self.entries.files.root} is {newest}: the folder of plans is an older copy. Put the "
-                "newest one back"
-            )
+            contains = f"{_named(name)} contains commit {number} of {self.application}"
+            raise Unsafe(_older_copy(self.entries.files.root, newest, contains))
         self._is_numbered = True
 
     def _begin(self) -> bool:
@@ -498,6 +501,13 @@ def refuse_unknown(
                 f"chain {chain} has decided a batch for the table {name!r} at another place: start workers with "
                 "the former sink until they have stored it, and change the place then"
             )
+
+
+def _older_copy(root: str, newest: int, higher: str) -> str:
+    return (
+        f"{higher}, and the newest plan in {root} is {newest}: the folder of plans is an older copy. Put the "
+        "newest one back"
+    )
 
 
 def _named(name: str) -> str:

@@ -302,6 +302,19 @@ def test_a_table_that_takes_no_commit_is_seen_and_takes_everything_once_it_is_re
     world.check()
 
 
+def test_no_batch_is_decided_after_a_commit_has_failed_before_the_first_check() -> None:
+    world = with_three_entries()
+    world.state.refuses = "its columns were altered"
+    with pytest.raises(SinkError):
+        world.committer().step(dict(world.wanted))
+    other = world.committer()
+    with pytest.raises(SinkError):
+        other.finish(dict(world.wanted))  # the commit that is planned
+    world.clock.advance(RETRY_SECONDS)
+    with pytest.raises(SinkError, match="its columns were altered"):
+        other.check()
+
+
 def test_a_batch_without_files_needs_no_commit() -> None:
     world = World()
     world.decide(files=0)
@@ -369,6 +382,36 @@ def test_plans_that_were_removed_are_missed() -> None:
     world.decide()
     with pytest.raises(SinkError, match="has no plan"):
         world.committer().finish(dict(world.wanted))
+
+
+def test_an_older_copy_of_the_plans_is_refused_by_workers_that_run() -> None:
+    world = with_three_entries()
+    committer = world.committer()
+    world.finish(committer)
+    older = plans(world)
+    world.decide()
+    world.finish(committer)
+    newest = plans(world)
+    put_back(world, older)
+    world.decide()
+    with pytest.raises(SinkError, match=r"this worker has seen plan 2, and the newest plan in memory is 1"):
+        committer.finish(dict(world.wanted))
+    with pytest.raises(SinkError, match="older copy"):
+        committer.check()
+    put_back(world, newest)
+    world.clock.advance(RETRY_SECONDS)
+    world.finish(committer)
+    world.check()
+
+
+def plans(world: World) -> dict[str, bytes]:
+    return {path: content for path, content in world.files.content.items() if path.startswith("_commits/")}
+
+
+def put_back(world: World, copied: dict[str, bytes]) -> None:
+    for path in plans(world):
+        del world.files.content[path]
+    world.files.content.update(copied)
 
 
 def test_the_moment_through_which_the_application_is_complete_is_stored_with_the_commit() -> None:
