@@ -1,4 +1,4 @@
-"""The job `<application>_admin`, whose launchpad chooses one operation with its settings."""
+"""The job `<application>_admin`. In its launchpad, a user chooses one operation and the operation's settings."""
 
 import getpass
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,8 +42,8 @@ from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.storage import S3Options
 
 OPERATION_TAG: Final = "kcl/operation"
-"""The tag with the name of the operation. A run adds it when it begins. Before that, only its config has the
-name."""
+"""The tag with the name of the operation. A run adds the tag when it begins. Before that, only the config of the
+run has the name."""
 
 SCHEDULE_TAG: Final = "dagster/schedule_name"
 """Dagster's tag of runs that a schedule has launched."""
@@ -58,7 +58,8 @@ INSTANCE_SETTINGS: Final = ("concurrency", "run_queue", "run_coordinator", "run_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext(OperationContext):
-    """The context of an operation in the job. The command line does not have these fields."""
+    """The context of an operation that runs in the job. On the command line, an operation has no values for these
+    fields."""
 
     instance: DagsterInstance
     sink: SinkChoice
@@ -66,7 +67,7 @@ class JobContext(OperationContext):
 
 
 def job_context(context: OperationContext) -> JobContext:
-    """The context of an operation that only the job has, as a `JobContext`."""
+    """Return `context` as a `JobContext`. Raises TypeError if the operation does not run in the job."""
     if not isinstance(context, JobContext):
         raise TypeError("only the admin job runs this operation")
     return context
@@ -80,16 +81,16 @@ def build_admin_job(
     runtime: Callable[[], Runtime] = system,
     exports: str | None = None,
 ) -> JobDefinition:
-    """Build the job that carries out one operation of an application. The operation is the only key of its op's
-    config.
+    """Build the job that carries out one operation of an application. The config of its op has one key: the name of
+    the operation.
 
-    An operation that writes is a dry run unless `dry_run` is false. If it is refused, the run fails with one line
-    that states the reason, and nothing was changed. The description of the job links to a launchpad for each
-    operation.
+    An operation that writes is a dry run unless `dry_run` is false. If an operation is refused, the run changes
+    nothing, and fails with one line that states the reason. The description of the job links to a launchpad for
+    each operation.
 
     Args:
         more: Operations in addition to those that every application has.
-        kcl_key: Which resource is the `KclResource`. The operations have its rights.
+        kcl_key: The name of the `KclResource`, with whose rights the operations access AWS.
         exports: The folder that `export` writes to and `import` reads from. By default, a folder in the storage of
             the Dagster instance.
     """
@@ -116,7 +117,7 @@ def build_admin_job(
         except StoreLocked as error:
             if SCHEDULE_TAG not in context.run.tags:
                 raise Failure(" ".join(str(error).split()), allow_retries=False) from error
-            context.log.info("skipped: %s", error)  # the schedule will launch it again
+            context.log.info("skipped: %s", error)  # the schedule launches the operation again
             return
         except KclError as error:
             raise Failure(" ".join(str(error).split()), allow_retries=False) from error
@@ -132,7 +133,7 @@ def build_admin_job(
         description=_menu(job_name, work_name, operations.values()),
         executor_def=in_process_executor,
         config=config_of(consumer, FIRST),
-        # Only an operator decides to repeat an operation that was refused or partly done.
+        # No retries: an operator decides whether to repeat an operation that was refused or partly done.
         tags={APPLICATION_TAG: application.name, "dagster/max_retries": "0"},
     )
     def admin() -> None:
@@ -199,7 +200,8 @@ def _form(operation: type[Operation]) -> Any:
 
 
 def _kind(name: str, setting: FieldInfo) -> Any:
-    """The type of a setting for Dagster, which supports enumerations but no literals."""
+    """The type of a setting for Dagster. A `Literal` becomes an enumeration, because Dagster supports no
+    literals."""
     allowed = choices(setting)
     if not allowed:
         return setting.annotation
@@ -208,8 +210,8 @@ def _kind(name: str, setting: FieldInfo) -> Any:
 
 
 def _menu(job_name: str, work_name: str, operations: Iterable[type[Operation]]) -> str:
-    """The operations as Markdown, each with a link to a launchpad that is filled in. Links are relative to the
-    page of the job, because a job does not know its code location."""
+    """The operations as Markdown. Each has a link to a launchpad in which its settings are filled in. Links are
+    relative to the page of the job, because a job does not know its code location."""
     links, rows = [], []
     for operation in operations:
         config = {"ops": {work_name: {"config": {operation.name: filled_in(operation)}}}}
@@ -221,8 +223,8 @@ def _menu(job_name: str, work_name: str, operations: Iterable[type[Operation]]) 
 
 
 def filled_in(operation: type[Operation]) -> dict[str, Any]:
-    """The settings of an operation with their defaults. A required setting has its example. Settings without a
-    default value are omitted."""
+    """The settings of an operation, each with its default, or with its example if it is required. Settings whose
+    default is None are omitted."""
     values = {
         name: one.examples[0] if one.is_required() and one.examples else one.default
         for name, one in operation.settings("job").items()

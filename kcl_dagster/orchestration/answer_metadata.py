@@ -11,7 +11,7 @@ MAX_ROWS: Final = 12  # Dagster hides longer tables behind a button
 
 
 def metadata_of(answer: Answer) -> dict[str, Any]:
-    """The facts of a result, and its document if there is one."""
+    """The facts of a result as metadata, and its document if it has one."""
     found = {name: _value(fact) for name, fact in answer.facts.items()}
     return found if answer.document is None else {**found, "document": MetadataValue.json(answer.document)}
 
@@ -35,7 +35,7 @@ def _value(fact: Fact) -> Any:
         return fact
     if isinstance(fact, Mapping):
         return MetadataValue.json(dict(fact))
-    # A Markdown list; Dagster shows a longer one in a dialog.
+    # A Markdown list. Dagster shows a long list in a dialog.
     return MetadataValue.md("\n".join(f"- {line}" for line in fact) or "none")
 
 

@@ -1,4 +1,5 @@
-"""The state of an application as one tick or command observed it. Its assets and checks are made from it. Pure."""
+"""The state of an application, as one tick of the leader or one command observed it. Metadata of assets and results
+of checks are derived from this state. Pure."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -12,14 +13,15 @@ from kcl_dagster.leader.tick_report import StreamSight, TickReport
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import WorkerRow
 
-NEW_SECONDS = 60.0  # to start a run and Spark, and to get the first lease
+NEW_SECONDS = 60.0  # enough to start a run and Spark, and to get the first lease
 
 DecisionKind = Literal["unserved", "balance", "drain", "start", "end", "loss", "note"]
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An action or an observation of the leader. `subject`: a lease, a slot, or the whole text of a note."""
+    """An action or an observation of the leader. `subject`: a lease, a slot, or the first part of a note. `why`:
+    the reason, or the rest of the note."""
 
     kind: DecisionKind
     subject: str
@@ -35,8 +37,8 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ShardLag:
-    """The lag of one shard. `seconds` is None if the lag is not known, because no worker has the shard or has read
-    it yet."""
+    """The lag of one shard. `seconds` is None if the lag is not known, for example because a worker has not read
+    the shard yet."""
 
     lease: LeaseKey
     stream: str | None
@@ -51,7 +53,8 @@ class ShardLag:
 class Observation:
     """Facts about one application at one moment, collected by the leader's tick or by an operator's command.
 
-    What is derived from all leases is calculated once, because several checks and assets use it in each tick.
+    The cached properties are derived from all leases and workers. Each is calculated only once, because several
+    checks and assets use it in each tick.
     """
 
     leases: Sequence[Lease] = ()
@@ -63,17 +66,19 @@ class Observation:
     """Whether this process is the leader."""
 
     missing_table: str | None = None
-    """The remedy for a table that was deleted while the application ran."""
+    """If a table was deleted while the application ran: a text about the deletion and its remedy. Otherwise
+    None."""
 
     leader_is_silent: bool = False
-    """Whether the holder of the leader lock has not renewed it for as long as the lock is valid."""
+    """True if the leader lock has a holder that has not renewed it for the time for which the lock is valid."""
 
     unserved: Collection[LeaseKey] = ()
     resting: Mapping[LeaseKey, float] = field(default_factory=dict)
-    """Leases without a worker whose records may wait -> for how many seconds the oldest record has waited."""
+    """Leases that have no worker because their records can wait -> for how many seconds the oldest record has
+    waited."""
 
     paused: Collection[LeaseKey] = ()
-    """Open leases without a worker that an operator has paused."""
+    """Open leases that have no worker and that an operator has paused."""
 
     paused_by: str | None = None
     """The operator who last paused the application, a lease or a slot, if anything is paused now."""
@@ -98,13 +103,13 @@ class Observation:
 
     starts_given_up: Mapping[str, int] = field(default_factory=dict)
     """Runs whose workers did not begin to read in time -> when the leader stopped waiting for them, in epoch
-    seconds. A run is removed when a worker has started since."""
+    seconds. Runs from before the last successful start of a worker are left out."""
 
     uptimes: Mapping[WorkerId, float] = field(default_factory=dict)
     """Seconds since the run of each worker began. Workers whose run is not known are missing."""
 
     completeness: Completeness | None = None
-    """The time through which everything is stored, and the leases that hold it back. None if it was not
+    """The time through which everything is stored, and what prevents a later time. None if the time was not
     determined."""
 
     streams: Sequence[StreamSight] = ()
@@ -118,7 +123,7 @@ class Observation:
 
     @cached_property
     def shares(self) -> dict[str, int]:
-        """The number of open leases of each worker that is alive or owns one."""
+        """For each worker that is alive or owns an open lease: the number of its open leases."""
         held = Counter(str(lease.actual_owner) for lease in self.open_leases if lease.actual_owner)
         return {**{str(row.id): 0 for row in self.workers}, **held}
 
@@ -139,7 +144,7 @@ class Observation:
 
     @cached_property
     def failing(self) -> set[LeaseKey]:
-        """Shards whose last attempt failed, including stopped shards."""
+        """Shards whose last attempt at a batch failed, including stopped shards."""
         return {key for row in self.workers for key in row.failing or ()}
 
     @cached_property
@@ -154,11 +159,12 @@ class Observation:
 
     @cached_property
     def lags(self) -> list[ShardLag]:
-        """The lag of open leases, the worst first.
+        """The lags of open leases: first the leases whose lag is not known, then the largest lag first.
 
-        - If a lease has a worker, the lag that the worker reports. A worker reports only its worst shards, so the
-          first lags here are the worst of all, but others are missing.
-        - Otherwise, as for a paused lease, the time since its shard was last known to be read to its end.
+        - If a worker reads the lease, the lag is the one that the worker reports. A worker reports only its shards
+          with the largest lags. Leases of its other shards are left out.
+        - If no worker reads the lease, for example because it is paused, the lag is the time since its shard was
+          last known to be read to the tip.
         """
         told = {key: (ms / 1000, row.id) for row in self.workers for key, ms in (row.behind or {}).items()}
         unserved = {*self.unserved, *self.paused, *self.resting}
@@ -184,7 +190,7 @@ class Observation:
 
     @cached_property
     def unknown_lags(self) -> list[LeaseKey]:
-        """Leases without a worker whose lag is not known, except for new leases in their first minute."""
+        """Leases that have no worker and whose lag is not known, except for new leases in their first minute."""
         return [
             lag.lease
             for lag in self.lags
@@ -281,6 +287,6 @@ def _decisions(report: TickReport) -> list[Decision]:
 
 
 def _note(text: str) -> Decision:
-    """Split a note at its first colon: usually the reason follows it."""
+    """Split a note at its first colon, after which a note usually states the reason."""
     what, _, why = text.partition(": ")
     return Decision("note", what, why)

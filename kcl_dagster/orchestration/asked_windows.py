@@ -1,8 +1,9 @@
 """The windows for which a run was launched: whether they are complete, and which materializations the run makes.
 
 The leader materializes every window once, when it is complete. If an operator launches a run for a window, with or
-without assets downstream of it, the run materializes the window itself. The leader does not materialize it while
-the run is active. The tables have all data that is needed for this, so the run need not be the leader.
+without assets downstream of it, the run materializes the window. While the run is active, the leader does not
+materialize this window. The run need not be the leader, because it can read everything that it needs from the
+tables.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,14 +34,15 @@ LOOK_SECONDS: Final = 1.0  # between two reads of the tables
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The state in the tables. The leases were read after the completeness row, so their counts include all records
-    that the row covers."""
+    """The state of the application in the tables. The leases were read after the completeness row, so the counts in
+    the leases include all records that the row covers."""
 
     completeness: Completeness
     leases: Sequence[Lease] = ()
     resets: Sequence[SetBack] = ()
     lives: Mapping[str, bool] = field(default_factory=dict)
-    """Run id -> whether its worker has written its row lately. Runs without a row are missing."""
+    """Run id -> whether the worker of the run has written its row recently. Runs whose worker has no row are
+    missing."""
 
 
 def look(consumer: Consumer, kcl: KclResource, runtime: Runtime) -> Stored:
@@ -85,16 +87,16 @@ class AskedWindows:
 
     @property
     def through(self) -> float:
-        """The arrival time (epoch seconds) through which everything has to be stored for all windows to be
-        complete."""
+        """All windows of the run are complete when every record that arrived before this time (epoch seconds) is
+        stored."""
         return max(self._due(start) for start in self.starts.values())
 
     def repeated(self) -> WindowsAnswer | None:
-        """The answer if all windows are complete and declared already, so that no stream has to be read. None
-        otherwise."""
+        """The answer if all windows are complete and declared already, so that no stream has to be read. Otherwise
+        None."""
         try:
             stored = look(self.consumer, self.kcl, self.runtime)
-        except KclError:  # for example, the tables do not exist yet; a run that reads reports the reason
+        except KclError:  # for example, the tables do not exist yet. The run then reads, and reports the error
             return None
         if not self._is_complete(stored, self.through):
             return None
@@ -107,11 +109,11 @@ class AskedWindows:
         return self._declared.with_tables(self.instance, [event])
 
     def answer(self, declare_others: Callable[[], object], held_by: str = "") -> WindowsAnswer:
-        """The answer after everything was read. Waits until the leader has found the windows complete, and has
-        declared all earlier windows.
+        """The answer after the run has read the streams. Waits, for a minute at most, until the leader has found
+        the windows complete and has declared all earlier windows.
 
-        `declare_others`: called before each read of the tables, for a run that is the leader itself. `held_by`: the
-        reason why the windows may not become complete.
+        `declare_others`: called before each read of the tables. If this run is the leader, it declares the other
+        windows. `held_by`: the reason why windows are not complete, if it is known.
         """
         clock = self.runtime.clock
         until = clock.monotonic() + PATIENCE_SECONDS
@@ -144,9 +146,9 @@ class AskedWindows:
         return WindowsAnswer(events, problems, stored.completeness.epoch)
 
     def _earlier(self, stored: Stored) -> int | None:
-        """The first window that the leader is about to declare, if it comes before a window of this run that is not
-        declared. If this run declared its window first, another process would begin with that window and never
-        declare the earlier one."""
+        """The first window that the leader has still to declare, if it is before a window that this run has still
+        to declare. Otherwise None. If this run declared its window first, another process would later search for
+        windows only from there on, and never declare the earlier one."""
         waiting = [s for s in self.starts.values() if not self._declared.is_declared(self.instance, s)]
         if not waiting:
             return None

@@ -1,8 +1,9 @@
-"""The asset checks of an application: problems and their remedies, on the assets that its leader reports.
+"""The asset checks of an application: which problem each check detects, and what to do about the problem.
 
-Dagster disregards an evaluation as soon as another run materializes the check's asset. Evaluations therefore belong
-to no run, like the reports that they accompany. The records are the only asset that runs materialize. While a check
-on the records fails, the leader evaluates it again after each materialization; see `Reporter.failing`.
+Dagster disregards an evaluation as soon as another run materializes the asset. Events outside of runs count as
+events of one run. The leader materializes assets outside of runs, so evaluations are reported outside of runs, too.
+Only the records are also materialized by runs. While a check on the records fails, the leader evaluates it again
+after each materialization; see `Reporter.failing`.
 """
 
 import re
@@ -23,10 +24,10 @@ from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.retention import WARNING_STEPS
 
 QUEUED_TOO_LONG_SECONDS = 60.0  # a free queue starts a run within seconds
-# 50 % of the default retention of 24 hours leaves a night to react.
+# The first warning is at 50 % of the retention. With the default retention of 24 hours, a night is left to react.
 *RETENTION_WARNS, RETENTION_FAILS = WARNING_STEPS
 _COMMAND = re.compile(r"`kcl-dagster (\w+)`")
-SHOWN = 5  # entries of any list; the lease asset has all
+SHOWN = 5  # entries of each list in a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,14 @@ class Finding:
     what: str
     severity: AssetCheckSeverity
     step: float = 0.0
-    """The fraction that was reached, for a problem that gets worse step by step."""
+    """For a problem that gets worse step by step: the step that was reached, as a fraction."""
 
     remedy: str | None = None
-    """The remedy that replaces that of the check, if the cause is known."""
+    """If the cause is known: the remedy to show instead of the remedy of the check."""
 
 
 Problem = Callable[[Observation, Consumer], Finding | str | None]
-"""Returns the problem, or None if there is none. A plain sentence has the severity of its check."""
+"""Returns the problem, or None if there is none. A problem that is a plain text has the severity of its check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class KclCheck:
     """Seconds that a problem must last before it is reported, so that a start or a handoff causes no alert."""
 
     remark: Callable[[Observation], str | None] = lambda _: None
-    """A remark for a check that passes."""
+    """Returns a remark to show while the check passes, or None."""
 
     acknowledged: bool = False
     """Whether the check remains failed until an operator executes it, because its problem is an event that has no
@@ -209,13 +210,13 @@ def _windows(seen: Observation, consumer: Consumer) -> str | None:
 
 
 def _told_by_workers(_seen: Observation, _: Consumer) -> str | None:
-    """Always None, because only a worker detects the problem, when it happens; see `_ALARMS`."""
+    """Always None. Only a worker can detect the problem, and reports it when it happens; see `_ALARMS`."""
     return None
 
 
 _WARN = AssetCheckSeverity.WARN
-START_SECONDS = 60.0  # to start a run and Spark, and to get the first lease
-FEW_TICKS_SECONDS = 15.0  # a request that fails once is retried
+START_SECONDS = 60.0  # enough to start a run and Spark, and to get the first lease
+FEW_TICKS_SECONDS = 15.0  # within this time, a request that failed once is retried
 
 LEADS = KclCheck(
     "application_has_leader",
@@ -393,8 +394,8 @@ def evaluation(
 
 
 def alarm(kind: EventKind, what: str, consumer: Consumer, translator: KclTranslator) -> AssetCheckEvaluation | None:
-    """Return the failed check for an event that only a worker can detect, and that the worker therefore reports at
-    once. None for other kinds of events."""
+    """The failed evaluation that a worker reports at once for an event of this kind, because only a worker can
+    detect the problem. None if events of this kind fail no check."""
     check = _ALARMS.get(kind)
     return None if check is None else evaluation(check, Finding(what, check.severity), consumer, translator)
 

@@ -13,7 +13,7 @@ REPORTED = (Role.LEASES, Role.WORKERS, Role.LAG, Role.DECISIONS)
 def build_kcl_asset_specs(consumer: Consumer, translator: KclTranslator | None = None) -> Sequence[AssetSpec]:
     """Specs of the streams, leases, workers, lag and decisions of one application.
 
-    The leader sensor reports their events; they have no runs.
+    The leader sensor reports the events of these assets. No run materializes them.
 
     Example:
         .. code-block:: python

@@ -1,7 +1,7 @@
 """The outcome of a bounded run (a worker that stores what had arrived at its start, and ends), and how the run
 leads once more afterwards.
 
-Does not import Spark. A run whose Spark driver is elsewhere needs no Spark in its own process.
+This module does not import Spark, because a run whose Spark driver is elsewhere needs no Spark in its own process.
 """
 
 import logging
@@ -25,7 +25,7 @@ from kcl_dagster.worker.stop import StopReason
 log = logging.getLogger(__name__)
 
 Lead = Callable[[], TickReport | None]
-"""A function that ticks as the leader and returns the report. None if another leader leads."""
+"""Ticks as the leader, and returns the report of the tick. Returns None if another leader leads."""
 
 
 @contextmanager
@@ -60,7 +60,8 @@ class BoundedOutcome:
     """The run's last tick as the leader. None if another leader led all the time."""
 
     leading: Callable[[], AbstractContextManager[Lead]] = leads_again
-    """Leads once more after the run has released the lock, for tasks that only a leader may do."""
+    """Opens a block in which the run leads once more, after it has released the lock, for tasks that only a leader
+    does."""
 
     @property
     def is_caught_up(self) -> bool:
@@ -71,8 +72,8 @@ class BoundedOutcome:
 
 
 def open_bounded_leader(application: Application, kcl: KclResource, run_id: str, runtime: Runtime) -> Leader | None:
-    """The leader of a bounded run. None if the run has no rights to lead. Another leader must then assign its
-    leases."""
+    """The leader of a bounded run. None if the run has no rights to lead. Another leader must then assign leases to
+    the run."""
     try:
         return open_leader(
             _without_caps(application),
@@ -88,7 +89,7 @@ def open_bounded_leader(application: Application, kcl: KclResource, run_id: str,
 
 
 def _without_caps(application: Application) -> Application:
-    """The application without limits for a worker. While this run leads, its worker may be the only one, and has to
+    """The application without limits for a worker. While this run leads, its worker can be the only one, and has to
     take every shard."""
     uncapped = {"max_leases_per_worker": None, "max_throughput_kbps_per_worker": None}
     return application.model_copy(update={"policy": application.policy.model_copy(update=uncapped)})

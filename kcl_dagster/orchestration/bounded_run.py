@@ -1,14 +1,14 @@
 """One bounded run of an application: it stores what had arrived by a given time, and ends.
 
-The run is a worker with the application's leases, so it may run alone, beside a fleet, or beside other bounded
+The run is a worker with the application's leases, so it can run alone, beside a fleet, or beside other bounded
 runs. There are three cases:
 
     no record to read        the run ends at once, without Spark
     a fleet reads            the run waits until the fleet has stored everything, without Spark
     no worker reads a shard  the run starts a worker, which shares the leases with other workers
 
-If there is no leader, the run leads in the meantime, under the leader lock and like a standby. Dagster's leader
-takes the lock back at its next tick.
+If there is no leader, the run leads until it ends, under the leader lock and like a standby. If the leader sensor
+ticks meanwhile, it takes the lock over.
 """
 
 import logging
@@ -52,10 +52,10 @@ from kcl_dagster.worker.surroundings import EndProcess, Watch, cannot_end
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS: Final = 1.0  # the sensor takes five, but this run waits for each tick
+TICK_SECONDS: Final = 1.0  # the leader sensor ticks every five seconds, but a bounded run waits for each tick
 LOOK_SECONDS: Final = 1.0  # between two reads of the table, while a fleet reads
 LEADER_JOIN_SECONDS: Final = 60.0  # a tick ends within its budget
-KEEP_SECONDS: Final = 60.0  # the limit for a slow store; the next run stores a later time
+KEEP_SECONDS: Final = 60.0  # a slower store is not waited for; the next run stores a later time
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,15 @@ class BoundedRun:
     job: str | None = None
 
     def run(self, stop: StopSignal, through: float | None = None) -> BoundedOutcome:
-        """Read what had arrived by `through` (epoch seconds), or by now. Blocks until one of these:
+        """Read and store what had arrived by `through` (epoch seconds), or by now. Blocks until one of these is
+        true:
 
         - all of it is stored,
         - `stop` is requested,
         - the remaining records cannot be read now.
 
-        Raises a KclError if the tables or the stream cannot be reached, and the error that kept Spark from
-        starting.
+        Raises a KclError if the tables or the stream cannot be reached. If Spark cannot start, raises the error of
+        the start.
         """
         runtime = system()
         began = runtime.clock.now()
@@ -105,7 +106,8 @@ class BoundedRun:
         return _judged(replace(outcome, tick=leading.last, leading=leading.again))
 
     def _note_end(self, bound: float, problem: str, runtime: Runtime) -> None:
-        """Store how this run ended, for `status`. The row and the leases of its worker are already released."""
+        """Store how this run ended, for the command `status`. The run's worker no longer has a row or leases that
+        could show this."""
         application, dynamodb = self.consumer.application, self._client("dynamodb")
         ended = EndedRun(self.run_id, int(runtime.clock.now()), int(bound), " ".join(problem.split()))
         try:
@@ -116,7 +118,7 @@ class BoundedRun:
 
     def _keep_complete(self, runtime: Runtime) -> None:
         """Store, with the data, the time through which the application is complete. The run's worker ended before
-        this time was known, and no other worker may run until the next bounded run."""
+        this time was known, and possibly no other worker runs until the next bounded run."""
         thread = threading.Thread(target=self._kept, args=(runtime,), name="kcl-completeness", daemon=True)
         thread.start()
         thread.join(KEEP_SECONDS)
@@ -140,8 +142,8 @@ class BoundedRun:
             log.warning("through when all is stored was not stored with the data: %s", brief(error))
 
     def _bound(self, through: float | None, runtime: Runtime) -> Bound:
-        """The time through which the run reads, by the service's clock. This clock also determines through when a
-        lease is stored."""
+        """The time through which the run reads. It is by the clock of Kinesis, like the times through which leases
+        are stored."""
         application = self.consumer.application
         by_service = ServiceClock(self._client("kinesis"), application.streams[0].name, runtime).now()
         now = runtime.clock.now() if by_service is None else by_service
@@ -183,7 +185,7 @@ class BoundedRun:
 
 
 def _worked(bound: Bound, reason: StopReason, detail: str, event_log: RunEventLog) -> BoundedOutcome:
-    """The outcome of a run that read by itself. If an operator stopped the run, failing shards may be the reason,
+    """The outcome of a run that read by itself. If an operator stopped the run, failing shards can be the reason,
     so the outcome names them. The outcome of a stuck run names them already."""
     errors = {} if reason in (StopReason.CAUGHT_UP, StopReason.STUCK) else event_log.errors
     named = [f"{key}: {error}" for key, error in sorted(errors.items())[:SHARDS_NAMED]]
@@ -193,8 +195,8 @@ def _worked(bound: Bound, reason: StopReason, detail: str, event_log: RunEventLo
 
 
 def _judged(outcome: BoundedOutcome) -> BoundedOutcome:
-    """The outcome. The run counts as stuck if the leader finds that the application is not complete. This is
-    possible even if all existing leases are stored through the time, because another lease may be missing."""
+    """The outcome, changed to stuck if the leader found that the application is not complete. This is possible even
+    if all existing leases are stored through the time, because a lease can be missing."""
     completeness = None if outcome.tick is None else outcome.tick.completeness
     held_by = None if completeness is None or completeness.reached is not None else completeness.held_by
     if not outcome.is_caught_up or held_by is None:
@@ -214,7 +216,8 @@ class _Look:
     clock: Clock
 
     def wait(self, stop: StopSignal, watches: Sequence[Watch]) -> BoundedOutcome | None:
-        """The outcome if this run need not read. None if a shard has to be read and no worker reads it."""
+        """Wait until it is clear whether this run has to read. Returns the outcome if it need not, and None if a
+        shard has to be read that no worker reads."""
         places: object = None
         moved_at = self.clock.monotonic()
         while True:

@@ -47,7 +47,7 @@ from kcl_dagster.orchestration.translator import KclTranslator, identifier
 from kcl_dagster.worker.stop import StopSignal
 
 NOTHING: Final[Mapping[str, Any]] = {}
-CLOCKS_APART: Final = timedelta(minutes=5)  # how far in the future a given time may be by this machine's clock
+CLOCKS_APART: Final = timedelta(minutes=5)  # a given time is refused if it is further in the future than this
 
 
 class CatchUpConfig(Config):
@@ -130,19 +130,20 @@ def build_kcl_catch_up_job(
     spark_key: str = "spark",
     launch: Launch | None = None,
 ) -> JobDefinition:
-    """Build the job `<application>_catch_up`: read everything that is in the streams now, store it, and end.
+    """Build the job `<application>_catch_up`, which reads everything that is in the streams now, stores it, and
+    ends.
 
     A run of the job is a worker with the application's leases and guarantees. It needs no leader and no fleet. If a
-    fleet reads already, the run waits until everything is stored. If shards are left that cannot be read, it fails
-    and names them.
+    fleet reads already, the run waits until everything is stored. If shards are left that cannot be read, the run
+    fails and names them.
 
     Args:
         translator: How assets appear; see `KclTranslator`.
         kcl_key: The name of the `KclResource`.
-        spark_key: The name of the Spark session.
-        launch: Starts a Spark driver elsewhere that reads, with a Pipes client. It is called with the context and
-            the extras to pass to the client's `run`, and returns what `run` returns. Its further parameters are
-            resources.
+        spark_key: The name of the resource with the Spark session.
+        launch: A function that starts, with a Pipes client, a Spark driver elsewhere that reads. It is called with
+            the context and the extras to pass to the client's `run`, and returns what `run` returns. Its further
+            parameters are resources.
 
     Example:
         .. code-block:: python
@@ -157,7 +158,8 @@ def build_kcl_catch_up_job(
     @op(name=f"read_{name}", required_resource_keys={kcl_key, *asked})
     def read(context: OpExecutionContext, config: CatchUpConfig) -> None:
         kcl, through = getattr(context.resources, kcl_key), moment_of(config.through)
-        # These events belong to no run, because runs of this job are pruned with their materializations.
+        # These events belong to no run. Events of this run would be deleted with it when runs of the application
+        # are pruned.
         write = context.instance.report_runless_asset_event
         about: Mapping[str, Any] = NOTHING
         try:
@@ -198,9 +200,9 @@ def build_kcl_catch_up_job(
 def evaluate_windows(
     consumer: Consumer, translator: KclTranslator, kcl: Any, write: Callable[[AssetCheckEvaluation], object]
 ) -> None:
-    """Evaluate the check `windows_complete_in_time` if there is no leader that evaluates it. With `catch_up=`,
-    there is usually none, because the leader sensor is stopped. The check fails, for example, if a bounded run
-    could not read a shard."""
+    """Evaluate the check `windows_complete_in_time` if there is no leader that evaluates it. If the definitions
+    have a `catch_up=`, there is usually no leader, because the leader sensor is stopped. The check fails, for
+    example, if a bounded run could not read a shard."""
     try:
         seen = look(consumer.application, kcl, patient=False)
     except KclError:  # the run could not reach the tables either, and has reported this
@@ -242,8 +244,8 @@ def run_here(
     instance: DagsterInstance,
     through: str | None = None,
 ) -> CatchUpAnswer:
-    """Run the job in this process, on its main thread. `resources`: `kcl`, `spark`, and those that the consumer's
-    code asks for. The run is stored in `instance`.
+    """Run the job of `build_kcl_catch_up_job` in this process, on its main thread. `resources`: `kcl`, `spark`, and
+    those that the consumer's code asks for. The run is stored in `instance`.
 
     Raises ConfigurationError if one of these resources is missing.
     """
@@ -289,7 +291,7 @@ def build_kcl_catch_up_schedule(
     timezone: str | None = None,
     default_status: DefaultScheduleStatus = DefaultScheduleStatus.RUNNING,
 ) -> ScheduleDefinition:
-    """Build a schedule that launches `job` at the times of `cron`, unless a run of it is still active.
+    """Build a schedule that launches `job` at the times of `cron`, unless a run of the job is still active.
 
     Args:
         job: Made by `build_kcl_catch_up_job`.

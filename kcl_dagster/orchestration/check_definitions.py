@@ -36,8 +36,8 @@ def build_kcl_checks(
     consumer: Consumer, translator: KclTranslator, *, kcl_key: str = "kcl"
 ) -> AssetChecksDefinition:
     """Build one definition with all checks of an application. The leader evaluates the checks at its ticks. If a
-    user executes them, they read the tables. They then know neither for how long a counter was unchanged, nor what
-    the leader is doing."""
+    user executes them, they are evaluated from the tables alone. The tables contain neither for how long a counter
+    was unchanged, nor the leader's decisions."""
 
     @multi_asset_check(
         specs=asset_checks.specs(consumer, translator),
@@ -63,7 +63,8 @@ def build_kcl_checks(
                 description=told.description,
             )
         for told in evaluations:
-            # Without this event, Dagster would replace the result by that of the run within a minute.
+            # Dagster disregards the result of this run as soon as the leader materializes the asset, which takes a
+            # minute at most. This event belongs to no run and stays; see `asset_checks`.
             context.instance.report_runless_asset_event(told)
 
     return evaluate
@@ -72,8 +73,8 @@ def build_kcl_checks(
 def look(
     application: Application, kcl: KclResource, runtime: Runtime | None = None, *, patient: bool = True
 ) -> Observation:
-    """Observe the application's state from outside, without the memory of a running leader. `patient`: block until
-    a renewal of the leader lock is observed, which takes seconds, or until the lock expires."""
+    """Read the application's state from the tables, without the memory of a running leader. `patient`: whether to
+    block until a renewal of the leader lock is observed, which takes seconds, or until the lock expires."""
     dynamodb: Any = kcl.client("dynamodb", application)
     runtime = runtime or system()
     layout = detect_layout(dynamodb, application)

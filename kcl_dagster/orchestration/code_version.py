@@ -17,9 +17,9 @@ import kcl_dagster
 from kcl_dagster.application import Application
 
 _LENGTH: Final = 16  # hexadecimal digits: a tag that fits on one line of a run's page
-MOST_FILES: Final = 500  # of a project; further files are ignored, because all are read at every load
+MOST_FILES: Final = 500  # of a project; more files are ignored, because every load of the code reads all of them
 PACKAGE: Final = Path(kcl_dagster.__file__).resolve().parent
-_Import = tuple[int, tuple[str, ...], tuple[str, ...]]  # its level, the parts of the module's name, what it takes
+_Import = tuple[int, tuple[str, ...], tuple[str, ...]]  # level (0 if absolute), parts of the module, imported names
 _BLOCKS: Final = ("body", "orelse", "handlers", "finalbody", "cases")  # attributes that contain statements
 
 
@@ -44,10 +44,11 @@ def code_version(transform: Any, application: Application, more: Mapping[str, An
 
 
 def project_files(source: Path, module: str) -> dict[str, bytes]:
-    """The module and the modules of its project that it imports, directly or not, by their paths in the project.
+    """The contents of a module and of the modules of its project that it imports, directly or indirectly, by their
+    paths in the project.
 
-    If the project contains this package, as a checkout of it does, all of its modules count. Parsing its 400
-    modules for their imports would take a second in each process that loads the code.
+    If the project contains kcl_dagster itself, as a checkout does, all modules of kcl_dagster count. Parsing these
+    400 modules for their imports would take a second in each process that loads the code.
     """
     root = _root(source, module)
     found: dict[str, bytes] = {}

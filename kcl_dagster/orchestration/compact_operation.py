@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 DELTA: Final = "deltalake"
 MEBIBYTE: Final = 1024 * 1024
-NAMED_AT_MOST: Final = 10  # failures, in the error of the run
+NAMED_AT_MOST: Final = 10  # failures that the error of the run names
 
 AUTO: Final = "auto"
 """The setting that means once an hour."""
@@ -43,10 +43,11 @@ def cron_of(application: str, compaction: str) -> str:
 
 
 class CompactOperation(Operation):
-    """Merges small files. It may run beside the workers and needs no Spark.
+    """Merges small files. The operation can run beside the workers, and needs no Spark.
 
     If two compactions of one application run at the same time, the second one merges nothing. Its run fails, unless
-    a schedule has launched it. If `dagster.yaml` limits `COMPACTION_TAG` to one run, runs of the schedule wait.
+    a schedule has launched it. If `dagster.yaml` limits the runs with the tag `COMPACTION_TAG` to one, runs of the
+    schedule wait in the queue.
     """
 
     name = "compact"
@@ -125,8 +126,8 @@ class CompactOperation(Operation):
 
 
 def build_kcl_compaction_schedule(consumer: Consumer, job: JobDefinition, cron: str) -> ScheduleDefinition:
-    """Build a schedule in UTC, which is running as soon as the definitions are loaded. It skips while a
-    compaction is queued or running."""
+    """Build the schedule that launches compactions at the times of `cron` in UTC. It is turned on as soon as the
+    definitions are loaded. It launches no compaction while another one is queued or running."""
     application = consumer.application.name
 
     @schedule(

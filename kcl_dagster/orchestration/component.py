@@ -193,7 +193,7 @@ class KclApplicationComponent(Component, Described):
         """The function or class that `transform` names."""
         if self.transform is None:
             return _unchanged
-        install_stand_in()  # here, because it must be installed before the module is imported
+        install_stand_in()  # before the next line imports the module, which can need it
         found: Transform = _named("transform", self.transform)
         if not callable(found):
             raise ConfigurationError(f"transform {self.transform} is neither a function nor a class")
@@ -254,8 +254,8 @@ class KclApplicationComponent(Component, Described):
         return None if self.sink is None else self.sink.choice()
 
     def build_defs(self, context: ComponentLoadContext) -> dg.Definitions:
-        # Dagster records for every asset which component defines it, so only one component may describe a shared
-        # stream.
+        # Only one component defines the asset of a stream that several components read, because Dagster records for
+        # each asset the component that defines it.
         others = context.component_tree.get_all_components(KclApplicationComponent)
         first = min((other.application for other in others if other.stream == self.stream), default=None)
         streams = first in (None, self.application)

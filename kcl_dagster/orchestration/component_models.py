@@ -1,4 +1,4 @@
-"""What the YAML of a component is parsed into: each part becomes settings or a resource of Python."""
+"""The models of the parts of a component's YAML. Each part is converted into settings or a resource."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -57,7 +57,7 @@ class SinkModel(Described):
     """Where records are stored."""
 
     path: str
-    """A directory, `s3://bucket/prefix`, or for iceberg `database.table`, or for delta with the writer `spark`
+    """A directory or `s3://bucket/prefix`. For iceberg: `database.table`. For delta with the writer `spark`:
     `catalog.schema.table`."""
 
     kind: Literal["parquet", "delta", "iceberg"] = "parquet"
@@ -87,7 +87,8 @@ class SinkModel(Described):
     """The columns of the key, if the output is change rows; for delta and iceberg."""
 
     delete_when: str | None = None
-    """SQL over a change row: where it is true, the rows with its key are deleted; for delta and iceberg."""
+    """An SQL condition on change rows. If it is true, the rows with the same key are deleted; for delta and
+    iceberg."""
 
     order_by: str | None = None
     """The column that says which change of a key is later; for delta and iceberg. Default: the order of the
@@ -101,7 +102,7 @@ class SinkModel(Described):
     """What commits to the table, `delta-rs` or `spark`; for delta only. Default: `delta-rs`."""
 
     def choice(self) -> SinkChoice:
-        """The sink that Python code would make.
+        """The sink that these settings describe.
 
         Raises ConfigurationError for a setting that this kind of sink does not have.
         """
@@ -134,8 +135,8 @@ class ConnectionModel(Described):
     @classmethod
     @cache
     def model(cls) -> type[BaseModel]:
-        """A model that rejects keys with an explanation of where they belong; pydantic would only report that
-        they are not permitted."""
+        """A model that rejects access keys, with a message that says where to put them. Without this, pydantic
+        would only report that they are not permitted."""
         derived = super().model()
         validators: dict[str, Any] = {"without_keys": model_validator(mode="before")(_without_keys)}
         return create_model(derived.__name__, __base__=derived, __validators__=validators)
@@ -189,7 +190,7 @@ class ConnectionModel(Described):
     """Another role for CloudWatch only."""
 
     external_id: str | None = None
-    """The external id that these roles require."""
+    """The external id that the roles require, except for `s3_role_arn`."""
 
     s3_role_arn: str | None = None
     """The role to assume for S3. Default: the run's own credentials."""
@@ -238,7 +239,8 @@ class BatchModel(Described):
     """What to do with a shard if records left the stream before they were read."""
 
     max_process_seconds: float | None = _BATCH.max_process_seconds
-    """How long your code may work on one batch. After that, the batch is cancelled and counts as failed."""
+    """The longest time for which your code works on one batch. After that, the batch is cancelled and counts as
+    failed."""
 
 
 @dataclass
@@ -254,7 +256,7 @@ class FailureModel(Described):
     """How often a batch of a shard is tried before the action is taken."""
 
     outage_attempts: int = _FAILURE.outage_attempts
-    """How often a batch is tried that fails because of the sink, AWS or Spark, before its shard is reported as
+    """If a batch fails because of the sink, AWS or Spark: how often it is tried before its shard is reported as
     stopped."""
 
     max_age: float | None = _FAILURE.max_age
@@ -317,7 +319,7 @@ class TelemetryModel(Described):
     """Serve OpenMetrics: `worker-000` at this port, `worker-001` at the next one, and so on."""
 
     openmetrics_port_by_slot: bool = True
-    """False if each worker has its own address, as a pod does: then all workers use `openmetrics_port`."""
+    """False if each worker has its own address, as in a pod. Then all workers use `openmetrics_port`."""
 
     openmetrics_host: str = "127.0.0.1"
     """The address to listen at; `0.0.0.0` for scrapers on other machines."""
@@ -326,7 +328,7 @@ class TelemetryModel(Described):
     """Publish the KCL's metrics under the KCL's names. Needs cloudwatch:PutMetricData, and AWS charges for it."""
 
     cloudwatch_namespace: str | None = None
-    """The namespace of these metrics. Default: the application's name, as in the KCL."""
+    """The namespace of the metrics in CloudWatch. Default: the application's name, as in the KCL."""
 
     opentelemetry_traces: bool = False
     """Make each batch a trace of OpenTelemetry. Needs the extra `otel`, as `opentelemetry_metrics` does."""
@@ -362,9 +364,11 @@ def made(kind: type[S], where: str, given: Mapping[str, Any]) -> S:
 
 
 def settings_of(kind: type[BaseModel]) -> dg.Resolver:
-    """How settings of Python are written in YAML: with the same names and meanings. Each value may be a template.
+    """The resolver that makes an object of the settings class `kind` from YAML. Settings have the same names and
+    meanings in YAML as in Python. Each value can be a template.
 
-    The type that the result annotates must be quoted: Dagster refuses models of pydantic whose fields have limits.
+    A type that is annotated with the resolver must be in quotes, because Dagster refuses models of pydantic whose
+    fields have limits.
     """
     meanings = field_docstrings(kind)
     written: dict[str, Any] = {
@@ -384,7 +388,8 @@ def settings_of(kind: type[BaseModel]) -> dg.Resolver:
 
 
 def member_of(kind: type[M], attribute: str, value: str) -> M:
-    """A member of an enumeration by its value. Dagster does not validate a Literal."""
+    """The member of an enumeration with this value. Raises ConfigurationError if there is none, because Dagster
+    does not validate a Literal."""
     names = [str(one.value) for one in kind]
     if value not in names:
         raise ConfigurationError(f"{attribute}: {value!r} is none of {', '.join(names)}")
@@ -392,7 +397,8 @@ def member_of(kind: type[M], attribute: str, value: str) -> M:
 
 
 def _without_keys(values: Any) -> Any:
-    """Raise ConfigurationError for keys. Unlike an error of pydantic, it does not contain their values."""
+    """Return the values. Raises ConfigurationError if they contain access keys. Unlike an error of pydantic, its
+    message does not contain the keys themselves."""
     keys = sorted(_KEYS & set(values)) if isinstance(values, Mapping) else []
     if keys:
         variables = ", ".join(key.upper() for key in keys)

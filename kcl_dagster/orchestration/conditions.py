@@ -17,14 +17,14 @@ def on_complete(lookback: timedelta = timedelta(days=1)) -> "AndAutomationCondit
 
     - If several windows become complete within one tick, as after an outage or while workers catch up, it runs all
       of them. `eager()` runs the latest partition only.
-    - If an upstream partition was materialized during a run of the partition, it runs the partition once more after
-      that run. `eager()` does not.
+    - If an upstream partition is materialized during a run of the downstream partition, it runs the downstream
+      partition once more after that run. `eager()` does not.
     - It runs partitions that were complete before its first evaluation, within `lookback`. `eager()` does not.
 
     Args:
-        lookback: Partitions that are missing at the first evaluation run if they end within this time before the
-            end of the latest partition. Run a backfill for older partitions. So an asset that is added to years of
-            history does not run for all of them. With `timedelta(0)`, only the latest partition runs.
+        lookback: At the first evaluation, missing partitions run only if they end within this time before the end
+            of the latest partition. So an asset that is added to years of history does not run for all of them. Run
+            a backfill for older partitions. With `timedelta(0)`, only the latest partition runs.
 
     Example:
         .. code-block:: python
@@ -35,12 +35,12 @@ def on_complete(lookback: timedelta = timedelta(days=1)) -> "AndAutomationCondit
     first = AutomationCondition.initial_evaluation()
     done = AutomationCondition.newly_requested() | AutomationCondition.newly_updated()
     updated = AutomationCondition.any_deps_updated()
-    # Dagster distinguishes the stored states of two `since` only by the operators (AND, OR and so on) of their
-    # arguments, so these must differ here. A run covers all materializations from before it began, however it was
-    # launched.
+    # The arguments of the two `since` below must have different operators (AND, OR and so on), because Dagster
+    # distinguishes the stored states of the two only by these. A run covers all materializations from before it
+    # began, however it was launched.
     before = (updated & ~AutomationCondition.in_progress()).since((done & ~updated) | first)
-    # A run does not cover materializations between the evaluation that requested it and this one, nor those that
-    # were made while it was running.
+    # A run does not cover materializations between the evaluation that requested the run and the next evaluation,
+    # nor those that were made while it was running.
     during = (updated & AutomationCondition.in_progress()).since(AutomationCondition.newly_requested() & ~updated)
     missing_at_first = (
         first

@@ -90,7 +90,7 @@ class Consumer:
     """Whether the function takes and returns Arrow tables."""
 
     allowed_lateness: timedelta = timedelta()
-    """How long after a window's end its records may arrive without being late."""
+    """How long after the end of a window a record of the window can arrive without being late."""
 
     @property
     def stored_transform(self) -> Transform:
@@ -108,7 +108,7 @@ class Consumer:
 
     @cached_property
     def rules(self) -> int:
-        """The number of the rules by which workers count rows, see `rules_of`."""
+        """A digest of the rules by which workers count the rows of windows; see `rules_of`."""
         return rules_of(self.windows, self.event_time, round(self.allowed_lateness.total_seconds()))
 
     @property
@@ -122,11 +122,10 @@ class Consumer:
 
     @property
     def code_version(self) -> str:
-        """The version of the code. Workers of another version are replaced. Reads files. It changes with
+        """The version of the code, read from files at each call. Workers with another version are replaced.
 
-        - the source of the transform and of the modules of its project that it imports,
-        - the application's settings,
-        - the windows in which workers count rows.
+        The version changes with the source of the transform and of the modules of its project that it imports, with
+        the application's settings, and with the windows in which workers count rows.
         """
         windows = {
             "partitions": self.partitions.get_serializable_unique_identifier(),
@@ -170,8 +169,8 @@ class Consumer:
 
 
 def parameters_after_first(transform: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of parameters after the records that have no default. Empty for a record processor, which the
-    KCL creates."""
+    """The names of a function's parameters that come after the first one and have no default. Empty for a class,
+    which is a record processor and gets no resources."""
     if inspect.isclass(transform):
         return ()
     try:
@@ -214,23 +213,23 @@ def kcl_consumer(
 
     Args:
         application: The name of the KCL application, which is also the name of its lease table; or a whole
-            `Application`, which replaces all arguments that describe one.
+            `Application`, which replaces all arguments that describe an application.
         sink: Where each batch is stored: `kcl.parquet`, `kcl.delta`, `kcl.iceberg` or `kcl.foreach_batch`; or
             several of the first three by name, such as `{"orders": kcl.delta(...), "rejects": kcl.parquet(...)}`.
-            Then the function returns a dict with a DataFrame for each name, a batch is stored in all of them or in
-            none, and each is its own asset. A decorated class with the KCL's `process_records` is a record
-            processor and has no sink.
+            With several sinks, the function returns a dict with a DataFrame for each name. Each batch is stored in
+            all sinks or in none, and each sink has an asset of its own. A decorated class with the KCL's
+            `process_records` is a record processor and has no sink.
         stream: The name of the stream, or several names.
         start: Where to begin if there is no checkpoint; with the oldest record by default.
         workers: A fixed number of workers; short for `fleet=FleetSettings(min_workers=n, max_workers=n)`.
-        fleet: How many workers there may be, and how long each may run.
+        fleet: The smallest and the largest number of workers, and how long each runs at most.
         timings: Intervals and timeouts.
         batch: How records are read, and what happens to those that cannot be processed.
         visible_within: Seconds (1 to 3600) after the arrival of a record within which readers should see it, as
             long as workers keep up. The time for reading a batch and the time between commits of a table are
             derived from it, unless `batch.max_seconds` and the sink's `commit_seconds` are given. Longer times cost
-            less and make larger files. Default: a record is visible when its batch of 5 s is stored, in a table 30
-            s later.
+            less and make larger files. Default: a record is visible when its batch of 5 s is stored, or in a table
+            up to 30 s later.
         policy: The rules by which leases are assigned to workers.
         tables: Names and options of the DynamoDB tables.
         description: The description of the records asset; by default the function's docstring.
@@ -255,11 +254,11 @@ def kcl_consumer(
         allowed_lateness: With `event_time`: how long after its end a partition becomes complete. Rows that arrive
             even later are stored and counted as late, and their partition is materialized again.
         arrow: The function takes a `pyarrow.Table` of records and returns one, or another object with the Arrow C
-            interface. It runs in the executors, with a part of a batch's records at a time, and has no other
-            parameters. Only with `kcl.parquet`.
+            interface. The function runs in the executors, with a part of a batch's records at a time, and has no
+            other parameters. Only with `kcl.parquet`.
 
-    The function's first parameter gets the records. Others are as in Dagster's assets: `context` is the run's
-    `OpExecutionContext`, and any other parameter without a default is the resource with that name.
+    The function's first parameter gets the records. Its other parameters are as in Dagster's assets: `context` is
+    the run's `OpExecutionContext`, and any other parameter without a default is the resource with that name.
 
     Example:
         .. code-block:: python
@@ -376,8 +375,8 @@ def _refuse_arrow(application: str, transform: Callable[..., Any], sink: SinkCho
 
 
 def _refuse_freshness(consumer: Consumer) -> None:
-    """Raise ConfigurationError if `freshness` is shorter than a window and its lateness. The records are
-    materialized once per window, so the policy would fail most of the time."""
+    """Raise ConfigurationError if `freshness` is not longer than a window and its allowed lateness together. The
+    records are materialized once per window, so the policy would fail most of the time."""
     least = timedelta(seconds=consumer.windows.longest) + consumer.allowed_lateness
     if consumer.freshness is not None and consumer.freshness <= least:
         raise ConfigurationError(

@@ -52,19 +52,21 @@ from kcl_dagster.worker.stored_counts import ARRIVAL
 log = logging.getLogger(__name__)
 
 EPOCH_TAG: Final = "kcl/epoch"
-"""The tag of each materialization of a window: the number of resets of the application until then."""
+"""The tag of each materialization of a window. Its value is the epoch of the application, a number that each reset
+or import raises."""
 
-MOST_AT_ONCE: Final = 20  # the daemon writes each in 7 ms, before the tick ends
+MOST_AT_ONCE: Final = 20  # windows in one tick; the daemon writes each in 7 ms, before the tick ends
 REMEMBERED: Final = 2_000  # newest windows; a missing declaration of an older window is not made again
 SHARDS_SHOWN: Final = 12  # Dagster hides longer tables behind a button
-OBSERVATIONS_READ: Final = 5  # one of the newest has the columns
+OBSERVATIONS_READ: Final = 5  # one of the newest observations has the columns
 PATIENCE_SECONDS: Final = 600.0  # a run finds within seconds that its windows are complete
 NO_WORKERS: Final[Mapping[str, bool]] = {}
 REPORTED_BY_HAND: Final = 20  # materializations of one window that are searched for a declaration
 
 
 def unknown_creation() -> float | None:
-    """The `created` of `events` for an application that did not read its streams from the beginning."""
+    """Return None. This is the argument `created` of `events` for an application that did not read its streams from
+    the beginning."""
     return None
 
 
@@ -72,14 +74,14 @@ def unknown_creation() -> float | None:
 class DeclaredWindows:
     """Finds the windows to declare. One object per application and process; one call at a time.
 
-    Dagster's storage is read at the first call, and again whenever a window is to be declared. If a materialization
-    was not stored, because its tick was interrupted or only previewed, or if it was wiped, it is returned again. If
-    any process has stored it, it is not returned.
+    Dagster's storage is read at the first call, and again whenever a window is to be declared. A materialization is
+    returned again if it was not stored, because its tick was interrupted or only previewed, or if it was wiped. It
+    is not returned if any process has stored it.
 
     These materializations are not declarations:
 
     - those without the tags of kcl_dagster, which were reported by hand,
-    - those of a window with another end, which belongs to former partitions.
+    - those of a window with another end, which were made under a former definition of the partitions.
     """
 
     consumer: Consumer
@@ -90,7 +92,7 @@ class DeclaredWindows:
     _declared: dict[int, Declared] = field(default_factory=dict)
     _progress: DeclaringProgress | None = None
     _former: list[int] = field(default_factory=list)
-    """The ends of windows that were declared for former partitions."""
+    """The ends of windows that were declared under a former definition of the partitions."""
 
     first: int | None = None
     """The start of the first window that was or will be declared. None before the first call."""
@@ -104,7 +106,8 @@ class DeclaredWindows:
     """Active run -> the time (monotonic) since which all windows for which it was launched are complete."""
 
     _first_moment: FirstMoment | None = None
-    """The first moment of the application at the first call; see `Completeness`. A reset may change it."""
+    """The first moment of the application when `_progress` was last read from Dagster's storage; see
+    `Completeness`. A reset can change the first moment."""
 
     def events(
         self,
@@ -117,12 +120,12 @@ class DeclaredWindows:
     ) -> list[AssetMaterialization]:
         """Return the materializations that should be reported now, oldest window first, at most `MOST_AT_ONCE`.
 
-        If an active run was launched for a window, that run reports the window.
+        A window for which an active run was launched is left out, because that run reports it.
 
-        - `leases`: those from which `completeness` was computed.
-        - `created`: returns when the oldest stream of the application was created, in epoch seconds. Returns None
-          unless the application has read everything that ever arrived. It is called if neither Dagster's storage
-          has a declared window nor `completeness` a first moment. The first window is then calculated from the
+        - `leases`: the leases from which `completeness` was computed.
+        - `created`: returns when the oldest stream of the application was created, in epoch seconds, or None if the
+          application has not read everything that ever arrived. It is called only if Dagster's storage has no
+          declared window and `completeness` has no first moment. The first window is then calculated from the
           result.
         - `resets`: see `TickReport`.
         - `workers`: run id -> whether the worker of the run is alive. Runs for which this is not known are missing.
@@ -204,8 +207,8 @@ class DeclaredWindows:
 
     def _held(self, instance: DagsterInstance, through: float, workers: Mapping[str, bool]) -> list[Span]:
         """Windows that active runs report, because the runs were launched for them. If nothing monitors runs,
-        Dagster shows a run whose process died as started for ever. A run that has begun therefore holds complete
-        windows only while its worker is alive, or, if it has no worker, for PATIENCE_SECONDS."""
+        Dagster shows a run as started for ever after its process has died. A run that has begun therefore holds
+        complete windows only while its worker is alive, or, if it has no worker, for PATIENCE_SECONDS."""
         spans = {}
         for run in ranges_in_progress(instance, self.consumer.application, self._key):
             first, last = self._start_of(run.first), self._start_of(run.last)
@@ -259,7 +262,7 @@ class DeclaredWindows:
         leases: Sequence[Lease],
         created: Callable[[], float | None],
     ) -> DeclaringProgress:
-        """The progress according to Dagster's storage, when a process begins."""
+        """The progress of the declarations, read from Dagster's storage."""
         by_hand, starts = self._read_newest(instance), self._starts(instance)
         for start in starts:
             if start not in by_hand:
@@ -321,7 +324,7 @@ class DeclaredWindows:
     def _earliest(self, first: FirstMoment) -> int:
         """The first window that lies completely after the first moment of the application."""
         windows = self.consumer.windows
-        if first.is_creation:  # the first record may belong to an earlier window without being late
+        if first.is_creation:  # the first record can belong to an earlier window without being late
             start = windows.start_of(int(first.moment - self.consumer.allowed_lateness.total_seconds()))
         else:
             start = windows.next_start(first.moment)
@@ -333,7 +336,7 @@ class DeclaredWindows:
         leases: Sequence[Lease],
         find_created: Callable[[], float | None],
     ) -> int:
-        """The first window of which the application has all records, if its first moment is not known."""
+        """The first window of which the application has all records, calculated without its first moment."""
         windows = self.consumer.windows
         created = None if completeness.first is not None else find_created()
         if created is not None:
@@ -344,7 +347,8 @@ class DeclaredWindows:
         return windows.end_of(windows.start_of(began))
 
     def _look_up(self, instance: DagsterInstance, start: int) -> AssetMaterialization | None:
-        """The newest declaration of a window, which is recorded in `_declared`."""
+        """The newest declaration of a window, read from Dagster's storage and recorded in `_declared`. None if
+        there is none."""
         key = self.consumer.windows.key_of(start)
         if key is None:
             return None
@@ -393,9 +397,9 @@ class DeclaredWindows:
     def with_tables(
         self, instance: DagsterInstance, events: Sequence[AssetMaterialization]
     ) -> list[AssetMaterialization]:
-        """These declarations, each preceded by those of the consumer's tables for the same window. The window's own
-        declaration comes last. If it was not stored, all of them are returned again, so that no table lacks its
-        declaration."""
+        """These declarations, each after the declarations of the consumer's tables for the same window. Until the
+        window's own declaration is stored, `events` returns the window again. So this declaration comes last, and
+        no table lacks its declaration."""
         tables = self.consumer.sink.tables
         if not (tables and events):
             return list(events)
@@ -436,7 +440,8 @@ class DeclaredWindows:
             late_rows=counts.late if counts.is_known else None,
             late_batches=MetadataValue.json(dict(counts.late_batches)) if counts.late_batches else None,
             is_alone=one.is_alone or None,
-            # With an event time, the lease has the numbers of the batches that stored rows of the window.
+            # With an event time, the sequence numbers in the leases are those of whole batches, not those of the
+            # window.
             shards=None if self.consumer.event_time else _shards(counts),
             complete_through=MetadataValue.timestamp(float(completeness.through or 0)),
             window_end=MetadataValue.timestamp(float(self.consumer.windows.end_of(one.start))),
@@ -475,14 +480,15 @@ def _last_reset(completeness: Completeness) -> tuple[SetBack, ...]:
 
 
 def _with_places(resets: Sequence[SetBack], leases: Iterable[Lease]) -> list[SetBack]:
-    """The resets. A reset without a time, such as an import, gets the start of the first window that leases still
-    count, because records may be read again from there."""
+    """The resets, each with a time. A reset without a time, such as an import, gets the start of the first window
+    that leases still count, because records can be read again from there on."""
     first = min(_counted(leases), default=None)
     return [one if one.back_to is not None else replace(one, back_to=first) for one in resets]
 
 
 def _counted(leases: Iterable[Lease]) -> list[int]:
-    """The starts of the windows for which rows other than late rows were stored. Late rows may be of any time."""
+    """The starts of the windows for which rows other than late rows were stored. Late rows do not count, because
+    they can have any time."""
     windows = [rows for lease in leases if lease.stored is not None for rows in lease.stored.windows]
     return [rows.start for rows in windows if not rows.late or rows.late < rows.rows]
 
@@ -499,8 +505,8 @@ def _declared_by(event: AssetMaterialization) -> Declared | None:
 
 
 def _may_end(declaration: AssetMaterialization, end: int) -> bool:
-    """Whether the declaration is of a window with this end. Former versions did not record the end, but they
-    declared only complete windows."""
+    """Whether the declaration can be that of a window with this end. Declarations of earlier versions of
+    kcl_dagster contain no end. For these, the application must have been complete through the end."""
     told = KclWindowMetadataSet.extract(declaration.metadata)
     if told.window_end is not None:
         return told.window_end.value == end
@@ -508,7 +514,7 @@ def _may_end(declaration: AssetMaterialization, end: int) -> bool:
 
 
 def _sum(leases: Iterable[Lease], of_lease: Literal["outside", "late_uncounted"]) -> int:
-    """The sum of a count of rows that belong to no window; see `StoredCounts`."""
+    """The sum of this field of `StoredCounts` over all leases."""
     return sum(getattr(lease.stored, of_lease) for lease in leases if lease.stored is not None)
 
 
@@ -541,8 +547,8 @@ def declare(
     """Declare every complete window, at the end of a run that led the application. Returns their partition keys.
 
     `lead`: ticks as the leader; it is called before each group of windows. If it returns None, another leader
-    leads, and declares the remaining windows. Dagster's storage is read before each write, because that leader may
-    have begun.
+    leads, and declares the remaining windows. Dagster's storage is read before each write, because another leader
+    may have declared the window meanwhile.
     """
     application = consumer.application
     created = partial(created_within_retention, kcl.client("kinesis", application), application, system())
@@ -558,10 +564,10 @@ def declare(
                 f"application {application.name}: Dagster's storage did not keep that {keys} are complete"
             )
         for event in found:
-            # Dagster has no conditional write: another leader may declare the window within the millisecond between
-            # the read and the write. Both materializations are true. If the other one has later late rows or a
-            # later reset, the newest one in the storage lacks them, and the next tick of any leader declares the
-            # window again.
+            # Dagster has no conditional write: another leader can declare the window within the millisecond between
+            # the read and the write. Both materializations are true. If the other leader's materialization has
+            # later late rows or a later reset, and this one is stored after it, the newest materialization in the
+            # storage lacks these. The next tick of any leader then declares the window again.
             if not declared.has(instance, event):
                 for one in declared.with_tables(instance, [event]):
                     write(one)

@@ -1,12 +1,12 @@
 """Which windows to declare. To declare a window is to report to Dagster, by a materialization, that it is complete.
 
 - A window is declared when the application is complete through the window's end plus the allowed lateness.
-- It is declared again when late rows were stored for it. It is also declared again when a reset or an import went
-  back to a time before that.
-- A window before the first one is declared when late rows were stored for it. It is then *alone*: windows between
-  it and the first one are not declared.
+- It is declared again when late rows were stored for it, and when a reset or an import went back to a time before
+  its end plus the allowed lateness.
+- A window before the first window of the application is declared when late rows were stored for it. It is then
+  *alone*: windows between it and the first window are not declared.
 
-Pure. Dagster's storage keeps which windows are declared; see `declared_windows`.
+Pure. The module `declared_windows` reads from Dagster's storage which windows are declared.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from kcl_dagster.tables.completeness_row import SetBack
 
 
 class KeyedWindows(Protocol):
-    """Windows of time. Some of them may have no partition."""
+    """Windows of time. Some windows have no partition."""
 
     def start_of(self, moment: int) -> int: ...
 
@@ -68,9 +68,10 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class DeclaringProgress:
-    """The place where a search for windows begins, so that its cost does not grow with the age of the application.
-    All windows from `first` until `frontier` are declared in `epoch`. For windows before `first`, it is not known
-    whether every record was stored. Only a reset of all leases changes that."""
+    """How far windows are declared. All windows from `first` until `frontier` are declared in `epoch`. The search
+    for windows to declare begins at `frontier`, so its cost does not grow with the age of the application. For
+    windows before `first`, it is not known whether every record was stored. Only a reset of all leases changes
+    `first`."""
 
     frontier: int
     epoch: int = 0
@@ -88,14 +89,14 @@ def due(
     resets: Sequence[SetBack] = (),
     held: Sequence[Span] = (),
 ) -> tuple[list[Due], DeclaringProgress]:
-    """At most `limit` windows to declare, oldest first, and the place where the next search begins.
+    """At most `limit` windows to declare, oldest first, and the progress to pass to the next call.
 
     - `late`: by the start of a window, see `WindowCounts.late_batches`.
     - `resets`: if empty, only the reset that began the present epoch is known.
     - `held`: windows that are not returned although they are due, because a run materializes them.
 
-    A window without a partition is never due. A window that begins before the first frontier is due only when late
-    rows were stored for it.
+    A window without a partition is never due. A window before the frontier at which the search begins is due only
+    when late rows were stored for it.
     """
     resets = resets or (SetBack(completeness.epoch, completeness.back_to),)
     progress = _gone_back(windows, completeness.epoch, resets, lateness, progress)

@@ -50,25 +50,27 @@ def build_kcl_definitions(
 
     Args:
         consumers: Functions decorated with `kcl_consumer`.
-        resources: A `KclResource` under `kcl_key`, unless the definitions with which these are merged have one.
+        resources: A `KclResource` under `kcl_key`, unless you merge the result with definitions that have one.
             Under `spark_key`, optionally a `KclSparkResource` or another object that has a `spark_session`; by
             default a local session.
         translator: How assets appear; see `KclTranslator`.
-        kcl_key: The name of the `KclResource`; applications in other accounts or regions need another one.
-        spark_key: The name of the Spark session.
+        kcl_key: The name of the `KclResource`. Applications in other accounts or regions need another `KclResource`
+            under another name.
+        spark_key: The name of the resource with the Spark session.
         streams: False if the assets of the streams are defined elsewhere.
-        exports: The folder for the operations `export` and `import`: a local path or `s3://bucket/prefix`. They use
-            no other folder. Default: a folder in the storage of the Dagster instance, on the machine of the run.
+        exports: The folder for the operations `export` and `import`: a local path or `s3://bucket/prefix`. These
+            operations use no other folder. Default: a folder in the storage of the Dagster instance, on the machine
+            of the run.
         prune_after_days: Delete finished worker runs of this age, with their events, every night. By default, none
             are deleted.
         compaction: When the small files of Parquet folders and Delta tables are merged: a cron expression (UTC)
-            such as `17 * * * *`; `auto`: once an hour; None: never, as for a folder whose readers follow new files.
-            Files of an Iceberg table have to be merged by an engine.
+            such as `17 * * * *`; `auto`: once an hour; None: never, for example because readers of the folder
+            follow new files. Files of an Iceberg table have to be merged by an engine.
         catch_up: Read the streams at the times of this cron expression (UTC), such as `0 * * * *`, instead of
             continuously: a schedule launches the job `<application>_catch_up`, and the leader sensor, which
             launches workers, is stopped until you start it.
-        launch: Starts a Spark driver elsewhere, in which the job `<application>_catch_up` reads; see
-            `build_kcl_catch_up_job`. By default, the job reads in its own process.
+        launch: A function that starts a Spark driver elsewhere, in which the job `<application>_catch_up` reads;
+            see `build_kcl_catch_up_job`. By default, the job reads in its own process.
 
     Merge the result with your own definitions: `Definitions.merge(defs, ours)`.
 
@@ -89,7 +91,7 @@ def build_kcl_definitions(
     if reason is not None:
         raise ConfigurationError(f"exports: {reason}")
     translator = translator or KclTranslator()
-    # Two applications may read the same stream, which is one asset.
+    # Two applications can read the same stream, which is one asset.
     specs = {spec.key: spec for consumer in consumers for spec in build_kcl_asset_specs(consumer, translator)}
     _refuse_shared_keys(consumers, translator, specs)
     if not streams:
@@ -160,7 +162,8 @@ def build_kcl_definitions(
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A consumer for which definitions were built in this process, with the arguments."""
+    """A consumer for which `build_kcl_definitions` built definitions in this process, and the arguments of the
+    call."""
 
     consumer: Consumer
     resource: KclResource | None
@@ -175,19 +178,19 @@ class Built:
     """Whether a schedule of bounded runs reads the streams, and not a fleet."""
 
 
-# The keys are leader sensors. An application's name does not identify definitions, because a module may have
-# several of one application, in several accounts or regions.
+# The keys are leader sensors. An application's name does not identify definitions, because a module can have
+# several definitions of one application, for several accounts or regions.
 _BUILT: dict[SensorDefinition, Built] = {}
 
 
 def built_of(definitions: Definitions) -> Mapping[str, Built]:
-    """The arguments from which these definitions were built, by application. The command line needs them, because
-    `Definitions` does not contain them.
+    """The arguments from which these definitions were built, by the name of the application. The command line needs
+    the arguments, because `Definitions` does not contain them.
 
-    Definitions that were merged contain the same sensor object. If Dagster has copied it, as when it loads the
-    definitions of a component, the sensor is found by its name.
+    The arguments are found by the sensor object, which a merge of definitions does not change. If Dagster has
+    copied the sensor, as when it loads the definitions of a component, they are found by the sensor's name.
 
-    Raises ConfigurationError if the name was used for consumers that differ.
+    Raises ConfigurationError if different consumers were built with this name.
     """
     by_name: dict[str, list[Built]] = {}
     for known, made in _BUILT.items():
@@ -259,9 +262,9 @@ def _refuse_shared_keys(
 
 def _compacted(consumers: Sequence[Consumer], *, is_auto: bool) -> list[Consumer]:
     """The consumers whose small files are merged. A compaction skips the folders of other sinks below its own
-    folder, but only after the first batch of such a sink has marked its folder. So if the folder of a consumer
-    contains the folder of another one, ConfigurationError is raised. If the compaction was not configured by the
-    user, the outer folder is left out instead."""
+    folder, but only after the first batch of such a sink has marked its folder. Raises ConfigurationError if the
+    folder of a consumer contains the folder of another consumer. With `is_auto`, the consumer of the outer folder
+    is left out instead."""
     from kcl_dagster.spark.storage import open_store
 
     chosen = [c for c in consumers if c.sink.compacted]

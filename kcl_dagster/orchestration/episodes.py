@@ -17,8 +17,8 @@ FIRST_PACE_SECONDS: Final = 300.0  # from the first failure to the first summary
 LONGEST_PACE_SECONDS: Final = 3600.0
 # An episode ends after this time without a failure. A shard is retried at least every minute.
 QUIET_SECONDS: Final = 300.0
-ORDINARY_LINES: Final = 100  # events of one kind other than failures that are written within one window
-ORDINARY_SECONDS: Final = 300.0  # the length of one window
+ORDINARY_LINES: Final = 100  # lines about events of one kind, other than failures, within ORDINARY_SECONDS
+ORDINARY_SECONDS: Final = 300.0  # after this time, the lines are counted anew
 ALWAYS: Final = frozenset({EventKind.DATA_LOST})  # the worker reports each loss once
 
 
@@ -59,7 +59,8 @@ class Episodes:
             yield from self._ordinary(event.kind, text, now)
 
     def due(self, now: float) -> Iterator[tuple[EventKind, str]]:
-        """The summaries and ends that are due. Called regularly."""
+        """The lines that are due now: summaries of episodes, ends of episodes, and numbers of other events that
+        were not written. Called regularly."""
         for kind, episode in list(self._episodes.items()):
             if now - episode.last >= QUIET_SECONDS:
                 del self._episodes[kind]

@@ -53,8 +53,8 @@ from kcl_dagster.tables.lock import DEPLOYMENT
 from kcl_dagster.telemetry.leader_metrics import LeaderTelemetry, open_leader_telemetry
 
 RETENTION_ASKED_SECONDS = 600.0  # between two reads; the retention changes rarely
-UNKNOWN_RETENTION_ASKED_SECONDS = 30.0  # until the retention is known, a check warns
-TICK_HELD_SECONDS = 120.0  # a tick of a large application takes ten seconds; each request has a timeout
+UNKNOWN_RETENTION_ASKED_SECONDS = 30.0  # between two reads while a retention is unknown; a check warns then
+TICK_HELD_SECONDS = 120.0  # if a tick takes longer, a warning is logged; a large application takes ten seconds
 
 NO_TELEMETRY = LeaderTelemetry()  # until the first tick that can reach the tables
 
@@ -95,8 +95,8 @@ class _LeaderState:
         return [stream.name for stream in self.application.streams if stream.name not in self.kept]
 
     def cursor(self, before: str | None) -> str:
-        """The new cursor: how often a leader has started in this sensor, and the number of its ticks since then. It
-        is this short because Dagster copies it into every tick."""
+        """The new cursor: how many leaders have started in this sensor, and how many ticks this leader has made.
+        The cursor is short, because Dagster copies it into every tick."""
         if not self.epoch:
             self.epoch = 1 + (json.loads(before)["epoch"] if before else 0)
         self.ticks += 1
@@ -140,11 +140,11 @@ def build_kcl_leader_sensor(
     workers.
 
     Args:
-        job: The worker job, partitioned by slot, which must be among the jobs of the definitions; see
-            `build_kcl_definitions`, which makes both.
+        job: The worker job, partitioned by slot. It must be among the jobs of the definitions.
+            `build_kcl_definitions` makes both the job and the sensor.
         default_status: Running by default, because an application without a leader does not replace workers.
 
-    Evaluating it by hand ("Preview tick result") is an ordinary tick, and safe.
+    It is safe to evaluate the sensor by hand ("Preview tick result"). This makes an ordinary tick.
 
     Example:
         .. code-block:: python
@@ -228,8 +228,8 @@ def build_kcl_leader_sensor(
 
 
 def loaded_code(consumer: Consumer, runtime: Runtime | None = None) -> LoadedCode:
-    """The consumer's code in this process. Definitions that are made again from the same code are not newer
-    code."""
+    """The version of the consumer's code in this process, and when the process loaded this version. If definitions
+    are made again from the same code, the time stays that of the first load."""
     code = LoadedCode(consumer.code_version, (runtime or system()).clock.now())
     with _states_lock:
         return _loaded.setdefault(f"{consumer.application.name}/{code.version}", code)
@@ -264,8 +264,8 @@ def _evaluated(consumer: Consumer, translator: KclTranslator, instance: DagsterI
 def _declarations(
     state: _LeaderState, instance: DagsterInstance, kcl: KclResource, report: TickReport
 ) -> list[AssetMaterialization]:
-    """Declarations of windows that became complete. Only the leader returns any, so that no two processes declare
-    the same window."""
+    """Declarations of windows that became complete. Empty if this process does not lead, so that no two processes
+    declare the same window."""
     if report.completeness is None or not report.leading:
         return []
     kinesis = kcl.client("kinesis", state.application)
@@ -279,7 +279,8 @@ def _declarations(
 def _superseded(
     names: Iterable[str], consumer: Consumer, translator: KclTranslator, instance: DagsterInstance
 ) -> list[str]:
-    """Which of these checks on the records were evaluated before the newest materialization of the records.
+    """The names of those checks on the records that were evaluated before the newest materialization of the
+    records.
 
     Compares the same two timestamps as Dagster's `AssetCheckExecutionRecord.targets_latest_materialization`.
     """
@@ -293,8 +294,8 @@ def _superseded(
 
 
 def _is_told(stream: StreamSight, consumer: Consumer, translator: KclTranslator, instance: DagsterInstance) -> bool:
-    """Whether the stream's newest materialization has these shards. A materialization without the tag of
-    kcl_dagster comes from a project that defines the asset itself, and counts as up to date."""
+    """Whether the stream's newest materialization has the set of open shards in `stream`. A materialization without
+    the tag of kcl_dagster comes from a project that defines the asset itself, and counts as up to date."""
     key = translator.get_asset_key(KclAsset(Role.STREAM, consumer, stream.name))
     event = instance.get_latest_materialization_event(key)
     if event is None or event.asset_materialization is None:

@@ -1,8 +1,8 @@
 """The name of the leading process. With it, another process of the same machine can check whether that process
 still runs.
 
-Without `DAGSTER_HOME`, each `dagster dev` is a new deployment with a new name. Without this check, its leader would
-wait until the lock of the former deployment expires, although that process has ended.
+Without `DAGSTER_HOME`, each `dagster dev` is a new deployment with a new name. Without the check, the leader of the
+new deployment would wait until the lock of the former one expires, although the former process has ended.
 """
 
 from kcl_dagster.machine import this_machine
@@ -11,7 +11,8 @@ from kcl_dagster.tables.lock import LockProcess
 
 
 def lock_process(machine: str | None = None) -> LockProcess:
-    """This process. `machine`: a name that only processes on the same machine share."""
+    """The name of this process, with a function that returns whether another process has ended. `machine`: a name
+    that only processes on the same machine share."""
     here = machine or this_machine()
 
     def is_dead(name: str) -> bool:

@@ -17,7 +17,7 @@ from dagster import (
     TextMetadataValue,
     TimestampMetadataValue,
 )
-from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSet  # Dagster names it nowhere else
+from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSet  # no public module has it
 
 NAMESPACE = "kcl"
 COLUMN_SCHEMA = "dagster/column_schema"
@@ -42,7 +42,8 @@ class KclMetadataSet(NamespacedMetadataSet):
 
 
 class KclApplicationMetadataSet(KclMetadataSet):
-    """Metadata of the definition of a records asset: what is read, and where it is stored."""
+    """Metadata in the definition of a records asset: what the application reads, and where it stores the
+    records."""
 
     application: str | None = None
     streams: str | None = None
@@ -51,8 +52,8 @@ class KclApplicationMetadataSet(KclMetadataSet):
 
 
 class KclRecordsMetadataSet(KclMetadataSet):
-    """Metadata of an observation of the records by one worker. Counts are since its last observation, or in total
-    since it started."""
+    """Metadata of an observation of the records by one worker. `records` counts since the worker's last
+    observation. The fields `…_in_total` count since the worker started."""
 
     worker: str | None = None
     records: int | None = None
@@ -72,13 +73,14 @@ class KclWindowMetadataSet(KclMetadataSet):
     - `late_batches`: lease -> the newest batch with late rows.
     - `is_alone`: whether the window is before the first window of the application, and was declared because late
       rows were stored for it.
-    - `window_end`: the end of the window. With other partitions, a window with the same key may have another end.
+    - `window_end`: the end of the window. Under another definition of the partitions, a window with the same key
+      can have another end.
     - `counts`: the reason why numbers are not known and therefore left out.
     - `table_version` (Delta), `snapshot` (Iceberg): a version of the table that has the whole window. Left out if
-      the process that wrote this may not read the table.
-    - `rows_without_window`, `late_rows_uncounted`: only with an event time. Sums over the current leases, of all
-      windows until then. The former counts rows without a time or with a time far from their arrival. The latter
-      counts late rows of windows whose counts are no longer kept.
+      the process that wrote the metadata has no right to read the table.
+    - `rows_without_window` counts rows without a time, or with a time far from their arrival.
+    - `late_rows_uncounted` counts late rows of windows whose counts are no longer kept. Like `rows_without_window`,
+      it exists only with an event time, and is a sum over the current leases and over all windows until this one.
     """
 
     reason: str | None = None

@@ -1,4 +1,4 @@
-"""Gives an application and its sink the times by which records become visible in time."""
+"""Derives the lengths of batches, commits and handoffs from the time within which records should be visible."""
 
 from dataclasses import replace
 from typing import Final
@@ -8,9 +8,9 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.model.visibility import LONGEST_SECONDS, SHORTEST_SECONDS, Pace
 from kcl_dagster.orchestration.sink_choices import SinkChoice
 
-HANDOFF: Final = 5 / 4  # relative to a batch, which is stored before the lease is handed over
+HANDOFF: Final = 5 / 4  # times the length of a batch, which is stored before the lease is handed over
 LONGEST_HANDOFF_SECONDS: Final = (
-    90.0  # a worker that is told to stop takes as long at most, and is killed after 120 s
+    90.0  # the most that a worker needs after a request to stop; it is killed after 120 s
 )
 
 

@@ -58,14 +58,14 @@ def shard(lease_key: str) -> str:
 
 
 def shortened(sequence: str, keep: int = 8) -> str:
-    """The end of a sequence number. Only the end changes, and all 56 digits would widen every table. Words are not
-    shortened."""
+    """The end of a sequence number. Only the end differs from record to record, and all 56 digits would widen every
+    table. A text that does not end in a digit is not shortened."""
     ends_in_digits = sequence[-1:].isdigit() and len(sequence) > keep + 1
     return f"…{WORD_JOINER}{sequence[-keep:]}" if ends_in_digits else sequence
 
 
 def unbroken(name: str) -> str:
-    """A slot's name that a browser does not break into two lines, which would double the height of the table. Other
-    names may be broken."""
+    """A slot's name that a browser does not break into two lines, which would double the height of the table. A
+    browser can still break other names."""
     word, dash, number = name.partition("-")
     return f"{word}-{WORD_JOINER}{number}" if dash and number.isdigit() else name

@@ -1,7 +1,7 @@
 """Which processes are running, and which process started which.
 
-A process is identified by its pid and the time at which it started. The pid alone may belong to another process by
-now, which must be neither waited for nor ended.
+A process is identified by its pid and the time at which it started. The pid alone is not enough: it can belong by
+now to another process, which must be neither waited for nor ended.
 """
 
 import os
@@ -41,7 +41,7 @@ class Process:
 
     @classmethod
     def of(cls, handle: psutil.Process) -> Self | None:
-        """The process. None if it has ended or is a zombie. A parent may keep a zombie for ever."""
+        """The process. None if it has ended or is a zombie. A zombie can remain for as long as its parent runs."""
         try:
             facts = handle.as_dict(_ATTRIBUTES, ad_value=None)
         except psutil.NoSuchProcess:
@@ -74,7 +74,7 @@ class Process:
         return other is not None and bool(self.handle == other.handle)
 
     def send(self, signal_number: int) -> None:
-        """Send a signal. Does nothing if the process has ended or may not be signalled."""
+        """Send a signal. Does nothing if the process has ended, or if this process has no right to signal it."""
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             self.handle.send_signal(signal_number)
 
@@ -143,9 +143,9 @@ def ancestors(pid: int, processes: Mapping[int, Process]) -> list[Process]:
 def dev_root(pid: int | None = None) -> Process | None:
     """The `dagster dev` or `dg dev` process that started a process (this one by default). None in production.
 
-    Every process between the two has Dagster's variable from its start, and the root has the arguments of `dagster
-    dev`. A terminal multiplexer, an editor or a shell above the root is never returned, whatever its command line
-    contains.
+    The search goes from the process to its parent, to the parent's parent, and so on. It ends at the first process
+    that has the arguments of `dagster dev`, or that has not had Dagster's variable since its start. So a terminal
+    multiplexer, an editor or a shell above `dagster dev` is never returned, whatever its command line contains.
     """
     pid = os.getpid() if pid is None else pid
     if not _has_variable(pid, DEV_VARIABLE):

@@ -45,7 +45,7 @@ def build_records_asset(
             f"materializes its partitions when they are complete. Give the condition to assets downstream of it"
         )
 
-    if of_tables:  # a run may be launched for some of the tables; the others are reported nevertheless
+    if of_tables:  # a run can be launched for some of the tables; the others are reported nevertheless
         specs = [spec.replace_attributes(skippable=True) for spec in specs]
 
     @multi_asset(
@@ -67,7 +67,7 @@ def build_records_asset(
         answer = asked.repeated()
         if answer is None:
             outcome = read_until(context, consumer, translator, kcl, spark, asked.through)
-            # Windows for which this run was not launched are materialized outside of it.
+            # Windows for which this run was not launched are materialized outside of runs.
             write = instance.report_runless_asset_event
             with outcome.leading() as lead:
                 answer = asked.answer(
@@ -86,7 +86,7 @@ def build_records_asset(
                     context.add_asset_metadata(one.metadata, asset_key=one.asset_key, partition_key=key)
                 else:
                     instance.report_runless_asset_event(one)
-        for spec in reversed(specs):  # that of the records declares the window, so it comes last
+        for spec in reversed(specs):  # the result of the records declares the window, so it comes last
             if spec.key in context.selected_asset_keys:
                 yield MaterializeResult(asset_key=spec.key, tags={EPOCH_TAG: str(answer.epoch)})
 

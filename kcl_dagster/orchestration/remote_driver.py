@@ -4,8 +4,8 @@ A Dagster run launches the driver with a Pipes client, see `remote_launch`. The 
 through Dagster Pipes. It carries out the same `BoundedRun` as the local job, with the worker name of that Dagster
 run.
 
-When its report is complete, the process exits with 0, even if the report is a failure: Pipes clients do not pass on
-custom messages of a process that failed, and the platform might start the process again.
+When the report is complete, the driver's process exits with 0, even if the report is a failure. If the process
+failed, Pipes clients would not pass on its custom messages, and the platform might start it again.
 """
 
 import logging
@@ -69,7 +69,8 @@ SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"  # spark-submit sets it for the Python
 
 @contextmanager
 def reporting() -> Iterator[PipesContext]:
-    """The Pipes context of this process. An error of the block is reported to the Dagster run, and not raised.
+    """Yield the Pipes context of this process. An error in the block is reported to the Dagster run, and not
+    raised.
 
     Raises ConfigurationError if no Pipes client has launched this process.
     """
@@ -117,7 +118,7 @@ def run_in_driver(
 
     outcomes: list[BoundedOutcome] = []
 
-    # The run is a job, because the consumer's code may ask for a context and resources.
+    # The run is a job, because the consumer's code can ask for a context and resources.
     @op(required_resource_keys={"kcl", "spark", *consumer.resources})
     def read(context: OpExecutionContext) -> None:
         spark = context.resources.spark
@@ -149,7 +150,7 @@ def run_in_driver(
 
 
 def _refuse_second_start(application: Application, kcl: KclResource, run_id: str) -> None:
-    """Raise KclError if the platform has started the driver again. The first process may still run and own
+    """Raise KclError if the platform has started the driver again. Possibly the first process still runs and owns
     leases under the same name, and the Dagster run reads the messages of only one process."""
     runtime, dynamodb = system(), kcl.client("dynamodb", application)
     layout = detect_layout(dynamodb, application, runtime)
@@ -166,8 +167,8 @@ def _refuse_second_start(application: Application, kcl: KclResource, run_id: str
 
 
 def _session_here(spark: Any) -> Any:
-    """The resource `spark` in a driver. It uses the session that the environment provides. A local session would
-    leave the executors idle."""
+    """The resource `spark` to use in a driver. If the environment provides a session, the result uses this session
+    in place of a local one, which would leave the executors idle."""
     is_local = isinstance(spark, KclSparkResource) and spark.mode == "local"
     is_provided = SUBMITTED in os.environ or SparkSession.getActiveSession() is not None
     return KclSparkResource(mode="existing") if is_local and is_provided else spark

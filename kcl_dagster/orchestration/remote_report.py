@@ -4,7 +4,7 @@ It consists of custom messages of Dagster Pipes: first the versions of the drive
 worker, and at the end the outcome, or the problem because of which the run has none. Custom messages of the
 consumer's own code are ignored.
 
-The driver may have other versions of this package and of Dagster than the Dagster run. An event that the Dagster
+The driver can have other versions of this package and of Dagster than the Dagster run. An event that the Dagster
 run cannot read is left out, because it does not change the outcome.
 """
 
@@ -83,7 +83,7 @@ def send_problem(send: Send, problem: str) -> None:
 
 
 def read_report(messages: Sequence[Any]) -> RemoteReport:
-    """The report in the custom messages of a driver. An outcome that cannot be read is a problem."""
+    """The report in the custom messages of a driver. If the outcome cannot be read, `problem` says so."""
     events: list[Reported] = []
     unread: list[str] = []
     outcome: BoundedOutcome | None = None
@@ -94,7 +94,7 @@ def read_report(messages: Sequence[Any]) -> RemoteReport:
         if EVENT in found:
             try:
                 events.append(deserialize_value(found[EVENT], (AssetObservation, AssetCheckEvaluation)))
-            except Exception as error:  # Dagster raises errors of many kinds for what another version has written
+            except Exception as error:  # Dagster raises errors of many kinds for events of other versions
                 unread.append(brief(error))
         if OUTCOME in found:
             try:

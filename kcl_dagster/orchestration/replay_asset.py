@@ -1,4 +1,4 @@
-"""A stream as a time-partitioned asset, through which Dagster's backfills read windows of it again."""
+"""An asset whose partitions are windows of a stream. Dagster's backfills of the asset read these windows again."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,8 +46,8 @@ from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.streams.listing import describe, list_shards
 
 REPLAY_TAG: Final = "kcl/replay"
-"""The tag with the application's name. Replays of one application run one after another, because they share the
-allowed rate of reads of its shards.
+"""The tag of a replay's run. Its value is the application's name. Replays of one application run one after another,
+because they share the allowed rate of reads of its shards.
 """
 
 # Seconds between two checks whether a replay has ended. A replay takes minutes, and each check queries Dagster's
@@ -150,7 +150,7 @@ def build_kcl_replay_asset(
                     states = _replay_window(context, ours, chosen, kcl, spark, window, config, runtime)
                     context.log_event(AssetMaterialization(key, partition=window.name, metadata=_metadata(states)))
         except KclError as error:
-            is_final = isinstance(error, (ConfigurationError, DataLoss))  # any other error may be temporary
+            is_final = isinstance(error, (ConfigurationError, DataLoss))  # any other error can be temporary
             raise Failure(" ".join(str(error).split()), allow_retries=not is_final) from error
         yield from ()
 
@@ -243,8 +243,8 @@ def _after_older_replays(context: AssetExecutionContext, application: str, runti
     """Wait until no older replay of the application is running, in case the limit of the pool allows several
     replays. A waiting run occupies one of the places in the pool."""
     instance, run = context.instance, context.run
-    # This is not the tag of the application's worker runs. Those are pruned, and the materializations of this run
-    # would be deleted as well.
+    # This run must not have the tag of the application's worker runs. Runs with that tag are pruned, and the
+    # materializations of this run would be deleted with it.
     instance.add_run_tags(run.run_id, {REPLAY_TAG: application})
     reported: str | None = None
     while (before := older(instance, application, run)) is not None:

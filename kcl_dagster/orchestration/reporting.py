@@ -25,17 +25,18 @@ Event = AssetMaterialization | AssetObservation | AssetCheckEvaluation
 
 LIVELY_SECONDS = 300.0  # after a start or a deployment, when an operator watches
 LIVELY_PACE_SECONDS = 30.0
-LAG_PACE_SECONDS = 60.0  # two numbers that plot over time: 5 MB a day
+LAG_PACE_SECONDS = 60.0  # the lag is two numbers to plot; its events take 5 MB a day
 TABLE_PACE_SECONDS = 3600.0  # for tables, which matter only when they change
 NEWS_SECONDS = 1800.0  # a decision that still holds after this time is reported again
-# The end of a worker moves all of its leases, over several ticks, and each report takes 25 KB.
+# Between two reports, even if there are changes. When a worker ends, all of its leases move, over several ticks,
+# and each report takes 25 KB.
 LEAST_PACE_SECONDS = 60.0
 SETTLED_SECONDS = 30.0  # after a change; workers have sent heartbeats by then, so the numbers are valid
 CHECK_PACE_SECONDS = 4 * 3600.0  # for a check whose result is unchanged
 SHARDS_PACE_SECONDS = 60.0  # from a materialization of a stream until it is checked whether Dagster has stored it
 SHARDS_TOLD_AT_MOST = 2  # a second time if the first materialization was not stored
-SUPERSEDED_PACE_SECONDS = 60.0  # workers materialize the records every 30 s at first, and every 30 minutes later
-# For a check that fails less badly than before. It is reported only this often, because a value may vary around a
+SUPERSEDED_PACE_SECONDS = 60.0  # between two looks for checks that Dagster disregards; see `failing`
+# For a check that fails less badly than before. It is reported only this often, because a value can vary around a
 # step.
 EASED_PACE_SECONDS = 1800.0
 SHARDS_TAG = "kcl/shards"
@@ -85,7 +86,7 @@ class Reporter:
         self._latest.extend(decisions)
 
     def news(self, decisions: Iterable[Decision], now: float) -> list[Decision]:
-        """Return the decisions that were not reported within the last `NEWS_SECONDS`. The leader may make the same
+        """Return the decisions that were not reported within the last `NEWS_SECONDS`. The leader can make the same
         decision at many ticks: it requests a launch until the run exists, and notes a problem as long as the
         problem lasts."""
         self._decided = {text: at for text, at in self._decided.items() if now - at < NEWS_SECONDS}
@@ -124,7 +125,7 @@ class Reporter:
 
         The caller compares each with the storage, and then either calls `settle` or passes it to `events`. If
         Dagster did not store a materialization, because the tick was interrupted, the stream is returned once more
-        after a minute. It is not returned more often, because leaders of two accounts may report different streams
+        after a minute. It is not returned more often, because leaders of two accounts can report different streams
         as one asset.
         """
         found = []
@@ -137,8 +138,8 @@ class Reporter:
         return found
 
     def settle(self, stream: StreamSight) -> None:
-        """Record that Dagster's storage has a materialization of this set of open shards, so that no other one is
-        returned."""
+        """Record that Dagster's storage has a materialization with the stream's set of open shards. From then on,
+        `new_shards` does not return the stream until the set changes."""
         self._stored_shards[stream.name] = shards_of(stream)
 
     def events(self, seen: Observation, now: float, changed: Iterable[StreamSight] = ()) -> list[Event]:
@@ -213,7 +214,8 @@ def shards_of(stream: StreamSight) -> str:
 
 
 def _check_pace(told: float | None, step: float | None) -> float:
-    """Seconds between two evaluations of a check with these steps of its problem."""
+    """Seconds from the last evaluation of a check to the next one. `told`: the step of its problem in the last
+    evaluation. `step`: the step now. None: the check passes."""
     if told == step:
         return CHECK_PACE_SECONDS
     return EASED_PACE_SECONDS if told is not None and step is not None and step < told else 0.0

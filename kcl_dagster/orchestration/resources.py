@@ -81,7 +81,7 @@ class KclResource(SecretsResource):
     )
 
     def __init__(self, **values: Any) -> None:
-        # Not in a validator, because pydantic's message would contain the secret.
+        # Checked here and not in a validator, because the message of pydantic would contain the secret.
         for name, variable in SECRETS.items():
             if is_literal(values.get(name)):
                 raise ConfigurationError(

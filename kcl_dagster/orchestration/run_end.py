@@ -22,7 +22,8 @@ from kcl_dagster.worker.surroundings import EndProcess
 
 log = logging.getLogger(__name__)
 
-# Dagster's storage may hang. Dagster's run monitoring then detects that the process has ended.
+# Dagster's storage can hang. After this time, the process ends without a record, and Dagster's run monitoring
+# detects this.
 REPORT_SECONDS: Final = 15.0
 EXIT_CODE: Final = 70
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 # start of a worker. After that, the pause doubles, up to one event every half hour (0.4 MB a day).
 FIRST_PACE_SECONDS = 30.0
 CALM_PACE_SECONDS = 1800.0
-ALARM_PACE_SECONDS = 300.0  # for one kind: a stream full of poison records must not fill the event log
+ALARM_PACE_SECONDS = 300.0  # between two alarms of one kind, so that poison records do not fill the event log
 COLUMNS_TOLD = 20  # in every report; more columns only once per run, because Dagster keeps every copy
 
 Reported = AssetObservation | AssetCheckEvaluation
@@ -67,7 +67,7 @@ class Tally:
 class RunEventLog:
     """Collects batch reports and worker events of one run. Called from several threads of the worker.
 
-    `write` and `log` write to Dagster's storage, which may be slow, hang or raise. Within `in_background` a
+    `write` and `log` write to Dagster's storage, which can be slow, hang or raise. Within `in_background` a
     separate thread calls them, and no method of this class waits for them or raises their errors.
     """
 

@@ -1,5 +1,5 @@
-"""Worker runs in Dagster's run storage. This storage is only a hint: the tables determine whether a worker is
-alive."""
+"""Worker runs in Dagster's run storage. The status of a run is only a hint: the tables determine whether a worker
+is alive."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from kcl_dagster.model.worker_row import worker_id
 
 APPLICATION_TAG = "kcl/application"
 WORKER_TAG = "kcl/worker"
-"""The tag `application/slot`. tag_concurrency_limits in dagster.yaml counts runs by it, so it is unique in the
-instance.
+"""The tag whose value is `application/slot`. tag_concurrency_limits in dagster.yaml counts runs by this value, so
+it is unique in the instance.
 """
 
 CODE_TAG = "kcl/code"
@@ -109,7 +109,7 @@ def run_view(instance: DagsterInstance, application: Application, code: LoadedCo
 
 
 def finished(instance: DagsterInstance, run_ids: Collection[str]) -> Collection[str]:
-    """The runs among these that have ended. A run that Dagster does not know may belong to another deployment, and
+    """The runs among these that have ended. A run that Dagster does not know can belong to another deployment, and
     is not included."""
     asked = sorted(set(run_ids))
     runs = instance.get_runs(RunsFilter(run_ids=asked)) if asked else ()

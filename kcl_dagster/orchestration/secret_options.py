@@ -98,8 +98,8 @@ def refuse_literals(
 ) -> None:
     """Raise ConfigurationError for the first secret that is not an EnvVar. The message does not contain its value.
 
-    `otherwise`: the part of the message about leaving an option out, or a function that makes it from the option's
-    name. `prefix`: the beginning of the environment variable that the message proposes.
+    `otherwise`: the end of the message, which says what to do without the option, or a function that makes this
+    text from the option's name. `prefix`: the beginning of the environment variable that the message proposes.
     """
     for name, value in options.items():
         if not is_literal(value):

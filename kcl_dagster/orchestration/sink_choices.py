@@ -40,9 +40,9 @@ DeltaWriter = Literal["delta-rs", "spark"]
 """What commits to a Delta table."""
 
 Transform = Callable[..., Any]
-"""The user's function, from the records of a batch, a Spark DataFrame, to the rows that the sink stores. It may
-ask for Dagster's context and for resources, see `kcl_consumer`. It runs once per batch, in the driver. It need
-not be deterministic, because a batch is stored as a whole or not at all.
+"""The user's function, from the records of a batch, a Spark DataFrame, to the rows that the sink stores. It can ask
+for Dagster's context and for resources; see `kcl_consumer`. It runs once per batch, in the driver. It need not be
+deterministic, because a batch is stored as a whole or not at all.
 """
 
 Connection = Mapping[str, str]
@@ -79,7 +79,7 @@ class SinkChoice:
     `open_staging` or `processors` is set."""
 
     processors: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
-    """Makes record processors. Then there is no sink to open."""
+    """Makes record processors. If it is set, there is no sink to open."""
 
     processes: int | None = None
     """The number of executor processes among which record processors are distributed. By default, it depends on
@@ -89,7 +89,7 @@ class SinkChoice:
     """The options with which the compaction of a Delta table opens it. EnvVars are not resolved yet."""
 
     catalog: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
-    """The properties of an Iceberg table's catalog in the code. EnvVars are not resolved yet."""
+    """The properties of an Iceberg table's catalog, as the code gives them. EnvVars are not resolved yet."""
 
     open_staging: OpenStagingSink | None = field(default=None, repr=False, compare=False)
     """Opens a sink whose batches are committed in chains (logs of committed batches), each exactly once."""
@@ -101,7 +101,7 @@ class SinkChoice:
     """Seconds between two commits, for a table that gets one commit for many batches."""
 
     with_commit_seconds: "Callable[[float], SinkChoice] | None" = field(default=None, repr=False, compare=False)
-    """Makes the same sink with another time between commits. None if the user chose one, or there are no
+    """Makes the same sink with another time between commits. None if the user chose the time, or if there are no
     commits."""
 
     batch_seconds: float | None = None
@@ -159,13 +159,13 @@ def place_of(sink: SinkChoice) -> dict[str, str]:
 
 
 def parquet(path: str, *, partition_by: Sequence[str] = (), evolve: Evolve = "add") -> SinkChoice:
-    """Parquet files below a directory or an `s3://` prefix, each record in exactly one of them.
+    """Parquet files below a directory or an `s3://` prefix. Each record is in exactly one of the files.
 
     Args:
-        path: A directory that driver and executors share, or `s3://bucket/prefix`. Several applications may store
+        path: A directory that driver and executors share, or `s3://bucket/prefix`. Several applications can store
             at the same path, because no two files get the same name.
-        partition_by: Columns of the output that become folders, such as `kind=buy/`; or the month, day or hour of
-            one, in UTC: `day(arrival_timestamp)` gives `arrival_timestamp_day=2026-01-31/`.
+        partition_by: Columns of the output that become folders, such as `kind=buy/`; or the month, day or hour of a
+            column, in UTC: `day(arrival_timestamp)` gives `arrival_timestamp_day=2026-01-31/`.
         evolve: What to do with columns that no file below the path has. `add`: they are stored. `refuse`: the shard
             stops until you change the function. `ignore`: they are not stored. If the files have a column with
             another type, which cannot represent all values of the output's column, the shard always stops.
@@ -215,26 +215,27 @@ def delta(
             of the table in Spark, such as `catalog.schema.table`.
         partition_by: Columns of the output by which a new table is partitioned; or the month, day or hour of a
             column in UTC, such as `day(arrival_timestamp)`, which the sink adds as a column of text.
-        storage_options: Options of delta-rs; by default, the connection of the `KclResource`. A value may be a
-            `dagster.EnvVar`, which the worker resolves. A secret must be one: a literal raises ConfigurationError.
+        storage_options: Options of delta-rs; by default, the connection of the `KclResource`. A value can be a
+            `dagster.EnvVar`, which the worker resolves. A secret must be an `EnvVar`: a literal raises
+            ConfigurationError.
         commit_seconds: The longest time for which a batch waits for the next commit of the table, if no commit
             fails. Default: 30 s, or a value derived from the consumer's `visible_within`. Each commit costs readers
             and compactions time.
         evolve: What to do with columns that the table does not have. `refuse`: the shard stops until you change the
             table or the function. `add`: they are added to the table as nullable columns before the batch is
             stored. `ignore`: they are not stored. A type that the table's column cannot hold is always refused.
-        merge_on: The key columns, if the output consists of change rows: each updates the rows of the table with
-            the same key, or is inserted. The last change of a key wins, in the order of its shard. By default, rows
-            are appended.
+        merge_on: The key columns, if the output consists of change rows. Each change row updates the rows of the
+            table with the same key, or is inserted if there are none. The last change of a key wins, in the order
+            of its shard. By default, rows are appended.
         delete_when: An SQL condition on change rows. If it is true, the rows with the same key are deleted. Needs
             `merge_on`.
         order_by: A column of the output and the table that decides which change is later, such as a version: a
             change with a lower value than the table's row has no effect. Needs `merge_on`.
         writer: What commits to the table. `delta-rs`: the library, which needs a path. `spark`: Delta Lake in the
-            Spark session of the worker, which needs its jars. It knows catalogs such as Unity, and features of
-            tables that delta-rs does not write. Rows can only be appended.
-        chains_path: With `writer="spark"`, where the chains (logs of committed batches) are, and rows that wait for
-            the next commit: a directory that all workers share, or `s3://bucket/prefix`.
+            Spark session of the worker, which needs the jars of Delta Lake. This writer supports catalogs such as
+            Unity, and features of tables that delta-rs does not write. It can only append rows.
+        chains_path: With `writer="spark"`, the place of the chains (logs of committed batches) and of the rows that
+            wait for the next commit: a directory that all workers share, or `s3://bucket/prefix`.
 
     Example:
         .. code-block:: python
@@ -402,8 +403,8 @@ def iceberg(
         catalog: Properties of pyiceberg, such as `{"type": "glue", "warehouse": "s3://bucket/prefix"}`, which uses
             region and keys of the `KclResource`, or `{"type": "rest", "uri": "https://..."}`. To create a table,
             Glue and SQL need `warehouse`, or a location of the database. Other properties come from pyiceberg's
-            configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`). A value may be a `dagster.EnvVar`, which
-            the worker resolves. A secret must be one: a literal raises ConfigurationError.
+            configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`). A value can be a `dagster.EnvVar`, which
+            the worker resolves. A secret must be an `EnvVar`: a literal raises ConfigurationError.
         catalog_name: The name of the catalog in pyiceberg's configuration. In a SQL catalog, each name has its own
             tables.
         partition_by: The partitions of a new table: columns of the output, or Iceberg's own transforms of them,
@@ -527,7 +528,7 @@ def open_staging(choice: SinkChoice, transform: Transform, s3: Connection, runti
         check_store(sink.entries.files, runtime.new_id())
     except ConfigurationError:
         raise
-    except (KclError, OSError) as error:  # the error may be temporary; otherwise the first batch fails
+    except (KclError, OSError) as error:  # the error can be temporary; otherwise the first batch fails
         log.warning("whether %s can keep chains is not known yet: %s", choice.place, brief(error))
     return sink
 
@@ -535,7 +536,8 @@ def open_staging(choice: SinkChoice, transform: Transform, s3: Connection, runti
 def open_for_parts(
     choice: SinkChoice, transform: Transform, s3: Connection, *, owner: str, name: str, runtime: Runtime
 ) -> PartsSink[Any]:
-    """Open the sink for parts that no lease records as stored: see `worker.parts_chain`."""
+    """Open the sink for a replay or for dead letters, whose parts no lease records as stored; see
+    `worker.parts_chain`."""
     if choice.open_staging is not None:
         return PartsChain(choice.open_staging(transform, s3), owner, name, runtime)
     if choice.open is None:
@@ -563,7 +565,7 @@ def _refuse_evolve(what: str, evolve: Evolve) -> None:
 
 
 def processors(factory: Callable[..., Any], processes: int | None = None) -> SinkChoice:
-    """The choice for record processors of the KCL, one per shard, which `kcl_consumer` makes of a decorated
+    """The `SinkChoice` for record processors of the KCL, one per shard. `kcl_consumer` makes it for a decorated
     class."""
     return SinkChoice(
         "python", getattr(factory, "__qualname__", repr(factory)), processors=factory, processes=processes
@@ -582,7 +584,7 @@ def foreach_batch(store: Callable[[Any, Batch], None]) -> SinkChoice:
     identity.
 
     Batches are delivered at least once: after a crash the same parts are delivered again, with the same records. If
-    the function keys what it writes by `batch.parts`, each record is stored exactly once.
+    the function writes under keys that are made from `batch.parts`, each record is stored exactly once.
 
     Example:
         .. code-block:: python

@@ -21,7 +21,7 @@ class KclSparkResource(SecretsResource):
     """A Spark session that starts when it is first used, and stops with the run.
 
     Any resource with a `spark_session` can replace it, such as dagster-pyspark's `LazyPySparkResource`.
-    `KclSparkResource` also finds a Java runtime, and has settings that suit a fetch loop.
+    `KclSparkResource` also finds a Java runtime, and has settings that suit the many short jobs of a worker.
 
     Secrets, such as the token of Spark Connect or `spark.hadoop.fs.s3a.secret.key`, must be a `dagster.EnvVar`: the
     whole `url`, the whole `java_options`, or a value of `conf`. A literal raises ConfigurationError.
@@ -52,7 +52,7 @@ class KclSparkResource(SecretsResource):
     _session: Any = PrivateAttr(default=None)
 
     def __init__(self, **values: Any) -> None:
-        # Not in a validator, because pydantic's message would contain the secret.
+        # Checked here and not in a validator, because the message of pydantic would contain the secret.
         given = {name: values.get(name) or "" for name in ("url", "java_options")}
         conf = {name: value for name, value in (values.get("conf") or {}).items() if not _REFERENCES.match(name)}
         refuse_literals(given | conf, OWNER, "leave it out and let the cluster's own configuration provide it")

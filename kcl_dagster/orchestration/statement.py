@@ -1,5 +1,5 @@
-"""The metadata that each asset of an application reports about an observation: a few numbers, and one table of at
-most a dozen rows with the worst first. Pure."""
+"""The metadata that the leader reports for each asset of an application, made from an observation: a few numbers,
+and one table of at most a dozen rows with the worst first. Pure."""
 
 import re
 from collections import Counter
@@ -30,7 +30,7 @@ from kcl_dagster.orchestration.metadata import (
     KclWorkersMetadataSet,
 )
 
-BEHIND_WORTH_TELLING = 1.0  # seconds; a shard that is read every second is never nearer to its tip
+BEHIND_WORTH_TELLING = 1.0  # seconds; a smaller lag is normal for a shard that is read every second
 MAX_ROWS = 12  # Dagster hides longer tables behind a button
 Row = Mapping[str, str | float | int | bool | None]
 
@@ -41,8 +41,8 @@ _HOUR, _MINUTE = 3600.0, 60.0
 
 
 def of_leases(seen: Observation) -> KclLeasesMetadataSet:
-    """The leases. Unserved leases come first, then those in a handoff, then those whose counter was unchanged for
-    longest."""
+    """The metadata of the leases. Its table has unserved leases first, then stopped ones, then those in a handoff,
+    then those whose counter was unchanged for longest."""
     unserved, stopped, still_open = set(seen.unserved), set(seen.stopped), seen.open_leases
     behind = {lag.lease: lag.seconds for lag in seen.lags}
 
@@ -83,7 +83,8 @@ def of_leases(seen: Observation) -> KclLeasesMetadataSet:
 
 
 def of_workers(seen: Observation) -> KclWorkersMetadataSet:
-    """The workers, the furthest behind first. A Java worker has no run, and fewer values."""
+    """The metadata of the workers. Its table has the worker furthest behind first. A Java worker has no run, and
+    fewer values."""
     shares, worst = seen.shares, sorted(seen.workers, key=lambda row: (-(row.lag_ms or 0), row.id))[:MAX_ROWS]
     speeds = {str(row.id): seen.speeds.get(row.id, 0.0) for row in seen.workers}
     cpus = [cpu for row in seen.workers if (cpu := _cpu(row)) is not None]
@@ -114,8 +115,8 @@ def of_workers(seen: Observation) -> KclWorkersMetadataSet:
 
 
 def of_lag(seen: Observation) -> KclLagMetadataSet:
-    """The lag. It is reported every minute, so it is small: 1.3 KB for a healthy fleet, so that three reports fit
-    into a page of sqlite. Its tables are Markdown, which takes a quarter of the space."""
+    """The metadata of the lag. It is reported every minute, so it is small: 1.3 KB for a healthy fleet. Three
+    reports fit into a page of sqlite. Its tables are Markdown, which takes a quarter of the space of a table."""
     used = seen.retention_used
     worth = [lag for lag in seen.lags if lag.seconds is None or lag.seconds >= BEHIND_WORTH_TELLING]
     return KclLagMetadataSet(
@@ -148,8 +149,8 @@ def decision_row(decision: Decision, at: float) -> Row:
 
 
 def of_decisions(latest: Sequence[Row]) -> KclDecisionsMetadataSet:
-    """The decisions. `latest`: rows of the newest decisions, the newest first. The numbers count the rows that
-    are shown."""
+    """The metadata of the decisions. `latest`: rows of the newest decisions, the newest first. The numbers count
+    the rows that are shown."""
     columns = dict.fromkeys(("when (UTC)", "what", "why"), "string")
     shown = latest[:MAX_ROWS]
     kinds = Counter(str(row["what"]).partition(": ")[0] for row in shown)
@@ -174,7 +175,7 @@ def duration(seconds: float) -> str:
 
 
 def inline(lines: Iterable[str]) -> MarkdownMetadataValue:
-    """The first lines, as many as Dagster shows without a button."""
+    """Markdown of the first lines, as many as Dagster shows without a button."""
     text = ""
     for line in lines:
         if len(text) + len(line) > picture.INLINE_CHARACTERS:

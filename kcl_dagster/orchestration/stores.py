@@ -42,8 +42,8 @@ def written_stores(
 
 
 def catalogs_of(sink: SinkChoice) -> Catalogs:
-    """The Iceberg tables of a sink whose catalogs check rights of AWS, as far as the code shows them. The type of a
-    catalog may also be in pyiceberg's own configuration."""
+    """The Iceberg tables of a sink whose catalogs check rights of AWS, as far as the code shows the type of the
+    catalog. The type can also be in pyiceberg's own configuration."""
     named = {one.place: one.catalog or {} for one in sink.each.values() if one.kind == "iceberg"}
     return Catalogs(
         in_glue=tuple(table for table, catalog in named.items() if catalog.get("type") == "glue"),

@@ -1,7 +1,7 @@
 """Windows of time as Dagster's partitions: in which window a time is, when the window ends, and the key of its
 partition.
 
-In Dagster, a definition of partitions has a start, and may have an end and excluded times. The windows here have
+In Dagster, a definition of partitions has a start, and can have an end and excluded times. The windows here have
 none of these, because records arrive at any time: each time is in exactly one window. A window that the definition
 does not cover has no partition.
 """
@@ -22,8 +22,8 @@ from dagster import HourlyPartitionsDefinition, TimeWindowPartitionsDefinition
 from kcl_dagster.errors import ConfigurationError
 
 DEFAULT_PARTITIONS: Final = HourlyPartitionsDefinition(start_date="2026-11-01-00:00")
-"""Hours in UTC, from the month in which the records asset was first partitioned by time. No application has counted
-earlier windows. The start is fixed because Dagster compares definitions by their start."""
+"""Hours in UTC, from the month in which kcl_dagster began to partition the records asset by time. No application
+has counted earlier windows. The start is fixed because Dagster compares definitions by their start."""
 
 MINUTE: Final = 60
 HOUR: Final = 3600
@@ -36,7 +36,7 @@ _REMEMBERED: Final = 10_000  # windows whose bounds are cached; more than a year
 
 @dataclass(frozen=True)
 class PartitionWindows:
-    """The windows of a partitions definition. Safe to call from several threads: each call may compute a bound
+    """The windows of a partitions definition. Safe to call from several threads: each call can compute a bound
     again, and all computations of one bound are equal.
 
     Example:
@@ -100,7 +100,7 @@ class PartitionWindows:
         """The starts of the newest windows that have these keys, oldest first, at most `count`.
 
         It is fast enough for all keys in Dagster's storage at every tick. A key is parsed only once, in
-        microseconds. The window is computed only for the newest keys, because that may take a millisecond. Not
+        microseconds. The window is computed only for the newest keys, because that can take a millisecond. Not
         thread-safe.
         """
         starts = (self._start_at(moment, key) for moment, key in nlargest(count, self._parsed(keys)))
@@ -135,7 +135,7 @@ class PartitionWindows:
         """The length of the longest of the first windows, in seconds. A freshness policy must be longer."""
         start = self.start_of(self.partitions.start_timestamp)
         lengths = []
-        for _ in range(32):  # a month of days, one of which may have 25 hours
+        for _ in range(32):  # a month of days, one of which can have 25 hours
             end = self.end_of(start)
             lengths.append(end - start)
             start = end
@@ -169,7 +169,7 @@ class PartitionWindows:
     def _start_at(self, moment: int, key: str) -> int | None:
         """The start of the window that has this key, which names the time `moment`."""
         start = self.start_of(moment)
-        start = start if start == moment else self.end_of(start)  # a key of a day whose windows begin at seven
+        start = start if start == moment else self.end_of(start)  # the key of a day, if its windows begin at seven
         if self.key_of(start) != key and self.partitions.exclusions:
             start = round(self.partitions.start_time_for_partition_key(key).timestamp())
         return start if self.key_of(start) == key else None
@@ -177,7 +177,7 @@ class PartitionWindows:
     def _moment_of(self, key: str) -> int | None:
         """The epoch seconds that a key names by the definition's format, whether or not a window begins then."""
         fmt = self.partitions.fmt
-        for one in (fmt, fmt if "%z" in fmt else f"{fmt}%z"):  # see `key_of` for the second one
+        for one in (fmt, fmt if "%z" in fmt else f"{fmt}%z"):  # `key_of` writes keys of the second format, too
             with suppress(ValueError):
                 local = datetime.strptime(key, one)  # noqa: DTZ007 (the next line adds the zone)
                 return round((local if local.tzinfo else local.replace(tzinfo=self._zone)).timestamp())

@@ -103,8 +103,8 @@ _KINDS = {
 }
 
 STREAMS_GROUP = "kinesis"
-"""The group of the streams. They belong to no application's group, because applications share them, even across
-code locations.
+"""The group of the streams. The streams are not in the group of an application, because several applications can
+share a stream, even across code locations.
 """
 
 # The leader reports the lag every minute while it is alive. If it stops, Dagster's daemon detects the stale asset.

@@ -1,9 +1,8 @@
-"""Reasons for which a worker stops although no stop was requested.
+"""Watches that stop a worker whose code server, run record or `dagster dev` no longer exists.
 
-Stopping Dagster does not stop the runs that it launched. Only Ctrl-C in a terminal reaches them. If the code
-server, the run record or the `dagster dev` of a worker no longer existed, the worker would renew its leases for
-ever. The worker calls these watches every few seconds, on the thread that also writes its heartbeat, so none of
-them waits for a response.
+If Dagster is stopped, the runs that it launched continue. Only Ctrl-C in a terminal reaches them. Without the
+watches, such a worker would renew its leases for ever. The worker calls these watches every few seconds, on the
+thread that also writes its heartbeat, so none of them waits for a response.
 """
 
 import os
@@ -38,10 +37,10 @@ def dev_is_gone() -> Watch:
 
 
 def run_is_over(instance: DagsterInstance, run_id: str, start: Start = on_a_thread) -> Watch:
-    """Watches whether Dagster no longer counts the run as active, because it was canceled by force, failed by the
-    monitor, or deleted.
+    """Watches whether Dagster no longer counts the run as active, because the run was canceled by force, marked as
+    failed by Dagster's monitoring, or deleted.
 
-    The run is looked up in the background, because Dagster's storage may hang. The watch returns the result of the
+    The run is looked up in the background, because Dagster's storage can hang. The watch returns the result of the
     previous look-up. Until there is one, the run counts as active.
     """
 

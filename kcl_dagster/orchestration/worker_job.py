@@ -1,5 +1,5 @@
-"""The job of a worker: one run per slot, as long as the worker works. Slots (places for workers) are its
-partitions.
+"""The job whose runs are the workers, one run per slot (a place for a worker). The slots are the partitions of the
+job.
 """
 
 from dagster import JobDefinition, OpExecutionContext, in_process_executor, job, op
@@ -26,8 +26,8 @@ def build_worker_job(
 ) -> JobDefinition:
     """Build the job that the leader launches, with one partition per slot.
 
-    It runs in process. If a run with a separate step process was killed, its worker would remain and continue to
-    renew its leases. A run is not retried, because the leader launches another run.
+    A worker works in the process of its run. If it had a process of its own, it would continue to renew its leases
+    after the run was killed. A run is not retried, because the leader launches another run.
 
     Its runs materialize nothing. They observe the records asset, whose partitions are windows of time and are
     materialized when they are complete; see `declaring`.
@@ -56,8 +56,8 @@ def build_worker_job(
         kcl, spark = getattr(context.resources, kcl_key), getattr(context.resources, spark_key)
         stop = StopSignal()
         with interrupts_ask(stop):
-            # PySpark replaces the signal handler only if it is started on the main thread, which is not the case
-            # here.
+            # These signal handlers stay, because PySpark replaces them only if it is started on the main thread.
+            # Here, another thread starts it.
             ours = consumer.bound(context, context.resources)
             made = WorkerRun(
                 ours,

@@ -41,14 +41,14 @@ from kcl_dagster.worker.utilization.platform import measured
 if TYPE_CHECKING:
     from kcl_dagster.telemetry.batch_traces import BatchTraces
 
-# If the worker of a run has ended, the run waits this long for a Spark that is still starting. Starting may take
+# If the worker of a run has ended, the run waits this long for a Spark that is still starting. Starting can take
 # more than a minute on a busy machine.
 STARTING_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRun:
-    """The parts of a worker that depend on its run. `open_session` is called once, on a separate thread, and may be
+    """The parts of a worker that depend on its run. `open_session` is called once, on a separate thread, and can be
     slow."""
 
     consumer: Consumer
@@ -69,10 +69,10 @@ class WorkerRun:
     """The `traceparent` of the tick that launched the run; the trace of the worker's start has a link to it."""
 
     def work(self, stop: StopSignal) -> StopReason:
-        """Consume until there is a reason to stop. Blocks for hours.
+        """Read and store batches until there is a reason to stop, and return this reason. Blocks for hours.
 
-        Raises the error that kept Spark from starting, or BatchError if the Spark session is lost. By then, the
-        leases are released. The run should be shown as failed.
+        If Spark cannot start, raises the error of the start. If the Spark session is lost, raises BatchError. By
+        then, the leases are released. The run should be shown as failed.
         """
         application = self.consumer.application
         identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
@@ -84,7 +84,7 @@ class WorkerRun:
         application = self.consumer.application
         spans = NO_SPANS if traces is None else traces
         sink, chains = self._sink(spans), self._staging_sink(spans)
-        # The row is written and leases are assigned while Spark starts, which takes it five to ten seconds.
+        # The worker writes its row and gets leases while Spark starts, which takes five to ten seconds.
         interruption = Interruption()
         late: Late[SparkEngine | SparkProcessorHosts] = Late(partial(self._open, chains, interruption))
         try:
@@ -188,8 +188,8 @@ class WorkerRun:
         connection = Connection(**self._connection("kinesis"))
         is_local = local_slots(session) is not None
         if not is_local:
-            # `KclSparkResource` has checked the executors already. Sessions of other resources have not been
-            # checked yet.
+            # Only `KclSparkResource` has already checked the executors of its session. Sessions of other resources
+            # are checked for the first time here.
             check_executors(session)
             check_stream(session, connection, self.consumer.application.streams[0].name)
         for store in () if chains is None else chains.stores_into:
@@ -201,7 +201,7 @@ class WorkerRun:
         else:
             staging = no_staging if chains is None else chains.staging
             opened = SparkEngine(session, connection, settings, staging=staging)
-            if is_local:  # in other sessions, the checks were the first jobs
+            if is_local:  # in other sessions, the checks above were the first jobs
                 opened.warm_up()
         self.event_log.info(
             "ready to read: Spark took %.1f s to start, and %.1f s for its first jobs",
