@@ -8,7 +8,7 @@
 
     defs = kcl.build_kcl_definitions(clicks, resources={"kcl": kcl.KclResource(region_name="eu-west-1")})
 
-Names are imported when they are first used: Spark and Dagster take seconds.
+Names are imported when they are first used, because Spark and Dagster take seconds to import.
 """
 
 from importlib import import_module

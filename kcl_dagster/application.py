@@ -1,7 +1,7 @@
 """The settings of an application: its name, its streams, its tables, and its behaviour.
 
-The settings are frozen pydantic values. Everything has a default that works. Values that cannot work are refused
-here, with the name of the field.
+The settings are frozen pydantic values. All of them except the name and the streams have defaults that work. A
+value that cannot work raises an error, which names the field.
 """
 
 import re
@@ -17,13 +17,15 @@ from kcl_dagster.folder import misspelt
 
 Seconds = Annotated[float, Field(gt=0)]
 
-# Dagster's sensor loop runs every five seconds and compares with the start of the last tick, so an interval of 5k
-# seconds alternates between 5k and 5k+5. One second less gives exactly 5k.
+# Every five seconds, Dagster's sensor loop starts a tick if the interval has passed since the last tick started.
+# With an interval of 5k seconds, ticks are alternately 5k and 5k+5 seconds apart. With one second less, they are
+# always 5k seconds apart.
 _SENSOR_LOOP_SECONDS = 5
 
 
 def refusal(error: ValidationError) -> str:
-    """What pydantic refused, as one line for an operator: the field, the rule and the value of each error."""
+    """Return the errors of pydantic as one line for an operator, with the field, the rule and the value of each
+    error."""
     return "; ".join(
         f"{'.'.join(map(str, one['loc']))}: {one['msg']}, and is {one['input']!r}"
         if one["loc"]
@@ -37,7 +39,7 @@ class _Settings(BaseModel):
 
 
 class Position(StrEnum):
-    """Where a shard without a checkpoint starts."""
+    """The position at which a shard without a checkpoint starts."""
 
     TRIM_HORIZON = "TRIM_HORIZON"
     LATEST = "LATEST"
@@ -45,8 +47,8 @@ class Position(StrEnum):
 
 
 class StartAt(_Settings):
-    """The initial position of shards without a checkpoint. It is resolved once, when the application first reads
-    the stream, and then stored.
+    """The initial position of shards without a checkpoint. It is decided once, when the application first reads the
+    stream, and then stored.
 
     Example:
         .. code-block:: python
@@ -59,7 +61,7 @@ class StartAt(_Settings):
     on. AT_TIMESTAMP: records that arrive from `timestamp` on."""
 
     timestamp: datetime | None = None
-    """The time for AT_TIMESTAMP, and only for it; must have a time zone."""
+    """The time for AT_TIMESTAMP, with a time zone. The other positions must not have a time."""
 
     @model_validator(mode="after")
     def _timestamp_fits(self) -> Self:
@@ -88,11 +90,13 @@ class StreamSettings(_Settings):
     """
 
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.-]+$")]
-    """The name of the stream in Kinesis. The ARN may be given instead; it is then also the value of `arn`."""
+    """The name of the stream in Kinesis. The ARN can be given instead. The name is then taken from the ARN, and
+    `arn` is set to it."""
 
     arn: str | None = None
-    """The ARN of a stream in another account or region. Every request uses it, and is sent to its region. If left
-    out, the stream is in the account and the region of the connection."""
+    """The ARN of the stream, if it is in another account or region. Every request then names the stream by its ARN,
+    and is sent to the region in the ARN. If left out, the stream is in the account and the region of the
+    connection."""
 
     consumer_arn: str | None = None
     """The ARN of a fan-out consumer that the owner of the stream has registered for this application. Workers then
@@ -111,7 +115,7 @@ class StreamSettings(_Settings):
     @model_validator(mode="before")
     @classmethod
     def _arn_names_the_stream(cls, values: Any) -> Any:
-        """Take the name from the ARN, which may be given in place of the name."""
+        """Take the name from the ARN, which can be given in place of the name."""
         if not isinstance(values, Mapping):
             return values
         name, arn = values.get("name"), values.get("arn")
@@ -150,8 +154,8 @@ class StreamSettings(_Settings):
         return None if found is None else found["region"]
 
 
-# A lease duration has `renewals_per_lease` renewal intervals, less this part of one: the renewal at its end would
-# come too late, so the others have more time.
+# A lease duration is divided into `renewals_per_lease` renewal intervals, of which the last one is shorter by this
+# fraction. No lease is renewed at the end of the lease duration, because that would be too late.
 LAST_RENEWAL: Final = 0.15
 
 
@@ -165,43 +169,43 @@ class Timings(_Settings):
     """
 
     lease_duration: Seconds = 30.0
-    """A lease may be taken if its counter was unchanged for this long. Java's name is failoverTimeMillis; a fleet
-    with both kinds of workers must use one value."""
+    """If the counter of a lease was unchanged for this long, another worker can get the lease. The Java KCL calls
+    this failoverTimeMillis. In a fleet with Java workers, all workers must use the same value."""
 
     renewals_per_lease: Annotated[int, Field(ge=2, le=10)] = 3
-    """Renewals per lease duration; all but one may fail before the lease is lost."""
+    """The number of renewals per lease duration. The lease is kept if at least one of them succeeds."""
 
     tick_interval: Annotated[int, Field(ge=4)] = 4
     """The leader sensor's minimum interval. Must be one less than a multiple of five."""
 
     tick_budget: Annotated[float, Field(gt=0, le=45)] = 20.0
-    """After this time, a tick stops, and the next one continues. Dagster abandons, but does not stop, a tick after
-    60 s."""
+    """A tick stops after this time, and the next tick continues its work. Dagster would abandon a tick after 60 s,
+    without stopping it."""
 
     handoff_timeout: Seconds = 30.0
-    """How long the old owner of a lease may take to finish its batch before the leader forces the handoff."""
+    """The time that the old owner of a lease has to finish its batch before the leader forces the handoff."""
 
     arrival_margin: Annotated[float, Field(ge=0)] = 10.0
-    """Arrival times are approximate, and a shard's records are not strictly in their order. The application
-    therefore counts as complete only through a moment that is this much earlier than the one that its leases
-    record."""
+    """The application counts as complete through a moment that is this much earlier than the moment that its leases
+    record. The margin is needed because arrival times are approximate, and the records of a shard are not strictly
+    in the order of their arrival times."""
 
     leader_lock: Seconds = 60.0
-    """If the leader lock was unchanged for this long, another leader may take it."""
+    """If the leader lock was unchanged for this long, another process can take it and lead."""
 
     shard_audit: Seconds = 60.0
-    """How often the leader compares the leases with the stream without a special reason."""
+    """How often the leader compares the leases with the shards of the stream if nothing indicates a change."""
 
     heartbeat: Seconds = 5.0
-    """How often a worker writes its row; Java fleets need 30 or less."""
+    """How often a worker writes its row. A fleet with Java workers needs 30 or less."""
 
     leaderless: Seconds = 120.0
     """If workers have observed no leader for this long, they take leases by themselves."""
 
     @property
     def renewal_interval(self) -> float:
-        """The interval between renewals. A renewal at the very end of the lease duration would come too late, so
-        the others share the time."""
+        """The seconds between two renewals. The last interval of a lease duration is shorter by the fraction
+        `LAST_RENEWAL`, and no renewal takes place at its end."""
         return self.lease_duration / (self.renewals_per_lease - LAST_RENEWAL)
 
     @field_validator("tick_interval")
@@ -233,7 +237,7 @@ class TableSettings(_Settings):
     """
 
     lease_table: str | None = None
-    """Default: the name of the application, as in the KCL."""
+    """The name of the lease table. Default: the name of the application, as in the KCL."""
 
     billing: Billing = Billing.PAY_PER_REQUEST
     """Pay per request, or for provisioned capacity."""
@@ -264,7 +268,8 @@ class TableSettings(_Settings):
     work without it."""
 
     scan_segments: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """The number of parallel scan segments; 0: determined by the table's size."""
+    """The number of segments in which the lease table is scanned in parallel. 0: the size of the table determines
+    it."""
 
 
 class PolicySettings(_Settings):
@@ -321,19 +326,19 @@ class FleetSettings(_Settings):
     """A worker is removed only if the stream is at most this far behind."""
 
     shards_per_worker: Annotated[int, Field(ge=1)] = 16
-    """The number of open shards per worker; the fleet grows with the stream."""
+    """The number of open shards for each worker. If the stream gets more shards, the fleet grows."""
 
     cooldown: Seconds = 120.0
     """The shortest time between two changes of the number of workers."""
 
     lifetime: Seconds = 12 * 3600.0
     """A worker is replaced after this time, to use new libraries and to limit its logs and events. The leader
-    replaces one worker at a time. If `max_workers` allows, it first waits until the successor runs. A worker that
-    no leader replaces ends by itself after two to three lifetimes."""
+    replaces one worker at a time. If `max_workers` allows another worker, the old one ends only when its successor
+    runs. A worker that no leader replaces ends by itself after two to three lifetimes."""
 
     zone: str | None = None
-    """The availability zone of the workers, which their rows record. A lease stays in its zone if that is as good
-    as any other."""
+    """The availability zone of the workers, which they write into their rows. When a lease moves, a worker in the
+    zone of its owner is preferred if its load is about as low as that of other workers."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -371,17 +376,17 @@ class FailurePolicy(_Settings):
     `dead_letter` stores the record elsewhere, and `skip` leaves it out."""
 
     attempts: Annotated[int, Field(ge=1)] = 5
-    """How many times a shard's batch is tried before the action."""
+    """How many times a shard's batch is tried before the action applies."""
 
     outage_attempts: Annotated[int, Field(ge=1)] = 10
     """How many times a batch that fails because of the sink, AWS or Spark is tried before its shard is shown as
-    stopped. From then on, it is tried once per minute, and the shard continues by itself when the outage ends. No
-    record is set aside for an outage."""
+    stopped. From then on, it is tried once per minute, and the shard continues by itself when the outage ends. An
+    outage never causes a record to be skipped or stored as a dead letter."""
 
     max_age: Seconds | None = None
-    """The action also applies, whatever `attempts` is, if the batch has been failing for longer than this. The time
-    is counted from its first failure, without outages, and anew for each piece into which it is split. After an
-    outage of this length, the shard is shown as stopped."""
+    """If a batch has been failing for longer than this, the action applies even before `attempts` is reached. The
+    time begins with the first failure of the batch, and leaves out outages. It begins anew for each piece into
+    which the batch is split. After an outage of this length, the shard is shown as stopped."""
 
     dead_letter_path: str | None = None
     """A directory or `s3://bucket/prefix`, for the action `dead_letter`."""
@@ -399,8 +404,8 @@ class FailurePolicy(_Settings):
 
 
 class BatchSettings(_Settings):
-    """The limits of a batch, and how its records are read. A batch is closed by the first of its three limits that
-    is reached.
+    """The limits of a batch, and how its records are read. A batch is closed when it reaches `max_seconds`,
+    `max_records` or `max_bytes`.
 
     Example:
         .. code-block:: python
@@ -409,11 +414,11 @@ class BatchSettings(_Settings):
     """
 
     max_seconds: Seconds = 5.0
-    """The time for reading. Fewer, larger batches cost less and make larger files. Default: 5, or 6.5 for a
-    folder in S3."""
+    """How long a batch reads records. A longer time makes fewer and larger batches, which cost less and make larger
+    files. Default: 5, or 6.5 for a folder in S3."""
 
     max_records: Annotated[int, Field(ge=1)] = 100_000
-    """The most records of all shards of the worker together. Records inside aggregates are counted, so a batch may
+    """The most records of all shards of the worker together. Each record inside an aggregate counts, so a batch can
     end inside an aggregate."""
 
     max_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
@@ -424,10 +429,10 @@ class BatchSettings(_Settings):
     """The shortest time from the beginning of one batch to that of the next, while every shard is at its tip."""
 
     linger_seconds: Seconds | None = None
-    """A batch is closed this long after its first records, even before `max_seconds`. Records are stored sooner,
-    and there are more batches. While all shards of a worker are more than a second behind, batches are large
-    anyway. Default: 0.05 s by fan-out and 1 s by polling for record processors. All other batches have no such
-    limit by default, because each batch costs a Spark job."""
+    """A batch is closed this long after its first records, even before `max_seconds`. Records are then stored
+    sooner, in more batches. The limit does not apply while all shards of a worker are more than a second behind.
+    Default for record processors: 0.05 s with fan-out, and 1 s with polling. All other consumers have no such limit
+    by default, because each of their batches costs a Spark job."""
 
     retrieval: Retrieval = Retrieval.POLLING
     """`polling`: GetRecords, with at most four calls per second per shard. `fanout`: enhanced fan-out, where the
@@ -438,9 +443,9 @@ class BatchSettings(_Settings):
     """The name of the fan-out consumer; if left out, the application's name."""
 
     deaggregate: bool = True
-    """Open the aggregates into which the Kinesis Producer Library packs records. It may be changed at any time.
-    Afterwards, an aggregate of which a part was stored is opened to its end, and one that was stored unopened
-    remains unopened."""
+    """Open the aggregates into which the Kinesis Producer Library packs records. This setting can be changed at any
+    time. An aggregate that was partly stored before the change is still opened to its end. An aggregate that was
+    stored unopened remains unopened."""
 
     prefetch: bool = True
     """Read the next batch while this one is written."""
@@ -449,16 +454,16 @@ class BatchSettings(_Settings):
     """What happens to a shard if records left the stream before they were read."""
 
     max_process_seconds: Seconds | None = None
-    """How long your code may work on one batch. A batch that takes longer is cancelled, and the failure policy
-    applies as if your code had raised an error. Without a limit a batch may take for ever, but an event reports it.
-    """
+    """The time that your code has for one batch. A batch that takes longer is cancelled, and the failure policy
+    applies as if your code had raised an error. Without a limit, a batch can run without end, and an event reports
+    it."""
 
     failure: FailurePolicy = FailurePolicy()
     """What to do with records that your code cannot process."""
 
 
 class MetricsLevel(StrEnum):
-    """How many metrics are sent to CloudWatch: the KCL's levels."""
+    """The level of detail of metrics in CloudWatch, as in the KCL."""
 
     NONE = "NONE"
     SUMMARY = "SUMMARY"
@@ -482,7 +487,7 @@ class TelemetrySettings(_Settings):
     free port."""
 
     openmetrics_port_by_slot: bool = True
-    """Set to False if each worker has an address of its own, such as a pod: all then use `openmetrics_port`
+    """Set to False if each worker has an address of its own, as in a pod. All workers then use `openmetrics_port`
     itself."""
 
     openmetrics_host: str = "127.0.0.1"
@@ -490,17 +495,18 @@ class TelemetrySettings(_Settings):
     the metrics."""
 
     cloudwatch: MetricsLevel = MetricsLevel.NONE
-    """Publish the KCL's metrics under its names, for which AWS charges. Needs cloudwatch:PutMetricData."""
+    """Publish the metrics of the KCL to CloudWatch, under the names that the KCL uses. AWS charges for them. Needs
+    cloudwatch:PutMetricData."""
 
     cloudwatch_namespace: str | None = None
-    """Default: the name of the application, as in the KCL."""
+    """The namespace of the metrics in CloudWatch. Default: the name of the application, as in the KCL."""
 
     opentelemetry_traces: bool = False
     """Record each batch, and each tick of the leader, as a trace of OpenTelemetry. Like `opentelemetry_metrics`,
     needs the extra `otel`."""
 
     opentelemetry_metrics: bool = False
-    """Also send the metrics of `openmetrics_port` by OpenTelemetry."""
+    """Send the metrics that `openmetrics_port` serves by OpenTelemetry, too. The port need not be set."""
 
     otlp_endpoint: str | None = None
     """The address of the collector for OTLP over HTTP, such as `http://127.0.0.1:4318`, without `/v1/traces`.
@@ -538,7 +544,7 @@ class Application(_Settings):
     """
 
     name: Annotated[str, Field(min_length=3, max_length=200, pattern=r"^[a-zA-Z0-9_.-]+$")]
-    """Also the name of the lease table and of the fan-out consumer, unless they have names of their own."""
+    """The name of the application. By default, the lease table and the fan-out consumer have the same name."""
 
     streams: Annotated[tuple[StreamSettings, ...], Field(min_length=1)]
     """The names or settings of the streams; several require `multi_stream`."""
@@ -590,8 +596,8 @@ class Application(_Settings):
 
     @property
     def kinesis_access(self) -> dict[str, str]:
-        """The part of the connection to Kinesis that follows from the ARNs of the streams, as fields of
-        `kcl_dagster.aws.Access`."""
+        """The region and the ARNs of the streams for the connection to Kinesis, as fields of
+        `kcl_dagster.aws.Access`. Empty if no stream has an ARN."""
         arns = [stream.arn for stream in self.streams if stream.arn is not None]
         region = next((stream.region for stream in self.streams if stream.region is not None), None)
         return {} if region is None else {"region": region, "stream_arns": " ".join(arns)}
@@ -602,10 +608,10 @@ class Application(_Settings):
 
     @property
     def coordinator_table(self) -> str:
-        """Exists only in the legacy layout of KCL 3.0-3.4."""
+        """The name of the table of coordinator rows, which exists only in the layout of KCL 3.0 to 3.4."""
         return f"{self.name}-CoordinatorState"
 
     @property
     def metrics_table(self) -> str:
-        """Exists only in the legacy layout of KCL 3.0-3.4."""
+        """The name of the table of worker rows, which exists only in the layout of KCL 3.0 to 3.4."""
         return f"{self.name}-WorkerMetricStats"

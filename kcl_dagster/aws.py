@@ -1,7 +1,7 @@
 """The edge to AWS: creates clients, and converts botocore's errors to those of `kcl_dagster.errors` in one place.
 
 All other modules use a *client*: an object with boto3's low-level method names. `call` sends one request and raises
-only `kcl_dagster.errors`. `retried` repeats what is safe to repeat before a deadline.
+only `kcl_dagster.errors`. `retried` repeats an action that is safe to repeat, until a deadline.
 """
 
 import functools
@@ -44,13 +44,13 @@ T = TypeVar("T")
 Client = Any
 """A boto3 low-level client, or a fake with its method names. They have no common base class."""
 
-# A reachable endpoint accepts in milliseconds; a longer limit only delays the next attempt
+# A reachable endpoint accepts a connection in milliseconds. A longer limit would only delay the next attempt.
 CONNECT_SECONDS: Final = 2.0
 READ_SECONDS: Final = 5.0  # well above DynamoDB's worst case, well below a lease duration
-ROLE_ATTEMPTS: Final = 2  # to assume a role, which may be repeated; both fit into a call if STS cannot be reached
-TOTAL_SECONDS: Final = CONNECT_SECONDS + READ_SECONDS  # for one call, however its response arrives
+ROLE_ATTEMPTS: Final = 2  # to assume a role; if STS cannot be reached, both attempts end within TOTAL_SECONDS
+TOTAL_SECONDS: Final = CONNECT_SECONDS + READ_SECONDS  # for one call, even if its response arrives byte by byte
 FIRST_PAUSE: Final = 0.05  # seconds; about one round trip, doubled with every attempt
-LONGEST_PAUSE: Final = 2.0  # seconds; a throttled table recovers within its one-second accounting
+LONGEST_PAUSE: Final = 2.0  # seconds; DynamoDB counts capacity per second, so a throttled table recovers soon
 LONGEST_SESSION_NAME: Final = 64  # characters; STS refuses longer names
 
 _THROTTLING: Final = frozenset(
@@ -89,9 +89,11 @@ _DENIED: Final = frozenset(
     {"AccessDenied", "AccessDeniedException", "KMSAccessDeniedException", "OptInRequired", "UnauthorizedOperation"}
 )
 
-_TIMED_OUT: Final = frozenset({"RequestTimeout", "RequestTimeoutException"})  # S3 reports it as the caller's fault
+# S3 reports these as errors of the caller.
+_TIMED_OUT: Final = frozenset({"RequestTimeout", "RequestTimeoutException"})
 
-# If a transaction has several reasons, the first of these counts: a failed condition will fail again.
+# If a transaction was cancelled for several reasons, the first of these counts. A failed condition comes first,
+# because it will fail again.
 _CANCELLED: Final = "TransactionCanceledException"
 _CANCELLATIONS: Final = {
     "ConditionalCheckFailed": "ConditionalCheckFailedException",
@@ -116,8 +118,8 @@ class ConditionFailed(RequestRefused):
 
     @property
     def item(self) -> dict[str, Any] | None:
-        """The present row; for a transaction, that of its first write. None if there is none or it was not
-        returned."""
+        """The present row; for a transaction, the present row of its first write. None if there is no such row, or
+        if the response does not contain it."""
         reasons = self.answer.get("CancellationReasons")
         item: dict[str, Any] | None = (reasons[0] if reasons else self.answer).get("Item")
         return item or None
@@ -147,9 +149,8 @@ _BY_CODE: Final[dict[str, type[RequestRefused]]] = {
 
 def call(client: Client, method: str, **parameters: Any) -> dict[str, Any]:
     """Send one request once: `call(client, "update_item", TableName=...)`. Raises only errors of
-    `kcl_dagster.errors`. With a client of `Access.client`, it returns within that method's `total_seconds`,
-    whatever the service does. An incomplete response counts as none: the error is Unanswered.
-    """
+    `kcl_dagster.errors`. With a client of `Access.client`, it returns within the `total_seconds` of the client,
+    whatever the service does. An incomplete response raises Unanswered, like a missing one."""
     limit = getattr(client, _LIMIT, None)
     try:
         answer: dict[str, Any] = (
@@ -179,9 +180,11 @@ def mapped_errors(client: Client, method: str, parameters: Mapping[str, Any]) ->
 
 
 def retried(action: Callable[[], T], runtime: Runtime, deadline: float) -> T:
-    """Repeat `action` until it succeeds or `runtime.clock.monotonic()` would pass `deadline`; then raise its error.
+    """Return the result of `action`, which is repeated until it succeeds. If the next attempt would begin after
+    `deadline` (a time of `runtime.clock.monotonic()`), the last error is raised.
 
-    For reads, and for writes that may be applied twice: it also repeats requests without a response.
+    Only for reads, and for writes that can safely be applied twice, because requests without a response are
+    repeated as well.
     """
     waits = pauses(runtime)
     while True:
@@ -276,7 +279,7 @@ def _refusal(error: botocore_errors.ClientError, service: str, where: str) -> Kc
 
 
 def _reason(answer: Mapping[str, Any], text: str) -> str:
-    """Why a transaction was not carried out, as the code that the same refusal of a single write would have."""
+    """Return the error code of a cancelled transaction: a single write would get this code for the same reason."""
     codes = {str(reason.get("Code")) for reason in answer.get("CancellationReasons", ())}
     codes = codes or set(_WORD.findall(text))  # some endpoints give the reasons only in the message
     return next((_CANCELLATIONS[code] for code in _CANCELLATIONS if code in codes), _CANCELLED)
@@ -312,16 +315,16 @@ def _resource(parameters: Mapping[str, Any]) -> str:
 _ARNS: Final = "kcl_stream_arns"
 _LIMIT: Final = "_kcl_total_seconds"  # the underscore lets fakes recognise at once that they have no such method
 _NOT_IN_SESSION_NAMES: Final = re.compile(r"[^\w+=,.@-]", re.ASCII)
-_making = threading.Lock()  # botocore sessions may not create clients in two threads at once
+_making = threading.Lock()  # a botocore session must not create clients in two threads at once
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """The address of an AWS service, and the credentials for it.
 
-    With a role, every client assumes the role and renews its credentials before they expire. To assume the role, it
-    uses the keys if there are any, otherwise the credentials of the environment, profile, machine or pod. Without a
-    role, requests are signed with the same credentials. This value can be sent to an executor.
+    The base credentials are the keys of this value if there are any, otherwise those of the environment, profile,
+    machine or pod. Without a role, they sign all requests. With a role, they serve only to assume the role, and
+    every client renews the role's credentials before they expire. This value can be sent to an executor.
     """
 
     region: str | None = None
@@ -330,16 +333,16 @@ class Access:
     role_arn: str | None = None
     external_id: str | None = None
     session_name: str | None = None
-    """The name of the role's sessions in CloudTrail; see `session_name`."""
+    """The name of the role's sessions in CloudTrail; see the function `session_name`."""
 
     sts_endpoint_url: str | None = None
     stream_arns: str | None = None
-    """The ARNs of streams that requests name by ARN, separated by blanks. One text, because it is sent to
+    """The ARNs of streams that requests name by ARN, separated by blanks. They are one text, because it is sent to
     executors."""
 
     kms_key: str | None = None
-    """The ARN of the KMS key with which S3 encrypts what a client writes; if left out, the bucket's settings
-    apply."""
+    """The ARN of the KMS key with which S3 encrypts the objects that a client writes; if left out, the bucket's
+    settings apply."""
 
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
@@ -364,7 +367,7 @@ class Access:
 
         botocore would repeat a conditional write whose response was lost, and report the failure of the repetition
         as if the write had failed. Callers decide which requests to repeat. `total_seconds` limits `call` as a
-        whole, whereas `read_seconds` applies to each read of the socket, and a response may arrive in as many reads
+        whole, whereas `read_seconds` applies to each read of the socket, and a response can arrive in as many reads
         as it has bytes. Incomplete responses count as lost. Raises ConfigurationError if no client can be created
         with these settings. Sends nothing.
         """
@@ -400,7 +403,8 @@ class Access:
 
     @property
     def _identity(self) -> "Access":
-        """The fields that determine a client's credentials: without a role, only the profile."""
+        """This access without the fields that do not affect the session of a client. Without a role, only the
+        region and the profile are left."""
         if self.role_arn is None:
             return Access(region=self.region, profile=self.profile)
         return replace(self, endpoint_url=None, stream_arns=None, kms_key=None)
@@ -441,7 +445,7 @@ def _name_by_arn(client: Client, arns: Sequence[str]) -> None:
 
 
 def _encrypt_with(client: Client, key: str) -> None:
-    """Make S3 encrypt what a client writes with this key. botocore has no setting for it."""
+    """Make S3 encrypt the objects that a client writes with this key. botocore has no setting for this."""
 
     def add(params: Mapping[str, Any], model: Any, **_: Any) -> Mapping[str, Any]:
         if "SSEKMSKeyId" not in model.input_shape.members:
@@ -452,15 +456,16 @@ def _encrypt_with(client: Client, key: str) -> None:
 
 
 def stream_arn(client: Client, stream: str) -> dict[str, str]:
-    """The parameter with the stream's ARN, for requests that need no stream, such as GetRecords. Empty unless this
-    client names the stream by its ARN."""
+    """The parameter with the stream's ARN, for requests in which the stream is optional, such as GetRecords. Empty
+    if this client does not name the stream by its ARN."""
     known = getattr(client, _ARNS, None)  # a fake may return a method for any attribute
     return {"StreamARN": known[stream]} if isinstance(known, dict) and stream in known else {}
 
 
 @functools.lru_cache(maxsize=64)
 def partition_of(region: str) -> str:
-    """The partition of a region, which ARNs begin with, such as `aws-cn`. `aws` for a region that is not known."""
+    """The AWS partition of a region, which is a part of ARNs, such as `aws-cn`. `aws` for a region that is not
+    known."""
     try:
         found: str = botocore.session.get_session().get_partition_for_region(region)
     except botocore_errors.BotoCoreError:
@@ -487,7 +492,8 @@ def _keys(access: Access) -> dict[str, str | None]:
 
 @functools.lru_cache(maxsize=64)
 def _session(access: Access) -> boto3.Session:
-    """Keep one session per set of credentials, because sessions load service descriptions and credentials."""
+    """Return the session for these credentials. Sessions are kept, because each loads service descriptions and
+    credentials."""
     core = botocore.session.Session(profile=access.profile)
     if access.role_arn is not None:
         base = botocore.session.Session(profile=access.profile)
@@ -496,8 +502,8 @@ def _session(access: Access) -> boto3.Session:
 
 
 def _region(found: str | None) -> str | None:
-    """The region that boto3 found, otherwise that of `AWS_REGION`, which all other SDKs of AWS read, and which ECS
-    and Lambda set."""
+    """The region that boto3 found, otherwise the environment variable `AWS_REGION`. boto3 ignores this variable,
+    but all other SDKs of AWS read it, and ECS and Lambda set it."""
     return found or os.environ.get("AWS_REGION") or None
 
 
@@ -518,7 +524,7 @@ class _Role(CredentialProvider):
             limits = Config(
                 connect_timeout=CONNECT_SECONDS,
                 read_timeout=READ_SECONDS,
-                # The default mode depends on the version of botocore, and `legacy` pauses for up to 15 s.
+                # The default retry mode depends on the version of botocore. The mode `legacy` pauses up to 15 s.
                 retries={"total_max_attempts": ROLE_ATTEMPTS, "mode": "standard"},
             )
             region = _region(access.region or self._base.get_config_variable("region"))

@@ -175,7 +175,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _application(options: argparse.Namespace) -> Application:
-    """The application that the options name. Raises ConfigurationError, which explains how to name one."""
+    """The application that the options name. If they name none, raises ConfigurationError with an explanation."""
     if options.target:
         found = _found(options).application
         reads = [stream.name for stream in found.streams]
@@ -231,8 +231,8 @@ def _context(options: argparse.Namespace) -> OperationContext:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What `module:attribute` refers to: an application, its consumer if there is one, and the project's
-    connection."""
+    """The result of loading `module:attribute`: an application, its consumer if there is one, and the project's
+    connection to AWS."""
 
     application: Application
     consumer: "Consumer | None" = None
@@ -243,8 +243,9 @@ class _Found:
 
 
 def _found(options: argparse.Namespace) -> _Found:
-    """Load the project. The connection is that of the named definitions, or of the definitions that were built from
-    the named consumer, or else that of the only KclResource in its module.
+    """Load the application that the options name, with its consumer and connection. The connection is that of the
+    named definitions, or of the definitions that were built from the named consumer, or else that of the only
+    KclResource in its module.
 
     Raises ConfigurationError if definitions with different connections were built from the consumer.
     """
@@ -339,7 +340,7 @@ def _client(options: argparse.Namespace, service: str) -> aws.Client:
 
 
 def _access(options: argparse.Namespace, service: str) -> dict[str, Any]:
-    """The connection in the options, or else the project's own."""
+    """The fields of the connection to a service: those in the options, and otherwise the project's own."""
     found = _found(options) if options.target else None
     settings: dict[str, str] = {}
     if found is not None and found.resource is not None:
@@ -367,8 +368,8 @@ def _kinesis_access(options: argparse.Namespace, found: _Found | None) -> dict[s
 
 
 def _stores(options: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], str]:
-    """The stores to which the application's workers write. Also returns the reason why the sink is not among the
-    stores, for the case that it is not."""
+    """Return the stores to which the application's workers write, by name, and a text. If the sink is not among the
+    stores, the text gives the reason."""
     if not options.target:
         return {}, ""
     from kcl_dagster.orchestration.stores import written_stores
@@ -379,7 +380,7 @@ def _stores(options: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], 
 
 
 def _storing(options: argparse.Namespace) -> Storing | None:
-    """How the consumer's sink stores. None if an application is named without its consumer."""
+    """How the consumer's sink stores records. None if an application is named without its consumer."""
     found = _found(options) if options.target else None
     if found is None or found.consumer is None:
         return None
@@ -423,7 +424,7 @@ def _is_bounded(options: argparse.Namespace) -> bool:
 def _init(options: argparse.Namespace) -> int:
     name: str = options.name
     python = PYTHONS.get(f"{sys.version_info[0]}.{sys.version_info[1]}", PYTHONS["3.12"])
-    # An hour of yesterday has ended, whenever the project's tests run.
+    # The project's tests use the first hour of yesterday, which has ended whenever they run.
     day = datetime.now(UTC).date() - timedelta(days=1)
     try:
         project = Project(name, options.stream or name, options.lake or f"s3://{name}-lake/{name}", python, day)
@@ -511,8 +512,8 @@ def _lead(options: argparse.Namespace) -> int:
 
 
 def _catch_up(options: argparse.Namespace) -> int:
-    """Run the job in this process. Its run is in the Dagster instance of DAGSTER_HOME, if that is set. With
-    --pipes, it is in the instance that has launched this process."""
+    """Run the catch-up job in this process. Its run is stored in the Dagster instance of DAGSTER_HOME, if that is
+    set. With --pipes, this process reports to the run that has launched it."""
     if options.pipes:
         return _catch_up_in_driver(options)
     from dagster import DagsterInstance

@@ -31,7 +31,8 @@
     │   ├── ProcessingTimeout     the consumer's code exceeded its time limit
     │   ├── RecordRefused         a record holds a value that the sink cannot store
     │   ├── SinkError             the sink refused the batch
-    │   └── TransformError        the consumer's code broke the rules of a transform
+    │   ├── TransformError        the consumer's code broke the rules of a transform
+    │   └── Unavailable           a service that the consumer's code needs does not answer
     └── EmulatorError             the embedded AWS could not start
 
 The message says what happened, to which application, shard or worker, and what to do.
@@ -39,7 +40,7 @@ The message says what happened, to which application, shard or worker, and what 
 
 from typing import Final
 
-_LONGEST_PROBLEM: Final = 300  # characters of a row that a message quotes; a row may have 400 KB
+_LONGEST_PROBLEM: Final = 300  # characters of a row that a message quotes; a row can have 400 KB
 
 
 class KclError(Exception):
@@ -132,7 +133,7 @@ class LayoutRefused(TableError):
 
 
 class LeaseLost(KclError):
-    """Another worker owns the lease now; nothing more may be written for it."""
+    """Another worker owns the lease now. The former owner must not write for this lease any more."""
 
     def __init__(self, lease_key: str, why: str) -> None:
         super().__init__(f"lease {lease_key} is no longer ours: {why}")
@@ -152,7 +153,7 @@ class BatchError(KclError):
 
 
 class BatchContentChanged(BatchError):
-    """Spark would have evaluated other records than those that were pinned. The batch was not written."""
+    """Spark would have evaluated other records than those of the batch. The batch was not written."""
 
 
 class BrokenAggregate(BatchError):
@@ -181,8 +182,9 @@ class SinkError(BatchError):
 
 
 class Unavailable(BatchError):
-    """The consumer's code may raise this error if a service that it needs does not answer, such as a database. The
-    batch is retried until the service answers again, and no record is set aside because of this error.
+    """The consumer's code can raise this error if a service that it needs does not answer, such as a database. The
+    batch is retried until the service answers again. This error never causes a record to be skipped or stored as a
+    dead letter.
 
     Example:
         .. code-block:: python

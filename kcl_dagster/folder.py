@@ -3,14 +3,15 @@
 import re
 from typing import Final
 
-OF_S3: Final = ("s3", "s3a", "s3n")  # the schemes under which engines know S3
+OF_S3: Final = ("s3", "s3a", "s3n")  # the schemes of URLs that Spark and other engines use for S3
 # A scheme has at least two letters. `file:/lake` is the spelling of Hadoop and Java for a local path.
 _SCHEME_WITHOUT_SLASHES: Final = re.compile(r"(?!file:)([A-Za-z][A-Za-z0-9+.-]+):(?!//)")
 
 
 def misspelt(folder: str) -> str | None:
-    """Why a text that begins with a scheme is not an address; None if it is one. Without this check, `s3:/lake/x`
-    would be a local folder `s3:` below the working directory of a process."""
+    """Return why a folder is misspelt: it begins with a scheme, but lacks the two slashes. None if it is not
+    misspelt. Without this check, `s3:/lake/x` would be a local folder `s3:` below the working directory of a
+    process."""
     found = _SCHEME_WITHOUT_SLASHES.match(folder)
     if found is None:
         return None
@@ -22,7 +23,8 @@ def misspelt(folder: str) -> str | None:
 
 
 def foreign(folder: str) -> str | None:
-    """Why an address cannot be the folder of a sink; None for a local path, and for an address of a file or S3."""
+    """Return why an address cannot be the folder of a sink; None for a local path, and for an address of a file or
+    S3."""
     scheme, has_scheme, _ = folder.partition("://")
     if not has_scheme or scheme in OF_S3 or scheme == "file":
         return None

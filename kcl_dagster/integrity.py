@@ -1,9 +1,9 @@
 """Checks whether a response of AWS arrived completely.
 
-botocore treats a body that was cut off like an empty one: for a Scan, like a table without rows; for a GetItem,
-like a row that does not exist. A connection that ends early and a proxy that rewrites the length both cut bodies
-off. So each response is compared with its length and its checksum before botocore parses it, and has to be complete
-JSON.
+botocore treats a body that was cut off like an empty body. A Scan would then return no rows, and a GetItem would
+report that the row does not exist. Bodies are cut off if a connection ends early, or if a proxy rewrites the
+length. So each response is compared with its length and its checksum before botocore parses it, and has to be
+complete JSON.
 """
 
 import zlib
@@ -15,11 +15,11 @@ from botocore.parsers import ResponseParserError
 
 LENGTH: Final = "content-length"
 CHECKSUM: Final = "x-amz-crc32"  # DynamoDB sends it with each response
-# Checks each byte, and creates no objects for the values
+# This decoder checks each byte, and creates no objects for the values.
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _REFUSED: Final = 300  # the first HTTP status that is no success
 
-# Each response has one of these members.
+# A complete response to the method has at least one of these members.
 _MEMBERS: Final[dict[str, tuple[str, ...]]] = {
     "scan": ("Items", "Count"),
     "query": ("Items", "Count"),
@@ -31,10 +31,10 @@ _MEMBERS: Final[dict[str, tuple[str, ...]]] = {
 
 
 def lacks(method: str, request: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
-    """The member that is missing for a complete response to this request; None if nothing is missing.
+    """Return the member that is missing in the response to this request; None if the response is complete.
 
-    A second check, for clients without `verify_answers`. A GetItem may have an empty response: the row does not
-    exist.
+    A second check, for clients without `verify_answers`. GetItem is not checked, because its response is empty if
+    the row does not exist.
     """
     members = _MEMBERS.get(method)
     if members is None or any(member in answer for member in members):
@@ -46,7 +46,8 @@ def lacks(method: str, request: Mapping[str, Any], answer: Mapping[str, Any]) ->
 
 def verify_answers(client: Any) -> None:
     """Make this client raise ResponseParserError instead of parsing an incomplete response. Applies only to
-    services with JSON responses: in other services, the length may be that of a body that was not requested."""
+    services with JSON responses. In other services, such as S3, a response can have the length of a body that was
+    not requested."""
     model = client.meta.service_model
     if model.metadata.get("protocol") == "json":
         client.meta.events.register_first(
@@ -74,7 +75,7 @@ def _verify(
 
 
 def fault_of(body: bytes, headers: Mapping[str, str], status: int, *, may_be_empty: bool) -> str | None:
-    """Why a body cannot be a complete response; None if it can."""
+    """Return why a body cannot be a complete response; None if no fault is found."""
     length = headers.get(LENGTH)
     if length is not None and length.isdigit() and int(length) != len(body):
         return f"{len(body)} of {length} bytes arrived"

@@ -12,7 +12,7 @@ import psutil
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE: Final = Path("/proc/self/ns/pid")  # containers of one machine cannot see each other's processes
 
-_START_IN_STAT: Final = 19  # of the fields after the name: the 22nd of all, in ticks
+_START_IN_STAT: Final = 19  # index of the start in ticks, among the fields after the name; it is field 22 of all
 
 # The kernel gives the start in ticks since boot. Processes that calculate the boot time separately may differ by a
 # second.
@@ -20,8 +20,8 @@ START_TOLERANCE_SECONDS: Final = 2.0
 
 
 def this_machine() -> str:
-    """A digest of this machine since its boot, this container on it, and this user, who may not see other users'
-    processes."""
+    """Return a digest that identifies this machine since its boot, this container, and this user. The user is
+    included because processes of other users can be invisible."""
     parts = [socket.gethostname(), str(getattr(os, "getuid", int)())]
     with suppress(OSError):  # not on Linux
         parts += [_BOOT.read_text().strip(), str(_NAMESPACE.readlink())]
@@ -29,8 +29,9 @@ def this_machine() -> str:
 
 
 def started_after_boot(pid: int) -> float | None:
-    """How many seconds after the machine's boot the process started. None for a process that has ended, and on
-    systems that do not record it. Unlike a start in epoch seconds, this does not change if the clock is set."""
+    """Return how many seconds after the boot of the machine the process started. None for a process that has ended,
+    and on systems that do not record it. Unlike a start in epoch seconds, this does not change if the clock is set.
+    """
     try:
         # The program's name comes before the fields, in brackets, and may contain any characters.
         facts = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

@@ -1,8 +1,8 @@
 """Fast parsing of the responses to requests that return many records or rows.
 
 botocore's parser handles each value of a response in Python, which would take most of the CPU time of a worker or a
-leader. msgspec parses the same JSON in C, including base64. The parser is called before botocore's own, and its
-result is returned to botocore. If msgspec cannot parse a body, botocore parses it as usual.
+leader. msgspec parses the same JSON in C, including base64. The parser of this module runs before botocore's own,
+and botocore returns its result. If msgspec cannot parse a body, botocore parses it as usual.
 """
 
 from collections.abc import Callable, Mapping

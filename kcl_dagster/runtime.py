@@ -14,16 +14,16 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two clocks and a way to wait. Durations may be measured only with `monotonic`."""
+    """Two clocks and a way to wait. Durations must be measured with `monotonic`."""
 
     def now(self) -> float:
-        """Seconds since the epoch, UTC. May jump."""
+        """Seconds since the epoch, UTC. The value can jump."""
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary time. Never goes back; comparable only within one process."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait. May return late, never early."""
+        """Wait. Can return late, but never early."""
 
 
 class SystemClock:

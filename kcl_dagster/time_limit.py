@@ -13,13 +13,13 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-# Calls that do not return, each with a thread and a connection; a process can hold so many
+# If this many calls have not returned, `within` makes no more calls. Each of them holds a thread and a connection.
 MOST_ABANDONED: Final = 256
 IDLE_SECONDS: Final = 30.0  # after which an unused thread ends
 
 
 class TimeIsOver(Exception):
-    """The call has not returned in time. It may still take effect."""
+    """The call has not returned in time. It can still take effect."""
 
 
 class _Call:
@@ -73,8 +73,8 @@ _lock = threading.Lock()
 
 
 def within(seconds: float, action: Callable[[], T]) -> T:
-    """The result of `action`, or its error. Raises TimeIsOver if it does not return within `seconds`, or at once if
-    too many former calls have not returned."""
+    """Return the result of `action`, or raise its error. Raises TimeIsOver if `action` does not return within
+    `seconds`. If too many former calls have not returned, TimeIsOver is raised at once."""
     if _abandoned >= MOST_ABANDONED:
         raise TimeIsOver(f"{_abandoned} former calls have not returned yet")
     call = _Call(action)
@@ -104,7 +104,7 @@ def _caller() -> _Caller:
 
 
 def _abandon(call: _Call) -> bool:
-    """Mark a call as abandoned. Returns False if it has just returned."""
+    """Mark a call as abandoned. Returns False if the call has just returned."""
     global _abandoned
     with _lock:
         if call.is_done.is_set():

@@ -88,7 +88,8 @@ def _announce(ready_file: Path, endpoint: str, region: str) -> None:
 
 
 def _reason(error: OSError) -> str:
-    # asyncio adds a sentence to the reason of the system. If the look-up of the host fails, there is no errno.
+    # asyncio adds a sentence to the error text of the system, so the text is made from the errno. If the look-up of
+    # the host fails, there is no errno.
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror or error)
 
 

@@ -47,8 +47,8 @@ class Emulator:
     - `clock`: the clock of Kinesis, a function that returns seconds since the epoch.
     - `seed`: determines into which requests a fault is injected, for fault rules with a probability below one.
 
-    Every emulator starts empty, and shares no data with another emulator. Only their S3 buckets must have different
-    names within a process, because these names are unique on AWS, too.
+    Every emulator starts empty, and shares no data with another emulator. Within a process, however, all S3 buckets
+    must have different names, because these names are unique on AWS, too.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class Emulator:
 
     @property
     def kinesis(self) -> KinesisService:
-        """The Kinesis engine behind the endpoint, for inspection. No fault and no network affects calls to it."""
+        """The Kinesis engine behind the endpoint, for inspection. Calls to it use no network, and fault rules do
+        not apply to them."""
         return self._node.kinesis
 
     @property
@@ -102,7 +103,7 @@ class Emulator:
         return environment(self.endpoint_url, self._region)
 
     def client(self, service: str, **config: Any) -> Any:
-        """Return a boto3 client. By default, it does not retry, so it raises an error for every fault. `config` may
+        """Return a boto3 client. By default, it does not retry, so it raises an error for every fault. `config` can
         configure retries."""
         import boto3  # this import takes half of the start time of a process, and most emulators do not need it
         from botocore.config import Config

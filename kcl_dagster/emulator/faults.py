@@ -62,7 +62,7 @@ class _Armed:
 
 
 class Faults:
-    """The fault rules that apply now. Any thread may change them while requests are served.
+    """The fault rules that apply now. Any thread can change them while requests are served.
 
     The same seed, rules and order of requests give the same faults.
     """

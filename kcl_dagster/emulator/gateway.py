@@ -49,7 +49,7 @@ class _Route:
 
 
 def largest_body(target: str, headers: Mapping[str, str]) -> int:
-    """Return the largest body that a request may have, in bytes. Bodies are kept in memory."""
+    """Return the size of the largest body that is accepted for a request, in bytes. Bodies are kept in memory."""
     if target.startswith(CONTROL_PREFIX):
         return LARGEST_CONTROL_BODY
     return LARGEST_API_BODY if "x-amz-target" in headers else LARGEST_S3_BODY

@@ -54,8 +54,9 @@ class Endpoint:
 def ensure_sidecar(state_dir: Path, watch_pid: int, port: int = 0, *, limits: bool = True) -> Endpoint:
     """Return the emulator of `state_dir`. Start it if it is not running.
 
-    Several processes may call this at once: one of them starts the emulator, and all of them get it. The new
-    process is detached. It ends by itself soon after the process `watch_pid` has ended. Raises `SidecarError`.
+    Several processes can call this function at once. One of them starts the emulator, and all of them get the same
+    emulator. The new process is detached. It ends by itself soon after the process `watch_pid` has ended. Raises
+    `SidecarError`.
     """
     state_dir.mkdir(parents=True, exist_ok=True)
     with _exclusive(state_dir / LOCK_FILE):
@@ -113,8 +114,8 @@ def _start(state_dir: Path, watch_pid: int, port: int, limits: bool) -> Endpoint
 
 
 def _spawn(command: list[str], log: Path) -> int:
-    """Start the command in a session of its own. Returns the id of the process. This does not use `subprocess`,
-    which would warn about a process whose end is never awaited."""
+    """Start the command in a session of its own. Returns the id of the process. `subprocess` is not used, because
+    it would warn about a process whose end is never awaited."""
     output = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     files: list[Any] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -46,8 +46,8 @@ class ApplicationView:
 
 @dataclass(frozen=True, slots=True)
 class Applications:
-    """All applications that were found. `denied`: tables that these credentials may not read. Each of them may
-    belong to an application."""
+    """All applications that were found. `denied`: tables that these credentials are not allowed to read. Each of
+    them may belong to an application."""
 
     found: Sequence[ApplicationView]
     denied: Sequence[str]
@@ -71,9 +71,10 @@ class Applications:
 
 
 def list_applications(dynamodb: aws.Client, runtime: Runtime) -> Applications:
-    """Examine every table of the account and region: one request each, and a scan of each lease table.
+    """Examine every table of the account and region. This takes one request for each table, and a scan of each
+    lease table.
 
-    Raises AccessDenied if the tables may not be listed.
+    Raises AccessDenied if the credentials do not allow listing the tables.
     """
     sender = Sender(dynamodb, runtime)
     found, denied = [], []

@@ -3,8 +3,8 @@
 An export contains every attribute, including those that this package does not know. An import omits the owners of
 the leases, because they do not own the leases in the table that is written.
 
-`forget` exports the leases that it deletes, with the start positions of their streams. An import records the start
-position of a stream that has none.
+`forget` exports the leases that it deletes, with the start positions of their streams. An import records these
+start positions for streams that have none.
 """
 
 import base64
@@ -30,7 +30,8 @@ from kcl_dagster.tables.table_layout import create_tables
 from kcl_dagster.worker.pending import pin_of
 
 _OWNERSHIP = (a.OWNER, a.CHECKPOINT_OWNER, a.HANDOFF)
-# Attributes that workers write into their leases even if nothing was processed. An import does not reset them.
+# Attributes that workers write into their leases even if nothing was processed. If a lease differs from the file
+# only in these attributes, an import does not change the lease.
 _PASSING = frozenset(
     {*_OWNERSHIP, a.COUNTER, a.SWITCHES, a.THROUGHPUT, a.STORED_THROUGH, a.CHAIN, a.CLAIM, a.CLAIM_STATE, a.BATCH}
 )
@@ -40,7 +41,8 @@ BEGUN = "a batch that was begun is read again as a new one: if the sink has its 
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """The lease keys of an import, or of a dry run. `overtaken`: rows that another process wrote meanwhile."""
+    """The result of an import or a dry run, as lease keys. `overtaken`: leases that were not imported, because
+    another process wrote them meanwhile."""
 
     created: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
@@ -95,7 +97,8 @@ def to_line(item: Mapping[str, Any]) -> str:
 
 
 def from_line(line: str, number: int) -> Item:
-    """Read a line: a lease, or the start position of a stream. Raises ConfigurationError, naming the line."""
+    """Read a line, which is a lease or the start position of a stream. Raises ConfigurationError with the number of
+    the line."""
     try:
         document = json.loads(line)
         item = {name: _in(value) for name, value in document.items()}
@@ -148,14 +151,15 @@ def _in(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def export_leases(opened: OpenApplication) -> Iterator[str]:
-    """A line for each lease, ordered by key, including unreadable ones. The application may be running."""
+    """Yield a line for each lease, in the order of the keys. Leases that cannot be parsed are included. The
+    application can continue to run meanwhile."""
     for _, item in sorted(_items(opened).items()):
         yield to_line(item)
 
 
 def export_streams(opened: OpenApplication, keys: Collection[str], streams: Iterable[str]) -> Iterator[str]:
-    """A line for each of these leases, ordered by key, and a line for each of these streams that has a start
-    position."""
+    """Yield a line for each of these leases, in the order of the keys, and then a line for each of these streams
+    that has a start position."""
     for key, item in sorted(_items(opened).items()):
         if key in keys:
             yield to_line(item)
@@ -186,8 +190,8 @@ def import_leases(
     """Write exported leases without owners. Create the tables if there are none.
 
     An existing lease is not changed if it differs from the file only in attributes that a waiting worker writes. If
-    a lease differs in anything else, Unsafe is raised. With `force`, such leases are set back instead, unless they
-    have an owner or may be given one. Counters never decrease.
+    a lease differs in anything else, Unsafe is raised. With `force`, such leases are replaced instead, and Unsafe
+    is raised only if one of them has an owner or could get one meanwhile. Counters never decrease.
 
     Raises Unsafe and ConfigurationError before anything is changed.
     """
@@ -230,12 +234,12 @@ def import_leases(
         return report
     opened.audit.write("import", opened.by, report.to_document())
     sender = Sender(opened.dynamodb, opened.runtime)
-    # Start positions are written before the leases, because a leader takes leases without a start position for
-    # those of another program.
+    # Start positions are written before the leases. If the stream of a lease has no start position, a leader
+    # assumes that another program created the lease.
     for start in starts:
         opened.starts.record(start)
     overtaken = []
-    if report.sets_back:  # written before and after the leases, as in a reset
+    if report.sets_back:  # the time is written before and after the leases, as in a reset
         opened.completeness.set_back(report.complete_through)
     for key, item in changed.items():
         request = _write(opened.layout.leases.table, item, here.get(key))
@@ -308,7 +312,8 @@ def _refuse_if_at_work(opened: OpenApplication, keys: Sequence[str], said: str) 
 
 
 def _differences(item: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """The names of the attributes that an import would change, without those that workers write while they wait."""
+    """The names of the attributes that an import would change, without the attributes that workers write while they
+    wait."""
     names = sorted({*item, *here} - _PASSING)
     return [name for name in names if _only(name, item) != _only(name, here)]
 
@@ -318,11 +323,11 @@ def _only(name: str, item: Mapping[str, Any]) -> str | None:
 
 
 def _write(table: str, item: Item, known: Item | None) -> Request:
-    # The next owner settles the chain that the row names. It publishes the entries of the chain (committed
-    # batches), which do not advance the imported lease.
+    # An existing row keeps the name of its chain. The next owner settles this chain and publishes its decided
+    # batches, which do not advance the imported lease.
     left_out = {*_OWNERSHIP, a.CHAIN, a.CLAIM, a.CLAIM_STATE}
-    # Batch numbers above that of the file may have been used for other records. If the row has no number, the next
-    # number is above all of them.
+    # Batch numbers above the number in the file can have been used for other records. The row is therefore written
+    # without a number, so that the next number is above all of them.
     left_out.add(a.BATCH)
     if _begun(item) is not None:
         left_out |= {a.PENDING, a.PENDING_SUB, a.PENDING_STATE}
@@ -338,8 +343,8 @@ def _write(table: str, item: Item, known: Item | None) -> Request:
 
 
 def _begun(item: Item) -> int | None:
-    """The number of the batch that was begun when the lease was exported. It is not known whether the batch was
-    finished since, so its records are read again as part of a new batch."""
+    """The number of the batch that was in progress when the lease was exported; None if there was none. It is not
+    known whether this batch was finished, so its records are read again as part of a new batch."""
     lease = lease_from_item(item)
     pin = None if lease is None else pin_of(lease)
     return None if pin is None else pin.number

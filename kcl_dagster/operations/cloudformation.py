@@ -1,7 +1,7 @@
 """A CloudFormation template with the lease table, the roles and the alarms of an application.
 
 The policies are made from the table of rights, so the template follows the settings of the application. The
-template creates the table, so no role in it may create one.
+template itself creates the lease table, so none of its roles gets the right to create tables.
 """
 
 import hashlib
@@ -23,10 +23,11 @@ BEHIND_SECONDS: Final = 6 * 60 * MINUTE  # a quarter of the retention that a str
 DRIVER_SERVICES: Final = ("emr-serverless.amazonaws.com", "pods.eks.amazonaws.com")
 EC2: Final = "ec2.amazonaws.com"
 SERVICES: Final = ("pods.eks.amazonaws.com", "ecs-tasks.amazonaws.com", EC2)
-# Characters of a managed policy. IAM accepts more, but names of regions and partitions may become longer.
+# The most characters of a managed policy here. IAM accepts 6144. The rest is a reserve for long names of regions
+# and partitions.
 POLICY_LIMIT: Final = 5500
 POLICIES_OF_A_ROLE: Final = 10  # the quota that an account has by default
-LONGEST_LABEL: Final = 63  # of DNS
+LONGEST_LABEL: Final = 63  # characters of a DNS label
 # Placeholders for the region and the account, which CloudFormation fills in.
 REGION: Final = "${AWS::Region}"
 ACCOUNT: Final = "${AWS::AccountId}"
@@ -119,7 +120,8 @@ def alarms(deployment: Deployment) -> list[Alarm]:
         ]
         if deployment.is_bounded:  # leaders of bounded runs publish no metrics
             found = [alarm for alarm in found if alarm.dimensions != assigning]
-    # The metrics of other streams are in CloudWatch in the account and region of the stream.
+    # A stream with an ARN gets no alarm here, because its metrics are in the CloudWatch of its own account and
+    # region.
     streams = [stream.name for stream in application.streams if stream.arn is None]
     suffixes = _identifiers(streams) if len(application.streams) > 1 else [""] * len(streams)
     for stream, suffix in zip(streams, suffixes, strict=True):
@@ -168,7 +170,7 @@ def service_account(application: str, component: Component) -> str:
 
 
 def template(deployment: Deployment) -> Json:
-    """Return the template of a deployment. The deployment's region and account may be the placeholders `REGION` and
+    """Return the template of a deployment. The deployment's region and account can be the placeholders `REGION` and
     `ACCOUNT`, which CloudFormation fills in."""
     application = deployment.application
     tables = application.tables.model_copy(update={"create": False})
@@ -265,7 +267,7 @@ def _table(deployment: Deployment) -> Json:
         "BillingMode": str(settings.billing),
         **capacity,
         "KeySchema": [{"AttributeName": LEASE_KEY, "KeyType": "HASH"}],
-        # No other place has the checkpoints.
+        # The checkpoints are stored only in this table.
         "DeletionProtectionEnabled": True,
         "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True},
     }
@@ -371,8 +373,8 @@ _DRIVER_PARAMETERS: Final[Json] = {
 
 
 def _driver(deployment: Deployment, policies: Mapping[Component, Json]) -> Json:
-    """The role of Spark drivers elsewhere, with the policies of leader, worker and executor. Empty if no driver can
-    run."""
+    """The role of Spark drivers that Dagster Pipes runs on another platform, with the policies of leader, worker
+    and executor. Empty if the deployment has no bucket for their messages."""
     if deployment.messages is None:
         return {}
     held = [{"Ref": one} for part in Component if part in OF_DRIVER for one in policies[part]]
@@ -425,7 +427,7 @@ def _machine(name: str, policies: Mapping[Component, Json]) -> Json:
 
 def _trust(component: Component) -> Json:
     principal: Json = {"Service": {"Ref": "Service"}}
-    # EKS identifies pods by session tags.
+    # EKS identifies pods by session tags, which need their own action.
     actions: Any = ["sts:AssumeRole", "sts:TagSession"]
     if component is Component.OPERATOR:
         account = {"Fn::Sub": "arn:${AWS::Partition}:iam::${AWS::AccountId}:root"}
@@ -448,7 +450,7 @@ def _in_any_partition(document: Json) -> Json:
 
 
 def _substituted(document: Json) -> Json:
-    """The policy, in which CloudFormation replaces the placeholders."""
+    """The policy with a mark at each ARN that has placeholders, so that CloudFormation replaces them."""
     statements = [
         {**one, "Resource": [{"Fn::Sub": arn} if "${" in arn else arn for arn in one["Resource"]]}
         for one in document["Statement"]
@@ -500,7 +502,8 @@ def _on_ec2(component: Component) -> str:
 
 
 def _identifiers(names: Sequence[str]) -> list[str]:
-    """A part of a logical id for each name. Names that differ only in punctuation or capitals get a digest."""
+    """For each name, a text for the logical ids of its resources. Names that differ only in punctuation or capitals
+    get a digest."""
     plain = ["".join(part.capitalize() for part in re.split(r"[^A-Za-z0-9]+", name)) for name in names]
     count = Counter(plain)
     return [one if count[one] == 1 else f"{one}{_digest(name)}" for name, one in zip(names, plain, strict=True)]

@@ -13,14 +13,14 @@ from kcl_dagster.tables.attributes import OWNER_INDEX
 from kcl_dagster.tables.places import TableLayout
 
 PERIOD_SECONDS: Final = 60  # CloudWatch keeps DynamoDB's minutes for 15 days
-MOST_POINTS: Final = 1440  # in one response
+MOST_POINTS: Final = 1440  # data points in one response
 LATE_SECONDS: Final = 300.0  # CloudWatch has not counted the last minutes yet
 _METRICS: Final = {"write": "ConsumedWriteCapacityUnits", "read": "ConsumedReadCapacityUnits"}
 
 
 @dataclass(frozen=True, slots=True)
 class Consumption:
-    """Units that were consumed within `seconds`, by table, or by table and index."""
+    """The units that were consumed within `seconds`, by the name of a table, or of a table and its index."""
 
     seconds: float
     writes: Mapping[str, float]
@@ -49,8 +49,8 @@ class Consumption:
 def measure(
     cloudwatch: aws.Client, layout: TableLayout, runtime: Runtime, *, hours: float, prices: Prices | None = None
 ) -> Consumption:
-    """Read what all users of the tables consumed in the last `hours`: workers and leaders, of this package and of
-    Java.
+    """Read the units that all users of the tables consumed in the last `hours`: workers and leaders, of this
+    package and of Java.
 
     Needs cloudwatch:GetMetricStatistics. Raises a ServiceError if CloudWatch does not respond.
     """

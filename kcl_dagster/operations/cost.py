@@ -1,5 +1,5 @@
-"""Estimate from an application's settings what its tables and its requests to S3 cost, and how long its workers
-run. Pure.
+"""Estimates the cost of an application's tables and of its requests to S3, and the hours of its workers, from its
+settings. Pure.
 
 - DynamoDB: writing a row of up to 1 KB takes one write unit. A consistent read takes a read unit for each 4 KB, and
   any other read half a unit.
@@ -18,16 +18,16 @@ SECONDS_PER_HOUR: Final = 3600
 ROW_BYTES: Final = 500  # a lease after some batches, or a worker row
 READ_UNIT_BYTES: Final = 4096
 WRITES_PER_BATCH: Final = 2  # one announces the batch, one writes the checkpoint; both count as renewals
-READS_PER_TICK: Final = 2  # the control row and the protocol; the lock is only written
+READS_PER_TICK: Final = 2  # the control row, and the row with the protocol; the lock is only written
 WRITES_PER_TICK: Final = 1  # the lock
-MEMORY_SAVE_SECONDS: Final = 30.0  # how often the leader's memory is written while little changes
+MEMORY_SAVE_SECONDS: Final = 30.0  # between two writes of the leader's memory row while little changes
 SENSOR_STEP_SECONDS: Final = 1  # an interval of 4 s means an evaluation every 5 s
 
 # The duration of a bounded run with few records to read. It starts Python and Spark, reads 10 s
-# (`timings.arrival_margin`) beyond its bound, and releases its leases. The time for reading the records is added.
+# (`timings.arrival_margin`) beyond its bound, and releases its leases. A run with more records takes longer.
 RUN_SECONDS: Final = 40.0
-RUN_TICK_SECONDS: Final = 1.0  # the run's own leader
-READING_SHARE: Final = 0.25  # of a run; the rest is its start, waiting for its bound, and its end
+RUN_TICK_SECONDS: Final = 1.0  # between two ticks of the run's own leader
+READING_SHARE: Final = 0.25  # of a run is for reading; the rest is its start, its wait for the bound, and its end
 RUN_LOOKS: Final = 5  # scans of the lease table until everything is read
 LEASE_WRITES_PER_RUN: Final = 4  # assigned, acquired, checkpoint written, released
 
@@ -35,15 +35,16 @@ LEASE_WRITES_PER_RUN: Final = 4  # assigned, acquired, checkpoint written, relea
 TASKS: Final = 2
 # In a folder, a file is put, and then copied to its final name.
 PUTS_OF_PUBLISHED: Final = 2
-ENTRY_PUTS: Final = 1  # the chain's entry, which publishes a batch
+ENTRY_PUTS: Final = 1  # the chain's entry, which decides the batch
 # A compaction sends two requests for each file: one reads the content, the other one checks whether the file has
 # changed.
 GETS_OF_COMPACTED: Final = 2
 COMPACTIONS_PER_HOUR: Final = 1
-# The lock and the listings, and a journal and a file for each partition value.
+# A compaction writes its lock and sends its listings. For each partition value, it also writes a journal and a
+# file.
 PUTS_OF_COMPACTION: Final = 8
 PUTS_OF_MERGE: Final = 2
-# One commit of a table: its plan, the version of its log, and listings of the entries and of the last version.
+# A commit of a table writes its plan and a version of the table's log, and lists the entries and the last version.
 COMMIT_PUTS: Final = 6
 
 # Us-east-1, on demand, in dollars for a million units. Prices of other regions differ by up to 60 %.
@@ -97,7 +98,7 @@ class Storing:
     """Whether each batch is written into its leases before and after it is stored, as for `foreach_batch`."""
 
     bytes_per_second: float | None = None
-    """Bytes of all workers together. None if there are enough bytes for all tasks of each batch."""
+    """Bytes of records per second, of all workers together. None: every task of each batch has records."""
 
     def batch_seconds(self, longest: float, most_bytes: int, workers: int) -> float:
         if self.bytes_per_second is None:
@@ -119,7 +120,8 @@ class Storing:
         return each * (self._folders * PUTS_OF_PUBLISHED + self._tables) + ENTRY_PUTS
 
     def default_batches(self, batch: BatchSettings) -> float:
-        """How long a batch is read. Unless the settings contain a length, a folder on S3 has its own default."""
+        """Return the seconds for which a batch reads records. If the settings do not contain `max_seconds`, a
+        folder on S3 has its own default."""
         is_default = "max_seconds" not in batch.model_fields_set
         return S3_BATCH_SECONDS if is_default and self.target == "folder" else batch.max_seconds
 
@@ -145,8 +147,9 @@ class Storing:
         return 0.0 if self.target == "other" else float(COMMIT_PUTS * self._tables)
 
     def compaction(self, files: float) -> "CostLine | None":
-        """The cost of merging this number of files per second. A file is read by gets before it is merged. Their
-        number does not depend on its size. Listings of a folder with many thousands of files are not included."""
+        """The cost of merging this number of files per second. Before a file is merged, it is read by gets, whose
+        number does not depend on the size of the file. Listings of a folder with many thousands of files are not
+        included."""
         if not self.is_compacted or self.target == "other":
             return None
         puts = (PUTS_OF_COMPACTION + PUTS_OF_MERGE * self.partition_values) * self.outputs

@@ -44,8 +44,8 @@ class Deregistration:
 
 
 def readers(leases: Sequence[Lease], workers: Sequence[WorkerRow], *, ours_poll: bool) -> list[str]:
-    """Workers that may be reading by fan-out: workers that have a row, and owners of leases that have no row.
-    `ours_poll`: whether workers of this package poll. If so, they are not included."""
+    """The workers that may be reading by fan-out: every worker that has a row, and every owner of an unfinished
+    lease. `ours_poll`: whether workers of this package poll. If so, they are not included."""
     ours = {row.id for row in workers if row.slot is not None}
     known = {str(row.id) for row in workers} | {
         str(lease.actual_owner) for lease in leases if lease.actual_owner is not None and not lease.is_finished

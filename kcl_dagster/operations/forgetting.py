@@ -1,16 +1,16 @@
 """Delete the leases of former streams: streams that the application does not read any more, or whose name another
 stream has now.
 
-The leader only releases such leases. If it has a wrong region, account or endpoint, its streams seem to be former
-streams as well. So an operator decides. The operation is refused
+The leader only releases such leases. To a leader with a wrong region, account or endpoint, the present streams of
+the application look like former streams. Therefore, only an operator deletes their leases. The operation is refused
 
 - while a worker owns one of the leases,
-- while a leader may assign them,
+- while a leader can assign them,
 - for a stream that still exists and that the application reads.
 
-The settings on this machine determine which streams are former. A deployed leader may have other settings, from
-another branch or its environment. So if a stream exists, or was read within a day, its leases are deleted only if
-the operator names it.
+The settings on this machine determine which streams are former. A deployed leader may have other settings, because
+it runs another branch or has other environment variables. If a stream exists, or was read within a day, its leases
+are therefore deleted only if the operator names the stream.
 
 Before the leases and the start positions of their streams are deleted, they are exported, so that an import can
 restore them.
@@ -32,19 +32,20 @@ from kcl_dagster.operations.reset import refusals
 from kcl_dagster.streams.listing import describe
 
 Keep = Callable[[str], str]
-"""A function that stores an export and returns its place. Raises a KclError if it cannot."""
+"""A function that stores an export and returns its path or address. Raises a KclError if it cannot store the
+export."""
 
-LATELY_SECONDS: Final = 24 * 3600.0  # a paused application may not have been read for a night
+LATELY_SECONDS: Final = 24 * 3600.0  # an application may have been paused for a night
 
 
 @dataclass(frozen=True, slots=True)
 class Forgetting:
-    """The leases that were deleted, or would be deleted by a dry run.
+    """The result: the leases that were deleted, or that a dry run would delete.
 
     - `overtaken`: leases that another process wrote meanwhile, and that were kept.
-    - `in_doubt`: streams whose leases are deleted only if the operator names the stream, with the reason. Only for
-      a dry run.
-    - `export`: the place of the export.
+    - `in_doubt`: streams whose leases are deleted only if the operator names the stream, with the reason. Filled
+      only by a dry run.
+    - `export`: the path or address of the export.
     """
 
     dry: bool
@@ -79,8 +80,8 @@ def forget(opened: OpenApplication, streams: Collection[str] = (), *, keep: Keep
     """Delete the leases and the start positions of all former streams, or of those in `streams`
     (`account:name:epoch`).
 
-    Without `streams`, this is refused if one of them exists or was read lately. `keep` is called once, before
-    anything is deleted. It is not called for a dry run, or if there is nothing to delete.
+    Without `streams`, this is refused if one of the former streams exists or was read lately. `keep` is called
+    once, before anything is deleted. It is not called for a dry run, or if there is nothing to delete.
 
     Raises Unsafe and ConfigurationError before anything is changed.
     """
@@ -129,7 +130,7 @@ def forget(opened: OpenApplication, streams: Collection[str] = (), *, keep: Keep
 def _in_doubt(
     opened: OpenApplication, chosen: Mapping[str, StreamIdentifier], affected: Mapping[str, Sequence[Lease]]
 ) -> dict[str, str]:
-    """The streams that a deployed application may read, with the reason."""
+    """The streams that the deployed application possibly reads, with the reason."""
     found = {}
     for name, stream in chosen.items():
         read = max(
@@ -155,7 +156,7 @@ def _existence(opened: OpenApplication, stream: StreamIdentifier) -> str | None:
 
 
 def _refuse(opened: OpenApplication, streams: Collection[StreamIdentifier], affected: Sequence[Lease]) -> None:
-    """Raise Unsafe if the leases may be in use, or may be needed again."""
+    """Raise Unsafe if the leases are possibly in use, or possibly needed again."""
     if not affected:
         return
     for stream in streams:

@@ -67,8 +67,8 @@ class ExportFiles(Protocol):
     """The place of exported files: the terminal user's folder, or a folder of the deployment."""
 
     def put(self, name: str | None, text: str, *, force: bool) -> str | None:
-        """Store a new file, or replace a file if `force` is set. Returns its place, or None if the text was
-        printed. Raises ConfigurationError if it cannot be stored."""
+        """Store a new file, or replace a file if `force` is set. Returns its path or address, or None if the text
+        was printed. Raises ConfigurationError if it cannot be stored."""
 
     def get(self, name: str) -> str:
         """Read a file. Raises ConfigurationError if it cannot be read."""
@@ -91,10 +91,11 @@ class OperationContext:
     instance."""
 
     stores: Callable[[], tuple[Mapping[str, Callable[[], Store]], str]] = lambda: ({}, "")
-    """Returns the stores to which the application writes, and the reason if its sink is not among them."""
+    """Returns the stores to which the application writes, by name, and a text. If its sink is not among the stores,
+    the text gives the reason."""
 
     storing: Callable[[], Storing | None] = lambda: None
-    """Returns how the consumer's sink stores; None if no consumer is known."""
+    """Returns how the consumer's sink stores records; None if no consumer is known."""
 
     show: Callable[[Any], None] = lambda _: None
     """Shows a line at once, before the result: a text, or anything that rich can print."""
@@ -131,7 +132,7 @@ class Operation(BaseModel, ABC):
     title: ClassVar[str]
     is_in_job: ClassVar[bool] = True
     run_tags: ClassVar[Sequence[str]] = ()
-    """Tags of the job's run, whose value is the application's name."""
+    """The keys of tags of the job's run. The value of each tag is the application's name."""
 
     @abstractmethod
     def run(self, context: OperationContext) -> Answer:

@@ -41,7 +41,7 @@ def slots_of(workers: Collection[str], rows: Sequence[WorkerRow]) -> frozenset[s
             _refuse_foreign([row])
             found.add(row.slot or "")
         elif _SLOT.fullmatch(name):
-            found.add(name)  # has no worker now, and will get none
+            found.add(name)  # this slot has no worker now, and stays empty
         else:
             raise ConfigurationError(f"there is no worker or slot {name}: kcl-dagster status lists them")
     return frozenset(found)
@@ -56,7 +56,7 @@ class PauseReport:
     dry: bool
 
     def lines(self) -> list[str]:
-        """A line for each change, and then a line for each part that stays paused."""
+        """A line for each change, and then a line for everything that stays paused."""
         pauses, resumes = ("would pause", "would resume") if self.dry else ("paused", "resumed")
         before, after = _paused(self.before), _paused(self.after)
         changed = [f"{pauses} {name}" for name in after if name not in before]
@@ -76,7 +76,7 @@ def pause(
     """Pause the application, or only some shards or workers.
 
     - The application: its workers finish their batches and end.
-    - A shard: its lease is taken from the owner, and the open batch is repeated later.
+    - A shard: its lease is taken from the owner, and the batch in progress is repeated later.
     - A worker: it finishes its batch and ends, its slot remains empty, and other workers read its shards.
     """
     scan = opened.scan()

@@ -13,11 +13,12 @@ from kcl_dagster.streams.deaggregation import deaggregate
 from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.streams.records import StreamRecord, arrival_millis
 
-PAUSE_SECONDS: Final = 0.5  # two of the five reads per second that all consumers of a shard share
-# The most pages of one read, which takes a minute and a half. If there are more pages, the next read begins nearer
-# to the end.
+# Seconds between two reads. This uses two of the five reads per second that all consumers of a shard share.
+PAUSE_SECONDS: Final = 0.5
+# The most pages that one read requests, which takes a minute and a half. Records on later pages are not shown.
 MOST_PAGES: Final = 200
-# A stream cannot be read backwards, so the last records are read from earlier and earlier times.
+# A stream cannot be read backwards. To find the last records, the stream is read from earlier and earlier times,
+# until there are enough records.
 WINDOWS_SECONDS: Final = (60.0, 600.0, 3600.0, 6 * 3600.0, 24 * 3600.0)
 PAGE_RECORDS: Final = 1000
 
@@ -34,7 +35,7 @@ class Peeked:
     """The reason why an aggregate could not be opened. `data` is then the whole aggregate."""
 
     def to_document(self) -> dict[str, Any]:
-        """The record by the names of the columns that the consumer's function receives."""
+        """The record as a mapping. Its keys are the names of the columns that the consumer's function receives."""
         text = self.data.decode(errors="backslashreplace")
         return {
             "sequence_number": self.sequence,
@@ -54,7 +55,8 @@ def _moment(millis: int | None) -> str | None:
 def peek(
     kinesis: aws.Client, stream: str, shard: str, runtime: Runtime, *, limit: int = 10, first: bool = False
 ) -> list[Peeked]:
-    """The last `limit` records, or the first `limit` records that are still in the stream. Oldest first.
+    """Return the last `limit` records, or the first `limit` records that are still in the stream. The oldest record
+    comes first.
 
     Uses some of the reads that all consumers of the shard share. Raises ConfigurationError if the stream does not
     have the shard.
@@ -86,7 +88,7 @@ class _Look:
     runtime: Runtime
 
     def records(self, place: dict[str, Any]) -> Iterator[Peeked]:
-        """The records from a place to the tip, or to the end of the shard."""
+        """The records from the position `place` to the tip, or to the end of the shard."""
         answer = self._ask("get_shard_iterator", StreamName=self.stream, ShardId=self.shard, **place)
         iterator = answer["ShardIterator"]
         for _ in range(MOST_PAGES):

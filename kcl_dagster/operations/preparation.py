@@ -17,7 +17,7 @@ from kcl_dagster.spark.java import find_java
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
 from kcl_dagster.spark.warm_up import warm_up
 
-MAKE_SECONDS: Final = 300.0  # it takes ten seconds on an idle machine
+MAKE_SECONDS: Final = 300.0  # limit for one command, which takes ten seconds on an idle machine
 MEGABYTE: Final = 1_000_000
 
 
@@ -38,8 +38,8 @@ def prepare(environment: Mapping[str, str], cache: Path | None = None) -> str:
             made = Path(folder) / "java.jsa"
             _run([program, "-Xshare:dump", f"-XX:SharedArchiveFile={made}"], environment)
             put_whole(made, archive.base)
-        # An archive contains the path of the archive that it builds on, so the latter must already be at its final
-        # place.
+        # An archive contains the path of the archive that it builds on. This base archive must therefore already be
+        # at its final path.
         draft = ClassArchive(Path(folder) / "spark.jsa", archive.base)
         _run([sys.executable, "-m", __name__, str(draft.path), str(draft.base)], environment)
         if not draft.path.is_file():
@@ -72,7 +72,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> None:
 
 
 def _archive_into(draft: ClassArchive) -> None:
-    """Start Spark, run what workers run, and have its JVM write the archive when it exits."""
+    """Start Spark, run the same kinds of queries as workers, and let the JVM write the archive when it exits."""
     base = [f'"-XX:SharedArchiveFile={draft.base}"'] if is_whole(draft.base) else []
     options = ["-XX:+UseSerialGC", *base, f'"-XX:ArchiveClassesAtExit={draft.path}"']
     spark = start_session(SparkSettings(slots=2, memory="512m", java_options=" ".join(options)), "kcl-prepare")

@@ -1,6 +1,6 @@
 """Text from tables and streams, made safe for a terminal.
 
-Names of workers and leases can be chosen by anyone who may write to a table. A terminal would execute escape
+Everyone who is allowed to write to a table can choose names of workers and leases. A terminal would execute escape
 sequences in them, and rich would read square brackets as markup.
 """
 

@@ -23,13 +23,14 @@ from kcl_dagster.worker.parts_chain import PartsSink
 
 # This size determines where pieces end. With another size, records that were stored before would be stored again.
 PIECE_BYTES: Final = 16 * 1024 * 1024
-# Twice as many pieces are in memory, because the next ones are read while these are stored.
+# A piece of each of these shards is in memory, and also the next piece, which is read while the first one is
+# stored.
 SHARDS_AT_ONCE: Final = 8
 PIECE_SECONDS: Final = 900.0  # limit for reading one piece, which takes two minutes at a tenth of a shard's rate
-SETTLED_SECONDS: Final = 10.0  # this long after its end, every clock of the service is beyond the window
+SETTLED_SECONDS: Final = 10.0  # after the end of a window, until every clock of the service is past it
 
 READS_PER_SECOND: Final = 5.0  # the limit of a shard for all consumers that poll it
-DEFAULT_SHARE: Final = 0.2  # the live consumer reads at most four times per second
+DEFAULT_SHARE: Final = 0.2  # leaves four reads per second for the live consumer, which needs no more
 LEAST_SHARE: Final = 0.02  # with a smaller share, a piece could not be read within its time
 UNBOUNDED: Final = 1 << 60
 
@@ -56,7 +57,7 @@ def refuse_unreadable(window: ReplayWindow, stream: StreamDescription, now: floa
     """Raise ConfigurationError if the window has not ended yet, and DataLoss if some of it is no longer in the
     stream.
 
-    `now`: epoch seconds. If the response of the service has a time, that is used instead.
+    `now`: epoch seconds. If the response of the service has a time, this time is used instead.
     """
     now = stream.answered or now
     left_ms = window.end_ms + SETTLED_SECONDS * 1000 - now * 1000
@@ -65,7 +66,7 @@ def refuse_unreadable(window: ReplayWindow, stream: StreamDescription, now: floa
             f"window {window} is not over yet: replay it in {_span(left_ms / 1000)}, records still arrive in it"
         )
     horizon_ms = int((now - stream.retention_hours * 3600) * 1000)
-    # Nothing is older than the stream itself.
+    # No record is older than the stream itself.
     if window.start_ms < horizon_ms and stream.created * 1000 < horizon_ms:
         left = f"from {_moment(horizon_ms)} on" if window.end_ms > horizon_ms else "nothing"
         raise DataLoss(
@@ -93,7 +94,7 @@ class ShardReplay:
         self.range = self.after(progress)
 
     def after(self, progress: Progress) -> Range:
-        """The next piece."""
+        """The range of the next piece, given the progress of this one."""
         through = progress.through or self.range.after
         number = self.range.number + (progress.records > 0)
         return replace(self.range, after=through, number=number)
@@ -121,7 +122,7 @@ class Replay(Generic[D]):
 
     def run(self) -> list[ShardReplay]:
         """Read and store everything, parents before their children. Raises the errors of the engine and the sink.
-        After an error, a new object may run the replay again."""
+        After an error, a new object can run the replay again."""
         self._states = {shard.id: ShardReplay(shard, self._first(shard)) for shard in self.shards}
         while ready := self._ready():
             self._step(ready)
@@ -147,7 +148,8 @@ class Replay(Generic[D]):
         )
 
     def _ready(self, also: Collection[str] = ()) -> list[ShardReplay]:
-        """Shards that may be read now. `also`: shards that are treated as finished."""
+        """Shards that can be read now, because all their parents are finished. `also`: further shards that count as
+        finished."""
         done = {shard for shard, state in self._states.items() if state.is_done} | set(also)
         waiting = set(self._states) - done
         ready = [s for id_, s in self._states.items() if id_ in waiting and not waiting & set(s.shard.parents)]

@@ -1,9 +1,9 @@
 """Reset an application to another position in its streams.
 
 A reset is refused while a worker or leader uses the leases, and if the order of records would be lost. Every write
-of a lease is conditional. If a worker takes a lease meanwhile, it keeps the lease, and the report names it. Records
-that were read before are delivered again, under new batch numbers. If the sink still has these records, they are
-then in the sink twice.
+of a lease is conditional. If a worker takes a lease meanwhile, the worker keeps the lease, and the report names the
+lease. Records that were read before are delivered again, under new batch numbers. If the sink still has these
+records, they are then in the sink twice.
 """
 
 import math
@@ -33,7 +33,8 @@ from kcl_dagster.tables.coordination import LEADER_KEY
 from kcl_dagster.tables.starts import StartPosition
 
 EVICTOR = WorkerId("kcl-dagster-reset")
-"""The owner of a dead worker's lease between taking and releasing it."""
+"""The owner that a reset writes into the lease of a dead worker, for the moment between taking and releasing the
+lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class StreamView:
         """The time from which the arrivals of the stream are counted; see `StartPosition`. For a re-created stream,
         the time from which no other stream has its name."""
         if self.is_recreated:
-            return self.created + 1  # `created` has no fraction
+            return self.created + 1  # `created` is rounded down to whole seconds
         return None if self.start is None else self.start.counted_since
 
 
@@ -130,8 +131,8 @@ class ResetReport:
 
     def _about_first(self) -> list[str]:
         """A line about what happens to the first moment (the time from which all shards are read). Empty if the
-        first moment is not known, or if the reset goes back to a time after the first moment, which then is not
-        affected."""
+        first moment is not known, or if the reset goes back to a time after the first moment, and so does not
+        affect it."""
         first, before = iso(self.first), self.first_before
         if first is None or before is None:
             return []
@@ -283,9 +284,9 @@ def reset(
 ) -> ResetReport:
     """Reset leases to `target`: all leases of the application, or those of some streams or shards.
 
-    `wait_for_dead`: watch the leases for the longest lease duration of their owners. Owners whose counters do not
-    change are dead, and their leases are reset as well. Raises Unsafe and ConfigurationError before anything is
-    changed.
+    `wait_for_dead`: watch the leases for the longest lease duration of their owners. If the counter of a lease does
+    not change, its owner is dead, and the lease is reset as well. Raises Unsafe and ConfigurationError before
+    anything is changed.
     """
     names = [stream.name for stream in opened.application.streams if not streams or stream.name in streams]
     if unknown := sorted(set(streams) - set(names)):
@@ -334,8 +335,8 @@ def _plan_stream(
 
 
 def _find_record(opened: OpenApplication, facts: StreamDescription, shard: str, target: ResetTarget) -> None:
-    """Raise ConfigurationError if the record is not in the shard, because a later reader could not detect lost
-    records."""
+    """Raise ConfigurationError if the record is not in the shard. A reader that begins at a missing record could
+    not detect lost records."""
     sequence = target.checkpoint.sequence
     try:
         iterator = aws.call(
@@ -363,7 +364,7 @@ def _refuse_to_mislead(workers: Sequence[WorkerRow], later: Sequence[WorkerRow] 
     """Raise Unsafe if a worker is alive. A worker reads the start position of its stream once, so it would continue
     with the former position.
 
-    `later`: the rows some time after `workers`. The row of a worker that has ended is the same in both.
+    `later`: the rows some time after `workers`. The row of a worker that has ended is the same in both lists.
     """
     before = {row.id: (row.last_update, row.beat) for row in workers}
     alive = [
@@ -381,8 +382,8 @@ def _refuse_to_mislead(workers: Sequence[WorkerRow], later: Sequence[WorkerRow] 
 def _watch(
     opened: OpenApplication, leases: Sequence[Lease], workers: Sequence[WorkerRow], leader: str | None
 ) -> frozenset[LeaseKey]:
-    """Watch the leases for the lease duration, or for the longest one if workers began with several. Returns the
-    leases whose counter did not change. Raises Unsafe if a leader is alive."""
+    """Watch the leases for the lease duration. If workers began with different lease durations, the longest one
+    counts. Returns the leases whose counter did not change. Raises Unsafe if a leader is alive."""
     ours = opened.application.timings.lease_duration
     seconds = max(lease_durations(leases, workers, ours).values(), default=ours)
     before = _beats(opened)
@@ -465,9 +466,9 @@ def _carry_out(
 
 
 def _first_moment(plans: Sequence[StreamReset], target: ResetTarget, now: float) -> FirstMoment | None:
-    """The first moment (the time from which all shards are read) if all leases go to `target`. Records may leave
-    the streams before they are read. None if a stream was re-created, because the records of the former stream are
-    not read."""
+    """The first moment (the time from which all shards are read) if all leases go to `target`. It is not settled,
+    because records can leave the streams before they are read. None if a stream was re-created, because the records
+    of the former stream are not read."""
     if target.is_record or target.checkpoint.is_shard_end or any(plan.view.is_recreated for plan in plans):
         return None
     start = None if target.timestamp_ms is None else target.timestamp_ms / 1000
@@ -477,7 +478,7 @@ def _first_moment(plans: Sequence[StreamReset], target: ResetTarget, now: float)
 
 def counted_since(view: StreamView, target: ResetTarget, now: float) -> int | None:
     """The time from which everything that arrived is read again. None if the first batch determines it. If records
-    may have left the stream, or may leave it before they are read, the result is the current time, because the
+    have possibly left the stream, or can leave it before they are read, the result is the current time, because the
     number of these records is not known."""
     if not target.checkpoint.is_initial_position:
         return None

@@ -18,11 +18,11 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.tables.attributes import OWNER_INDEX
 
 LARGEST_POLICY: Final = 6144
-"""The characters of a managed policy that IAM accepts, without white space."""
+"""The most characters of a managed policy that IAM accepts. White space does not count."""
 
 
 class Component(StrEnum):
-    """The components that send requests. Each may have its own IAM role."""
+    """The components that send requests. Each can have its own IAM role."""
 
     LEADER = "leader"  # the sensor, in the code location; also `kcl-dagster lead`
     WORKER = "worker"  # the driver of a worker run; also compactions, replays and dead letter runs
@@ -55,7 +55,7 @@ class Resource(StrEnum):
 
 
 class When(StrEnum):
-    """Which deployments need a right."""
+    """The condition under which a deployment needs a right."""
 
     ALWAYS = "always"
     FANOUT = "retrieval by fan-out"
@@ -83,8 +83,8 @@ class When(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """An action that components may perform on a target. `checked_by`: requests with another name that need the
-    right. For example, a read of an encrypted stream needs the right to decrypt."""
+    """An action that components are allowed to perform on a target. `checked_by`: requests with another name that
+    need the right. For example, a read of an encrypted stream needs the right to decrypt."""
 
     action: str
     target: Resource
@@ -93,11 +93,12 @@ class Grant:
     checked_by: tuple[str, ...] = ()
 
 
-# A bounded run in a Spark driver elsewhere leads and reads by itself.
+# A Spark driver that Dagster Pipes runs on another platform executes bounded runs. It is leader, worker and
+# executor.
 DRIVER: Final = "driver"
 OF_DRIVER: Final = frozenset({Component.LEADER, Component.WORKER, Component.EXECUTOR})
-# The resources for which a role is assumed, by service. Catalogs in AWS Glue and messages of Pipes need no role of
-# S3.
+# The resources for which a role is assumed, by service. The role for S3 is not used for catalogs in AWS Glue and
+# messages of Dagster Pipes.
 _BY_ROLE: Final = {
     "kinesis": (Resource.STREAM, Resource.CONSUMER, Resource.STREAM_KEY),
     "dynamodb": (Resource.TABLE, Resource.INDEX, Resource.ALL_TABLES, Resource.TABLE_NAMES, Resource.TABLE_KEY),
@@ -392,12 +393,12 @@ def policy(component: Component, deployment: Deployment) -> dict[str, Any]:
 
 
 def driver_policy(deployment: Deployment) -> dict[str, Any]:
-    """The minimal IAM policy of a Spark driver elsewhere, which is a leader, a worker and an executor."""
+    """The minimal IAM policy of a Spark driver on another platform, which is leader, worker and executor."""
     return _policy([grant for grant in RIGHTS if grant.to & OF_DRIVER and deployment.needs(grant.when)], deployment)
 
 
 def of_assumed_roles(document: Mapping[str, Any], deployment: Deployment) -> dict[str, list[str]]:
-    """The statements of a policy that belong to roles that the component assumes, by the ARN of the role."""
+    """The ids of a policy's statements that belong to roles which the component assumes, by the ARN of the role."""
     found: dict[str, list[str]] = {}
     for service, targets in _BY_ROLE.items():
         if service in deployment.roles:
@@ -411,7 +412,7 @@ def _policy(grants: Sequence[Grant], deployment: Deployment) -> dict[str, Any]:
     statements: list[dict[str, Any]] = []
     for target in targets:
         made = _statement(target, [grant.action for grant in grants if grant.target is target], deployment)
-        # Services may share a role, which needs only one statement.
+        # If services share a role, only one statement is needed for it.
         if not any(all(made[key] == other[key] for key in ("Action", "Resource")) for other in statements):
             statements.append(made)
     return {"Version": "2012-10-17", "Statement": statements}
@@ -439,7 +440,7 @@ def _with(part: list[dict[str, Any]], statement: Mapping[str, Any], resource: st
 
 
 def size(document: Mapping[str, Any]) -> int:
-    """The characters of a policy that IAM counts: all but white space."""
+    """The number of characters of a policy that IAM counts, which are all except white space."""
     return len(json.dumps(document, separators=(",", ":")))
 
 

@@ -55,7 +55,7 @@ class Status:
     unreadable: Sequence[str]
     at: float
     control: Control = field(default_factory=Control)
-    """What operators have paused."""
+    """The application, leases and slots that operators have paused."""
 
     unread: Mapping[LeaseKey, float] = field(default_factory=dict)
     """When the first unread record of each lease without a worker arrived, in epoch milliseconds. Infinite if every
@@ -86,8 +86,9 @@ class Status:
 
     @cached_property
     def set_back_since_run(self) -> SetBack | None:
-        """The last reset or import since the last bounded run, with the earliest time to which any of them went
-        back. None if there was none, if everything is stored again, or if the run failed."""
+        """The last reset or import since the last bounded run, with the earliest time to which any reset or import
+        since then went back. None if there was no reset or import, if everything is stored again, or if the run
+        failed."""
         run, complete = self.last_run, self.complete
         if run is None or run.failed or (complete.through is not None and complete.through >= run.bound):
             return None
@@ -104,7 +105,8 @@ class Status:
     @property
     def is_run_missed(self) -> bool:
         """Whether the failure of the last bounded run is a reason for an alert. It is no reason while something is
-        paused. If `complete_within` is set, that decides for how long runs may fail."""
+        paused. If `complete_within` is set, it is no reason either, because `is_overdue` then decides whether runs
+        have failed for too long."""
         return self.failed_run is not None and self.complete_within is None and self.control.paused_by is None
 
     @property
@@ -234,8 +236,8 @@ class Status:
         return {row.id: row for row in self.workers}
 
     def is_at_rest(self, lease: Lease) -> bool:
-        """Whether a lease has no worker on purpose, because its records may wait, or because the next bounded run
-        reads them."""
+        """Whether a lease has no worker on purpose, because its records have not waited long enough for a worker to
+        start, or because the next bounded run reads them."""
         if lease.actual_owner is not None or lease.is_finished:
             return False
         if self.complete_within is not None:
@@ -355,8 +357,8 @@ class Status:
 
     @property
     def furthest_behind_ms(self) -> int | None:
-        """The lag of the shard furthest behind, including shards that no living worker reads. None if the lag of
-        one of these is not known."""
+        """The lag of the shard furthest behind, including shards that no living worker reads. None if the lag of a
+        shard without a living worker is not known."""
         unread = [self.behind_ms(lease) for lease in self.without_worker]
         told = [row.lag_ms for row in self.living.values() if row.lag_ms is not None]
         known = [millis for millis in unread if millis is not None]
@@ -516,7 +518,7 @@ def _last_report(row: WorkerRow) -> str:
 
 def refuse_other_streams(application: Application, dynamodb: Client, runtime: Runtime) -> None:
     """Raise ConfigurationError if the tables have start positions, but no start position for a stream of the
-    application. Tables of a KCL application in another language have none."""
+    application. Tables of a KCL application in another language have no start positions."""
     known = known_streams(application, dynamodb, runtime)
     others = [stream.name for stream in application.streams if stream.name not in known]
     if known and others:

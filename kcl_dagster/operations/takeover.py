@@ -25,7 +25,7 @@ def take_over_2x(
     following, before anything is changed:
 
     - Unsafe if a worker may still run,
-    - LayoutRefused if the tables do not allow it,
+    - LayoutRefused if the tables do not allow the takeover,
     - ConfigurationError if there is nothing to take over.
     """
     if not workers_are_stopped:

@@ -1,7 +1,7 @@
 """The operations as commands of the command line, and their output.
 
 Exit code 0 means that the operation was done, or that nothing is wrong with the application. Exit code 1 means that
-something is wrong with the application, or that another process changed a part of it first. The caller reports
+something is wrong with the application, or that another process changed some of its rows first. The caller reports
 errors, including refusals.
 """
 
@@ -60,7 +60,7 @@ class AddVerb(Protocol):
 
 class Names(argparse.Action):
     """An option with several names. A target (`module:attribute`) that follows them is recognised by its form and
-    stored in `trailing_target`, because argparse may write `target` later."""
+    stored in `trailing_target`, because argparse can write `target` later."""
 
     def __call__(self, _parser: object, namespace: Options, values: Any, _option: str | None = None) -> None:
         names = list(values)
@@ -173,7 +173,8 @@ class LocalFiles:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentVerbs:
-    """The commands `rights`, `cloudformation` and `list`. The functions read the options."""
+    """The commands `rights`, `cloudformation` and `list`. The fields are functions that take their results from the
+    options."""
 
     context: Callable[[Options], OperationContext]
     client: Callable[[Options, str], Any]
@@ -265,7 +266,7 @@ class DeploymentVerbs:
         return WELL
 
     def _tell_signed(self, options: Options) -> None:
-        """Print which rights a policy of the worker lacks to standard error."""
+        """Print to standard error which rights of the worker are not in its policy."""
         for table in self.catalogs(options).signed:
             sys.stderr.write(
                 f"kcl-dagster: the worker also needs rights on the REST catalog of {table}, which are not in the "
@@ -273,8 +274,8 @@ class DeploymentVerbs:
             )
 
     def _tell_roles(self, whose: str, made: Mapping[str, Any], deployment: Deployment) -> None:
-        """Print the statements that belong to an assumed role to standard error, because standard output gets the
-        document."""
+        """Print to standard error which statements belong to an assumed role. Standard output gets only the policy
+        or template."""
         for role, sids in of_assumed_roles(made, deployment).items():
             sys.stderr.write(
                 f"kcl-dagster: the statements {', '.join(sids)} of {whose} are for the role {role}, which it "
@@ -323,7 +324,8 @@ class DeploymentVerbs:
 
 
 def _lakes(context: OperationContext) -> tuple[str, ...]:
-    """The folders on S3 to which the workers write. Only the catalog of an Iceberg table may know its folder."""
+    """The folders on S3 to which the workers write. Raises ConfigurationError if a folder is not known here, for
+    example because only the catalog of an Iceberg table knows it."""
     stores, _ = context.stores()
     roots = []
     for name, open_it in stores.items():

@@ -18,8 +18,8 @@ REFRESH_SECONDS: Final = 30.0  # with --watch; every look-up uses one of a shard
 
 @dataclass
 class Unread:
-    """Finds when records arrived, and keeps the result for `REFRESH_SECONDS`. Only reads, and raises no error of
-    AWS."""
+    """Finds when the first unread record of each lease arrived, and keeps the results for `REFRESH_SECONDS`. Only
+    reads, and raises no error of AWS."""
 
     kinesis: aws.Client
     runtime: Runtime
@@ -27,9 +27,9 @@ class Unread:
     _due: float = float("-inf")
 
     def arrivals(self, leases: Sequence[Lease], stream: str, starts: StartTable) -> Mapping[LeaseKey, float]:
-        """When the first unread record of each lease arrived, in epoch milliseconds. Infinite if every record was
-        read. Leases for which this cannot be determined are missing. `stream`: the stream of leases that do not
-        name a stream."""
+        """Return when the first unread record of each lease arrived, in epoch milliseconds. Infinite if every
+        record was read. Leases for which this cannot be determined are missing. `stream`: the stream of leases that
+        do not name a stream."""
         now = self.runtime.clock.monotonic()
         if now >= self._due:
             self._due = now + REFRESH_SECONDS

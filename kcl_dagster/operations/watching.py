@@ -24,11 +24,11 @@ from kcl_dagster.runtime import Clock
 LEASE_COLUMNS: Final = ("lease", "owner", "behind (s)", "checkpoint", "KB/s", "state")
 WORKER_COLUMNS: Final = ("worker", "state", "leases", "behind (s)", "heartbeat (s ago)", "run")
 
-LOOK_SECONDS: Final = 2.0  # four to six small requests each time
-FEWEST_ROWS: Final = 5  # of leases, however few lines the terminal has
+LOOK_SECONDS: Final = 2.0  # between two reads of the tables, each of which takes a few small requests
+FEWEST_ROWS: Final = 5  # rows of leases that are shown, however few lines the terminal has
 OTHER_LINES: Final = 12  # headings and frames
 
-LONGEST_WHOLE: Final = 22  # an id of a shard or a worker has 20 characters, and two such columns fit into 80
+LONGEST_WHOLE: Final = 22  # ids of shards and workers have 20 characters, and two columns of ids fit into 80
 SHOWN_DIGITS: Final = 8  # of the 56 digits of a sequence number; --json shows all
 
 _STYLES: Final = {
@@ -76,7 +76,7 @@ def place(checkpoint: Checkpoint | None) -> str:
 
 
 def _told(status: Status, lease: Lease) -> str:
-    """The state of a lease, with some words about details that are known."""
+    """The state of a lease in words, with the details that are known."""
     state = status.state_of(lease)
     if state == "hung":
         since = datetime.fromtimestamp(status.slow_since[lease.key], UTC)

@@ -32,7 +32,7 @@ from kcl_dagster.worker.spans import BATCH, FETCH
 log = logging.getLogger(__name__)
 
 START: Final = "start worker"
-MOST_LEASES: Final = 32  # a span names at most this many leases; its count includes all
+MOST_LEASES: Final = 32  # a span names at most this many leases; the number in it includes all leases
 NANOSECONDS: Final = 1_000_000_000
 _LATE: Final = frozenset({BATCH, FETCH})  # these spans are made when it is known that the round becomes a trace
 
@@ -80,7 +80,7 @@ class BatchSpan:
 
 
 class BatchTraces:
-    """Makes the spans of a worker, see `worker.spans.Spans`. Any thread may call `started`."""
+    """Makes the spans of a worker, see `worker.spans.Spans`. Any thread can call `started`."""
 
     def __init__(
         self,
@@ -128,11 +128,11 @@ class BatchTraces:
         return BatchSpan(self, name)
 
     def started(self) -> None:
-        """End the span of the start: the worker can read."""
+        """End the span of the worker's start, because the worker can read now."""
         self._end_start(None)
 
     def close(self) -> None:
-        """End the span of the start as failed, if the worker ended before it could read."""
+        """End the span of the worker's start as failed, if the worker ended before it could read."""
         self._end_start("the worker ended before it could read")
 
     def report(self, report: BatchReport) -> None:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 10.0  # as in the KCL
 MOST_SERIES: Final = 10_000  # series that wait, as in the KCL; values of further series are dropped and counted
-DATA_PER_REQUEST: Final = 500  # CloudWatch accepts a thousand, or a megabyte
+DATA_PER_REQUEST: Final = 500  # CloudWatch accepts at most 1000, and at most 1 MB
 REQUEST_SECONDS: Final = 5.0  # after this time, the values of a request are dropped: newer values are more useful
 LAST_FLUSH_SECONDS: Final = 6.0  # the time for the last flush when a worker ends
 COMPLAINT_SECONDS: Final = 300.0  # the time between two warnings that CloudWatch does not respond
@@ -49,8 +49,8 @@ Series = dict[tuple[str, Dimensions], Statistics]
 
 @dataclass
 class CloudWatchMetrics:
-    """Collects and sends metrics. Any thread may call `put`, which takes microseconds and never waits for the
-    network. Only one thread may call `flush`."""
+    """Collects and sends metrics. Any thread can call `put`, which takes microseconds and never waits for the
+    network. `flush` must be called from one thread only."""
 
     client: aws.Client
     namespace: str

@@ -25,7 +25,7 @@ from kcl_dagster.worker.error_text import brief
 log = logging.getLogger(__name__)
 
 TICK: Final = "tick"
-MOST_EVENTS: Final = 32  # a span has at most this many events of one kind; its counts include all
+MOST_EVENTS: Final = 32  # a span has at most this many events of one kind; the counts in it include all
 NANOSECONDS: Final = 1_000_000_000
 
 Fact = str | int | bool | tuple[str, ...]

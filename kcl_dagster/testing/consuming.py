@@ -80,7 +80,7 @@ class EmbeddedAws:
     emulator: "Emulator"
 
     def put(self, stream: str, payloads: Sequence[bytes]) -> None:
-        """Put records, distributed over the shards. Raises what boto3 raises."""
+        """Put records, distributed over the shards. Raises the errors of boto3."""
         kinesis = self.emulator.client("kinesis")
         for start in range(0, len(payloads), PUT_AT_ONCE):
             some = payloads[start : start + PUT_AT_ONCE]
@@ -121,8 +121,8 @@ def consume(
 ) -> int:
     """Let `consumer` process the records in its streams, and return how many records it has stored.
 
-    The function returns when every shard has been read to its tip. Records that are put while it runs may be read
-    or not. Checkpoints are kept in the lease table, so another call continues after them. `kcl` should be the
+    The function returns when every shard has been read to its tip. Records that are put while it runs are possibly
+    not read. Checkpoints are kept in the lease table, so another call continues after them. `kcl` should be the
     resource of an embedded AWS.
 
     `context` and `resources` are passed to the consumer's code if it has parameters for them.
@@ -191,7 +191,7 @@ class _Witness(RunEventLog):
 
     @property
     def cause(self) -> str:
-        """The end of the message of a TimeoutError: what kept the worker from the tip, if it reported anything."""
+        """The end of the message of a TimeoutError: the last problem that the worker reported, if there was one."""
         return "" if self.trouble is None else f". The last problem: {self.trouble}"
 
     def batch(self, report: BatchReport) -> None:

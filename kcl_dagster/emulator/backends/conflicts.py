@@ -19,7 +19,7 @@ MESSAGE = "Transaction is ongoing for the item"
 
 Key = tuple[str, str]
 KeyNames = Callable[[str], Sequence[str]]
-"""A function that returns the key attributes of a table; none if the table does not exist."""
+"""A function that returns the names of a table's key attributes. The result is empty if there is no such table."""
 
 
 class Conflicts:

@@ -1,4 +1,5 @@
-"""Corrects moto for requests on which lease clients rely: DynamoDB rejects them, and moto would accept them."""
+"""Makes moto behave like DynamoDB in cases that matter to lease clients. Requests that DynamoDB rejects are
+rejected, even if moto would accept them. Types of attributes that moto changes are restored."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ _REPLY_MEMBERS = frozenset(
 
 
 class DynamoDb:
-    """The tables of one emulator. Any thread may call `handle`."""
+    """The tables of one emulator. Any thread can call `handle`."""
 
     def __init__(self, account: str, region: str) -> None:
         self._account = account
@@ -90,7 +90,7 @@ class DynamoDb:
                 return _refusal("ValidationException", f"{operation}: {type(error).__name__}: {error}")
 
     def key_names(self, table: str) -> list[str]:
-        """Return the key attributes of a table; none if the table does not exist."""
+        """Return the names of a table's key attributes. The result is empty if there is no such table."""
         found = self._backend.tables.get(table)
         names = () if found is None else (found.hash_key_attr, found.range_key_attr)
         return [name for name in names if name]
@@ -104,8 +104,8 @@ class DynamoDb:
         return Response(200, reply, _headers())
 
     def _reply(self, operation: str, method: str, parameters: dict[str, Any]) -> dict[str, Any] | bytes:
-        """Return the reply to an operation on items. The emulator's own, faster code makes it if it supports the
-        request, and moto otherwise."""
+        """Return the reply to an operation on items. The emulator's own, faster code makes the reply if it supports
+        the request. Otherwise, moto makes the reply."""
         match operation:
             case "UpdateItem":
                 reply = self._updates.serve(parameters)

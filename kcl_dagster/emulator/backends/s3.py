@@ -18,7 +18,7 @@ PARTITION = "aws"
 
 
 class S3:
-    """The buckets of one emulator. Any thread may call `handle`."""
+    """The buckets of one emulator. Any thread can call `handle`."""
 
     def __init__(self, account: str) -> None:
         self._account = account

@@ -77,7 +77,7 @@ _orders: WeakKeyDictionary[Table, tuple[list[DynamoType], list[DynamoType] | Non
 
 
 def _in_order(table: Table) -> list[DynamoType] | None:
-    """Return the keys of the table, sorted; None if they are not texts. They are sorted again only if they have
+    """Return the keys of the table, sorted; None if they are not texts. The keys are sorted again only if they have
     changed."""
     keys = list(table.items)
     known = _orders.get(table)

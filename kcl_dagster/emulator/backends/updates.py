@@ -19,7 +19,7 @@ from moto.dynamodb.models import DynamoDBBackend
 from moto.dynamodb.models.dynamo_type import DynamoType, Item
 from moto.dynamodb.models.table import Table
 
-KNOWN_UPDATES = 10_000  # if there are more forms, all are forgotten; clients use a few dozen
+KNOWN_UPDATES = 10_000  # forms of updates; if there are more, all are forgotten; clients use a few dozen
 
 _CLAUSE = re.compile(r"\b(SET|REMOVE|ADD|DELETE)\b", re.IGNORECASE)
 _ASSIGNMENT = re.compile(r"(#?\w+)\s*=\s*(:\w+)")

@@ -189,7 +189,7 @@ class _Chunks:
         self._limit = limit
         self._pieces: list[bytes] = []
         self._length = 0
-        self._left: int | None = None  # the length of the current chunk and its line end, until it has arrived
+        self._left: int | None = None  # bytes of the current chunk with its line end; None between two chunks
         self._ended = False
 
     def take(self, buffer: bytearray) -> bytes | None:

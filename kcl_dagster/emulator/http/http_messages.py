@@ -39,6 +39,7 @@ class Dropped(Exception):
 
 
 BodyLimit = Callable[[str, dict[str, str]], int]
-"""A function that returns the largest body that a request may have, in bytes, from its target and its headers."""
+"""A function that returns the size of the largest body that is accepted for a request, in bytes. It gets the target
+and the headers of the request."""
 
 Handler = Callable[[HttpRequest], Response | Awaitable[Response]]

@@ -32,7 +32,7 @@ class ShardIterator:
 
 
 def seal(kind: str, *parts: str) -> str:
-    """Pack texts into a token with a checksum, so that a damaged token is not taken for another token."""
+    """Pack texts into a token. Its checksum shows `unseal` whether the token is damaged."""
     body = _SEPARATOR.join((kind, *parts)).encode()
     return urlsafe_b64encode(zlib.crc32(body).to_bytes(4) + body).decode()
 

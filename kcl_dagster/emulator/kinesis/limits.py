@@ -33,7 +33,8 @@ class Limits:
     iterator_seconds: float | None = 300
     token_seconds: float | None = 300
     subscription_seconds: float | None = 300
-    takeover_seconds: float | None = 5  # earlier, a second subscription is rejected; later, it replaces the first
+    # A second subscription is rejected for this time after the first one. Later, it replaces the first one.
+    takeover_seconds: float | None = 5
 
     # per stream and per account
     consumers_per_stream: int = 20

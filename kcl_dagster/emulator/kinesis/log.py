@@ -13,7 +13,7 @@ from typing import TypedDict
 
 import msgspec
 
-FIRST_NUMBER = 1  # record number 0 is before the first record, for the starting sequence number of the shard
+FIRST_NUMBER = 1  # the starting sequence number of a shard has the record number 0
 
 
 class StoredRecord(TypedDict):
@@ -43,7 +43,7 @@ class RecordLog:
         self.first = FIRST_NUMBER
         self._fragments: list[bytes] = []
         self._arrivals = array("d")
-        self._through = array("q")  # payload bytes of the log through this record
+        self._through = array("q")  # for each record: the payload bytes of all records through this one
         self._trimmed_bytes = 0
 
     @property

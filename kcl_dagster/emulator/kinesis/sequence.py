@@ -62,8 +62,8 @@ def stem(opened: int, shard: int) -> int:
 
 
 def numbered(shard_stem: int, number: int, written: int) -> int:
-    """Return the sequence number of one record as an integer. The value is that of `int(SequenceNumber(...))`, but
-    this is faster."""
+    """Return the sequence number of one record as an integer. The result equals `int(SequenceNumber(...))`, but is
+    calculated faster."""
     return shard_stem | number << _NUMBER_SHIFT | written << _WRITTEN_SHIFT
 
 

@@ -23,7 +23,7 @@ DEFAULT_REGION = "us-east-1"
 class KinesisService:
     """All streams of one account in one region.
 
-    `clock` returns seconds since the epoch, and a test may control it. Any thread may call the service. Calls are
+    `clock` returns seconds since the epoch, and a test can control it. Any thread can call the service. Calls are
     served one at a time. Two services share no data.
 
     >>> kinesis = KinesisService(clock=lambda: 1_700_000_000.0)

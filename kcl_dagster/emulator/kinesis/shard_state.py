@@ -22,8 +22,8 @@ def shard_id(index: int) -> str:
 
 
 class ShardState:
-    """A mutable shard, which belongs to one stream. `epoch`: the opening time in its sequence numbers, in whole
-    seconds."""
+    """A mutable shard, which belongs to one stream. `epoch` is the opening time that its sequence numbers contain,
+    in whole seconds."""
 
     __slots__ = (
         "_stem",
@@ -113,7 +113,7 @@ class ShardState:
         return str(sequence.numbered(self._stem, max(position - 1, FIRST_NUMBER - 1), int(max(now, self.epoch))))
 
     def issued(self, number: sequence.SequenceNumber) -> bool:
-        """Whether this shard may have issued this sequence number."""
+        """Whether this shard can have issued this sequence number."""
         return number.shard == self.index and number.opened == self.epoch
 
     def describe(self) -> dict[str, Any]:

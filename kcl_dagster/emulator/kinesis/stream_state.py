@@ -17,7 +17,7 @@ DEFAULT_RETENTION_HOURS = 24
 LONGEST_RETENTION_HOURS = 8760  # 365 days
 DEFAULT_RECORD_KIB = 1024
 LARGEST_RECORD_KIB = 10_240
-EXPIRY_GRAIN_SECONDS = 1.0  # seconds between checks for expired records: retention is in hours
+EXPIRY_GRAIN_SECONDS = 1.0  # seconds between checks for expired records; enough for a retention in hours
 
 
 class StreamStatus(StrEnum):
@@ -75,7 +75,7 @@ class Stream:
         return self._status
 
     def begin(self, status: StreamStatus, now: float, effect: Callable[[float], None]) -> None:
-        """Enter a transitional status. `effect` is called with the time at which the status ends."""
+        """Enter a transitional status. When it ends, `effect` is called with the time of its end."""
         self._status = status
         self._due = (now + self._transition_seconds, effect)
         if self._transition_seconds == 0:
@@ -105,7 +105,7 @@ class Stream:
 
     @property
     def shards(self) -> list[ShardState]:
-        """All shards that are open or may still have records, oldest first."""
+        """All shards that are open or can still have records, the oldest first."""
         return list(self._shards.values())
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-BURST_SECONDS = 1.0  # the documented rates are per second, so the amount of one second may be used at once
+BURST_SECONDS = 1.0  # the documented rates are per second, so the amount of one second can be used at once
 
 
 class Bucket:
@@ -28,7 +28,7 @@ class Bucket:
         return True
 
     def has_any(self, now: float) -> bool:
-        """Whether a response may be served now, if its size is not known yet."""
+        """Whether the balance is positive, which is enough to serve a response whose size is not known yet."""
         if self._rate is None:
             return True
         self._refill(now)

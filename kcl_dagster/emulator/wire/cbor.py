@@ -20,7 +20,7 @@ _TIMESTAMPS = frozenset(
 )
 
 
-def decode(operation: str, body: bytes) -> dict[str, Any]:  # noqa: ARG001 - the JSON twin needs it
+def decode(operation: str, body: bytes) -> dict[str, Any]:  # noqa: ARG001 - the signature of `wire.json.decode`
     """Decode a request. Raises `KinesisError` if the body is not a valid request."""
     if not body:
         return {}

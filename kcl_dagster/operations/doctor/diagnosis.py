@@ -1,4 +1,4 @@
-"""Runs the checks of the doctor. It sends the requests; other modules judge the results."""
+"""Runs the checks of the doctor: sends the requests, and yields a finding for each result."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,7 +46,7 @@ from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.table_layout import detect_layout
 
 WATCH_SECONDS: Final = 15.0  # a leader writes its lock at every tick, which is every five seconds
-LEAST_WATCHED: Final = 10.0  # two ticks; a leader that was silent for a shorter time may be running
+LEAST_WATCHED: Final = 10.0  # two ticks; a leader that was silent for a shorter time can still be running
 LOOK_SECONDS: Final = 1.0
 LEASES_NAMED: Final = 5
 
@@ -82,8 +82,8 @@ def examine(subject: DiagnosisSubject) -> Iterator[DoctorFinding]:
     """Run all checks. Each finding is yielded as soon as it is made, and only once.
 
     Never raises a KclError: a request that fails becomes a finding, and so does a check that was skipped. Changes
-    nothing: the file that tests a sink is removed again. Takes some seconds, at most `watch_seconds` if there is a
-    leader to watch.
+    nothing: the file that tests a sink is removed again. Takes some seconds, and up to `watch_seconds` more if
+    there is a leader to watch.
     """
     seen: set[DoctorFinding] = set()
     for finding in _all(subject):
@@ -119,8 +119,8 @@ def _guarded(check: str, look: Callable[[], Iterator[DoctorFinding]]) -> Iterato
 
 
 def _credentials(subject: DiagnosisSubject) -> Generator[DoctorFinding, None, bool]:
-    """Check the credentials with one request that needs no table. If they are rejected, all other requests would
-    fail in the same way."""
+    """Check the credentials with one request that needs no table. Returns whether they were accepted. If not, all
+    other requests would fail in the same way."""
     finding = probed(
         subject.dynamodb, "dynamodb", "describe_table", subject.application.lease_table,
         TableName=subject.application.lease_table,
@@ -234,7 +234,7 @@ def _status(subject: DiagnosisSubject, unread: Unread | None = None) -> Status:
 
 
 def judge_complete(seen: Status) -> Iterator[DoctorFinding]:
-    """Whether bounded runs come often enough. Yields nothing if a fleet reads the application."""
+    """Report whether bounded runs come often enough. Yields nothing if a fleet reads the application."""
     if seen.complete_within is None:
         return
     through = seen.complete_through or f"a moment that is not known ({seen.why_not_known})"
@@ -248,7 +248,7 @@ def judge_complete(seen: Status) -> Iterator[DoctorFinding]:
 
 
 def judge_bounded_run(seen: Status) -> Iterator[DoctorFinding]:
-    """Whether the last bounded run failed, its error, and the runs that have not ended."""
+    """Report the error of the last bounded run if it failed, and the bounded runs that have not ended."""
     if seen.failed_run is not None and seen.about_last_run is not None:
         judged = fail if seen.is_run_missed else warn
         yield judged("bounded run", seen.about_last_run, "mend what it names; the next run reads what is left")
@@ -257,7 +257,8 @@ def judge_bounded_run(seen: Status) -> Iterator[DoctorFinding]:
 
 
 def judge_leases(before: Status, after: Status) -> DoctorFinding:
-    """Compare two reads of the leases, because a lease has no worker for a moment whenever its owner changes."""
+    """Report leases that had no worker in either of two reads. One read is not enough, because a lease has no
+    worker for a moment whenever its owner changes."""
     earlier = {lease.key for lease in before.unserved}
     unserved = sorted(lease.key for lease in after.unserved if lease.key in earlier)
     if not unserved:

@@ -63,7 +63,8 @@ def judge_instance(application: Application, settings: Mapping[str, Any]) -> Ite
 
 
 def _runs(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of the limits: under `concurrency`, in older files under `run_queue` or `run_coordinator`."""
+    """The settings that limit runs. They are under `concurrency`, or in older files under `run_queue` or
+    `run_coordinator`."""
     found: dict[str, Any] = {}
     for part in (
         (settings.get("run_coordinator") or {}).get("config"),

@@ -43,7 +43,8 @@ PROBED: Final = frozenset(
 )
 """The rights that the doctor checks, if the application needs them."""
 
-# Conditions that the application's settings decide. Only the deployment knows roles, keys, lakes and catalogs.
+# The conditions of rights that follow from the application's settings. The other conditions concern roles, keys,
+# lakes and catalogs, which only the deployment knows.
 KNOWN: Final = frozenset(
     {When.ALWAYS, When.FANOUT, When.TABLES_ARE_MADE, When.TAGGED, When.BACKED_UP, When.METRICS}
 )
@@ -52,7 +53,7 @@ Probe = Callable[[], Any]
 
 
 def table_rights(client: aws.Client, place: Place) -> Iterator[DoctorFinding]:
-    """Check the rights of leader and workers on a table that exists, according to the table of rights."""
+    """Check the rights on an existing table of DynamoDB that leader and workers need according to `RIGHTS`."""
     key = {place.key: {"S": PROBE_KEY}}
     never = {"ConditionExpression": _NEVER, "ExpressionAttributeNames": {"#key": place.key}}
     probes: dict[str, dict[str, Any]] = {
@@ -88,8 +89,8 @@ def creation_right(client: aws.Client, table: str) -> DoctorFinding:
 
 
 def sink_right(name: str, store: Store, probe_id: str) -> DoctorFinding:
-    """Check the right to write and to delete by a small file, whose name readers ignore. The file and the folders
-    that were made for it are removed again."""
+    """Check the right to write and to delete files, with a small file whose name readers ignore. The file and the
+    folders that were made for it are removed again."""
     path = f"_kcl_dagster_doctor.{probe_id}"
     made = _missing_folders(store)
     try:
@@ -142,8 +143,8 @@ def _remove_empty(folders: list[Path]) -> None:
 
 
 def unprobed(application: Application) -> Iterator[DoctorFinding]:
-    """Report the rights that such an application needs and that the doctor does not check, because checking most
-    of them would change something."""
+    """Report the rights that the application needs and that the doctor does not check. Most of them cannot be
+    checked without a change."""
     deployment = Deployment(application, region="", account="")
     needed = {grant.action for grant in RIGHTS if grant.when in KNOWN and deployment.needs(grant.when)}
     left = sorted(needed - PROBED)

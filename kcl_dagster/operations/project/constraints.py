@@ -7,7 +7,7 @@ from typing import Final
 
 from kcl_dagster import __version__
 
-# Installed by the image.
+# The packages that the image installs.
 ROOTS: Final = (
     "kcl-dagster",
     "dagster-webserver",
@@ -19,16 +19,17 @@ ROOTS: Final = (
     "opentelemetry-exporter-otlp-proto-http",
     "pyiceberg",
 )
-# Needed by the tests of a project, but not in the image.
+# Packages that the tests of a project need, and the image does not.
 NOT_IN_IMAGES: Final = frozenset({"moto", "pytest"})
 _REQUIREMENT: Final = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[(?P<extras>[^]]*)\])?")
 _EXTRA: Final = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 
 
 def installed(roots: tuple[str, ...] = ROOTS) -> dict[str, str]:
-    """Name -> version of the roots and of their requirements, at any depth, as far as they are installed.
+    """Return the version of each package by its name: of the roots and of their requirements, at any depth, as far
+    as they are installed.
 
-    Markers of requirements are ignored: a superfluous constraint installs nothing.
+    Environment markers of requirements are ignored, because a superfluous constraint does not install a package.
     """
     # For this package, the version comes from the running code, because the metadata of an editable install may be
     # older.

@@ -50,11 +50,11 @@ _IMPORTED: Final = frozenset(
         "usercustomize",
     }
 )
-# S3's rules for buckets.
+# S3's rules for names of buckets.
 _BUCKET: Final = re.compile(r"(?!xn--|sthree-|amzn-s3-demo-)[a-z0-9]([a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
 _RESERVED_ENDS: Final = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
 _ADDRESS: Final = re.compile(r"\d+\.\d+\.\d+\.\d+")
-# The part of the characters of S3 keys that mean nothing in Python, YAML, a shell or a search for files.
+# Only characters of S3 keys that have no special meaning in Python, YAML, a shell or a pattern of file names.
 _FOLDER: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.=-]+")
 
 
@@ -68,7 +68,7 @@ class Project:
     lake: str
     python: str = PYTHONS["3.12"]
     day: date = date(2026, 11, 1)
-    """The first day with partitions: the day before the application begins, so that it has complete hours."""
+    """The first day with partitions: the day before the application begins, so that some hours are complete."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or len(self.name) > LONGEST_NAME:
@@ -82,7 +82,7 @@ class Project:
                 "the project, or by an installed package"
             )
         _check_lake(self.lake)
-        # Raises here, so that the first run of the project does not.
+        # An invalid name or lake raises an error here, and not only in the first run of the project.
         _ = self.deployment
 
     @property
@@ -100,7 +100,8 @@ class Project:
 
 
 def render(project: Project, versions: Mapping[str, str]) -> dict[str, str]:
-    """Path below the project's folder -> text. `versions`: the packages that the image installs, by name."""
+    """Return the text of each file by its path below the project's folder. `versions`: the versions of the packages
+    that the image installs, by name."""
     words = {
         "NAME": project.name,
         "MODULE": project.module,
@@ -150,7 +151,8 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _check_lake(lake: str) -> None:
-    """Raise ConfigurationError for a lake that is no place in S3, or that files could not contain as it is."""
+    """Raise ConfigurationError for a lake that is not in S3, or whose name the files of a project could not contain
+    unchanged."""
     scheme, _, place = lake.partition("://")
     bucket, _, prefix = place.rstrip("/").partition("/")
     if scheme != "s3" or not bucket:
@@ -166,8 +168,8 @@ def _check_lake(lake: str) -> None:
 
 @lru_cache(maxsize=1)
 def _taken() -> frozenset[str]:
-    """Names that a module and its consumer must not have: of Python, of installed packages, of what an image has,
-    and of variables in the code and in the tests of a project, which would hide the consumer."""
+    """Names that a module and its consumer must not have: names of Python, of installed packages, of packages in
+    the image, and of variables in the code and the tests of a project. Such variables would hide the consumer."""
     installed = packages_distributions()
     packages = {re.sub(r"[-_.]+", "_", name).lower() for names in installed.values() for name in names}
     ours = {name for path, text in _templates().items() if path.endswith(f".py{_SUFFIX}") for name in _names(text)}

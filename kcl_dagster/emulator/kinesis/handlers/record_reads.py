@@ -110,8 +110,8 @@ def starting_position(
 
 
 def page(account: Account, shard: ShardState, position: int, max_records: int, max_bytes: int) -> tuple[int, int]:
-    """Return the record number at which the next page begins, and the number after its last record. Records that
-    were trimmed meanwhile are skipped."""
+    """Return the record number at which the next page begins, and the number after the last record of the page.
+    Records that were trimmed meanwhile are skipped."""
     start = max(position, shard.log.first)
     return start, shard.log.page_end(start, min(max_records, account.limits.records_per_get), max_bytes)
 
