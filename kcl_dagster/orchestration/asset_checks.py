@@ -240,8 +240,8 @@ SET_ASIDE = KclCheck(
     Role.LAG,
     "No record was dead-lettered or skipped.",
     _told_by_workers,
-    "The worker's log names them and the error; dead letters are where the failure policy says. Mend the consumer, "
-    "then send them again. Execute this check to acknowledge.",
+    "The worker's log names the records and the error. The failure policy names the place of dead letters. "
+    "Repair the consumer, then send the records again. Execute this check to acknowledge.",
     _WARN,
     acknowledged=True,
 )
@@ -250,9 +250,9 @@ BROKEN = KclCheck(
     Role.LAG,
     "Every aggregate could be opened.",
     _told_by_workers,
-    "What could not be opened reaches your code as the raw record it came in, whose `aggregate_problem` says why. "
-    "Mend the producer. If it packs nothing, and its records merely look like aggregates, set the batch's "
-    "deaggregate to false: all aggregates are then delivered unopened. Execute this check to acknowledge.",
+    "If an aggregate cannot be opened, your code gets the whole Kinesis record, and `aggregate_problem` names the "
+    "reason. Repair the producer. If it does not aggregate, and its records only look like aggregates, set the "
+    "batch's deaggregate to false: no aggregate is opened then. Execute this check to acknowledge.",
     _WARN,
     acknowledged=True,
 )
@@ -332,10 +332,10 @@ CHECKS = (
     KclCheck(
         "no_shard_is_stopped",
         Role.LAG,
-        "No shard stands still because one of its batches keeps failing.",
+        "No shard is stopped because one of its batches keeps failing.",
         _stopped,
         "The worker's log has the traceback, and `kcl-dagster peek` shows records. If the consumer's code fails, "
-        "mend it and reload: the leader replaces the worker, whose run keeps the code it began with. Or set the "
+        "repair it and reload: the leader replaces the worker, whose run keeps the code it began with. Or set the "
         "failure policy to dead_letter or skip. The shard goes on where it stopped. "
         "If the sink or the platform fails, the shard goes on by itself when that is over.",
     ),
@@ -348,7 +348,7 @@ CHECKS = (
         "The consumer's code stops no shard.",
         _stopped_by_code,
         "The error names the file and the line in your code where they are known; the worker's log has the "
-        "traceback. Mend the consumer and reload: the leader replaces the worker, and "
+        "traceback. Repair the consumer and reload: the leader replaces the worker, and "
         "the shard goes on where it stopped. Or set the failure policy to dead_letter or skip.",
     ),
 )

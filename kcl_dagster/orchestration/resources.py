@@ -61,11 +61,11 @@ class KclResource(SecretsResource):
     kinesis_role_arn: str | None = Field(default=None, description="Another role for Kinesis only.")
     dynamodb_role_arn: str | None = Field(default=None, description="Another role for DynamoDB only.")
     cloudwatch_role_arn: str | None = Field(default=None, description="Another role for CloudWatch only.")
-    external_id: str | None = Field(default=None, description="External id that these roles ask for.")
+    external_id: str | None = Field(default=None, description="External id that these roles require.")
     s3_role_arn: str | None = Field(
         default=None, description="Role to assume for S3. Default: the credentials of the run."
     )
-    s3_external_id: str | None = Field(default=None, description="External id that the role for S3 asks for.")
+    s3_external_id: str | None = Field(default=None, description="External id that the role for S3 requires.")
     s3_kms_key: str | None = Field(
         default=None,
         description="ARN of the KMS key that encrypts what is written to S3. Default: the bucket decides.",

@@ -80,16 +80,17 @@ DESCRIPTIONS = {
     Role.STREAM: "The Kinesis stream `{subject}`: its shards, and whether all of them are read. The leader reports "
     "it as *materialized* when it first sees the stream and when its set of open shards has changed, and "
     "*observes* it at least every hour.",
-    Role.TABLE: "One of the tables that `{subject}` stores into, where these are several. Its partitions are "
-    "materialized when those of the records are.",
-    Role.LEASES: "**Who reads what**: which worker holds which shard of `{subject}`, up to where, and whether "
-    "anybody does. The table has those that need attention first; *age* is for how long a counter has stood still.",
-    Role.WORKERS: "**Who works**: the runs of `{subject}`, their leases, their load, how long they are up. Those "
-    "furthest behind come first.",
+    Role.TABLE: "One of several tables into which `{subject}` stores. Its partitions are materialized together "
+    "with the partitions of the records.",
+    Role.LEASES: "**Who reads what**: the shards of `{subject}`, the worker that holds each of them, if any, and "
+    "up to which record it is processed. Leases that need attention come first. *Age*: how long ago the counter "
+    "of the lease last changed.",
+    Role.WORKERS: "**Who works**: the runs of `{subject}`, their leases, their load, and how long they have been "
+    "running. The workers that are furthest behind come first.",
     Role.LAG: "**How far behind**: how much later than its arrival `{subject}` processes a record, and how much of "
-    "the stream's retention that uses up. Told every minute: it gets stale when there is no leader.",
-    Role.DECISIONS: "**Why**: what the leader of `{subject}` decided, and for what reason: moves of leases, starts "
-    "and ends of workers, records lost. The latest comes first.",
+    "the stream's retention this is. The leader reports it every minute, so it is stale if there is no leader.",
+    Role.DECISIONS: "**Why**: what the leader of `{subject}` decided, and for which reason: moves of leases, "
+    "starts and ends of workers, lost records. The latest decision comes first.",
 }
 
 _KINDS = {
