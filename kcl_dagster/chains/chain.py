@@ -1,7 +1,7 @@
 """A chain as its owner uses it: decide batches, and delete entries that are no longer needed.
 
-The owner stops using a chain if a successor closes it, or if the outcome of a create is not known. The owner then
-begins another chain and claims its leases again. The former chain is settled like that of any other worker.
+The owner stops using a chain if a successor closes it, or if it is not known whether an entry was made. The owner
+then begins another chain and claims its leases again. The former chain is settled like that of any other worker.
 
 Modelled in spec/Chain.tla.
 """
@@ -27,13 +27,13 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 
 NO_OTHERS: Final[Mapping[str, TableOutput]] = MappingProxyType({})
-TRIES: Final = 5  # attempts at a create that neither succeeds nor finds an entry with this number
+TRIES: Final = 5  # attempts to create an entry, as long as no entry with its number is found
 
 
 @dataclass(slots=True)
 class Chain:
-    """One chain, used by its owner on one thread. `id` must be new: no other process may decide batches in this
-    chain."""
+    """One chain, used by its owner on one thread. `id` must be new, so that no other process decides batches in
+    this chain."""
 
     entries: Entries
     id: ChainId
@@ -51,7 +51,8 @@ class Chain:
         rules: TableRules | None = None,
         others: Mapping[str, TableOutput] = NO_OTHERS,
     ) -> PublishingEntry | None:
-        """Decide that a batch is stored. Returns None if the chain is closed, so that the batch is never published.
+        """Decide a batch with the next entry of the chain. Returns the entry. Returns None if the chain is closed;
+        the batch is then never published.
 
         All files have to be staged before. For `others`, see `PublishingEntry`. If this raises, it is not known
         whether the batch is decided. This chain then takes no more batches, and settling it shows the outcome.
@@ -61,7 +62,7 @@ class Chain:
         version = VERSION if others else ONE_TABLE_VERSION
         entry = PublishingEntry(self.new_id(), tuple(files), tuple(ranges), version, rules, dict(others))
         number = self._last + 1
-        self.is_over = True  # until the outcome of the create is known
+        self.is_over = True  # until it is known whether the entry was made
         if not self._is_made(number, entry):
             return None
         self.is_over = False
@@ -75,7 +76,7 @@ class Chain:
                 return True
             found = self.entries.read(self.id, number)
             if found is not None:
-                return found.attempt == entry.attempt  # equal if the response to an earlier attempt was lost
+                return found.attempt == entry.attempt  # equal if this call made the entry, but got no response
         raise OutcomeUnknown(f"entry {number} of chain {self.id} is neither made nor found")
 
     def written(self, rows: Mapping[LeaseKey, Checkpoint]) -> None:
@@ -87,9 +88,9 @@ class Chain:
             }
 
     def waits_without(self, held: Collection[LeaseKey]) -> bool:
-        """Whether an entry other than the last one waits for the row of a lease that is not in `held`. This worker
-        has lost such a lease and never writes its row again, so the entry and all later ones could never be
-        deleted.
+        """Whether the row of a lease that is not in `held` lacks the checkpoint of an entry. The last entry does
+        not count. This worker has lost such a lease and never writes its row again, so it could never delete this
+        entry and later entries.
         """
         return any(
             number != self._last and not waiting.keys() <= set(held) for number, waiting in self._waiting.items()
@@ -100,8 +101,8 @@ class Chain:
         return self._last
 
     def delete_entries(self, visible: int | None = None) -> int:
-        """Delete entries from the first one on, up to an entry that a row does not include yet. Returns how many
-        were deleted.
+        """Delete entries in order, until an entry whose checkpoint is missing in the row of a lease. Returns how
+        many were deleted.
 
         The last entry is always kept, because the process that closes the chain needs its number. Entries with a
         number above `visible` are kept, too. None means that all entries are visible.

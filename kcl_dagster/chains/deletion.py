@@ -1,9 +1,9 @@
 """Deletes the entries of chains that no lease names any more.
 
-A worker may be paused before its chain is closed, and continue after the chain is deleted. It may then find the
+A worker can be paused before its chain is closed, and continue after the chain is deleted. It can then find the
 chain empty and decide a batch in it, which must have no effect. The worker has staged the files of this batch
-before the chain was closed, or soon after, because it trusts a lease for one lease duration only. A deletion
-removes staged files before the entries, so the batch has no files to publish.
+before the chain was closed, or soon after, because it uses a lease for at most one lease duration without renewal.
+A deletion removes staged files before the entries, so the batch has no files to publish.
 
 Modelled in spec/Chain.tla.
 """
@@ -17,7 +17,7 @@ from kcl_dagster.chains.settlement import settle
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.model.claim import ChainId
 
-CHAINS_A_TURN: Final = 50  # about ten requests per chain, between two batches
+CHAINS_A_TURN: Final = 50  # per call, which delays the worker's next batch by about ten requests per chain
 MIN_AGE_SECONDS: Final = 86_400.0  # far longer than a lease duration and than any difference between clocks
 
 
@@ -30,12 +30,11 @@ def delete_chains(
     new_id: Callable[[], str],
     publisher: Publisher | None = None,
 ) -> list[ChainId]:
-    """Delete an application's old chains that no lease names. At most CHAINS_A_TURN chains are handled per call.
-    Only chains whose last entry was made before `before` (epoch seconds by the store's clock) are handled:
+    """Delete an application's old chains that no lease names. Returns the deleted chains.
 
-    - closed chains are deleted, and returned;
-    - open chains are closed;
-    - files that were staged before `before` for chains without entries are removed.
+    - Handles at most CHAINS_A_TURN chains per call, and only chains whose last entry was made before `before`
+      (epoch seconds by the store's clock). If such a chain is closed, it is deleted. If it is open, it is closed.
+    - Also removes files that were staged before `before` for chains without entries.
 
     `named`: the chains that the application's lease rows name, read at least MIN_AGE_SECONDS after `before`.
     `publisher`: None for folders.

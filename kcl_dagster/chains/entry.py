@@ -14,7 +14,7 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stored import BatchCounts
 
 VERSION: Final = 2
-ONE_TABLE_VERSION: Final = 1  # of entries that workers of an earlier version can read
+ONE_TABLE_VERSION: Final = 1  # the version of an entry for one table, which workers of an earlier version can read
 
 FIRST: Final = ""
 """The name of a sink's only or first table. The chains are stored beside this table."""
@@ -24,9 +24,9 @@ class StagedFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """A file that an entry publishes.
 
     - `path`: the final path, relative to the root of the sink. The path of a file of an Iceberg table is absolute.
-      The path of change rows is the one at which they are staged.
-    - `partition`, for tables: the value of each partition column as text, None for null.
-    - `statistics`, for tables: column statistics in the table's own format.
+      The path of a file of change rows is the path at which it is staged.
+    - `partition`: for tables, the value of each partition column as text, None for null.
+    - `statistics`: for tables, column statistics in the table's own format.
     """
 
     path: str
@@ -85,7 +85,7 @@ class TableOutput(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PublishingEntry(msgspec.Struct, frozen=True, tag="publish", tag_field="kind"):
-    """Decides a batch. Its staged files will be published.
+    """Decides a batch: the staged files of the batch will be published.
 
     - `attempt`: a unique id. If a worker finds an entry with the number that it wanted to use, this id shows
       whether the entry is its own.
@@ -137,8 +137,8 @@ def encoded(entry: Entry) -> bytes:
 
 
 def decoded(content: bytes, path: str) -> Entry:
-    """Decode the entry that was found at `path`. Raises Unsafe for content that this version cannot read. If the
-    entry was skipped, its records would be stored again."""
+    """Decode the entry that was found at `path`. Raises Unsafe for content that this version cannot read. Such an
+    entry must not be skipped, because its records would then be stored again."""
     try:
         entry: Entry = msgspec.json.decode(content, type=Entry)
     except (msgspec.MsgspecError, ValueError) as error:

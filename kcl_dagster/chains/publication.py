@@ -1,7 +1,7 @@
 """Staged files, and how they get their final names.
 
 The files of a batch are written to `_staged/<chain>/<final path>`. Readers ignore names that begin with an
-underscore. When the batch is decided, each file is moved to its final path. Any process may repeat the moves. If a
+underscore. When the batch is decided, each file is moved to its final path. Any process can repeat the moves. If a
 file is no longer staged, it was moved before. A compaction removes the staged copy of a file (`staged_for`) before
 it removes the file itself. A publisher that was paused therefore cannot bring back a file that was merged into
 another one.
@@ -22,14 +22,15 @@ from kcl_dagster.model.claim import ChainId
 
 FOLDER: Final = "_staged"
 _SAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
-# Delta's compaction ignores files whose names contain `~`. Earlier versions made such names.
+# The id of a chain contains `~`, but a file's name has `.` instead, because Delta's compaction ignores files whose
+# names contain `~`. Earlier versions wrote names with `~`.
 _NAME: Final = re.compile(r"(?:([A-Za-z0-9_-]+)[.~])?([A-Za-z0-9_-]+)\.\d+_\d+_\d+\.parquet")
 _LONGEST_OWNER: Final = 24  # characters of the application's or worker's name within a chain's id
 
 
 def beginning_of(application: str) -> str:
-    """The prefix of the ids of all chains of this application. Applications may share a folder, and no other one
-    has this prefix."""
+    """The prefix of the ids of all chains of this application. The ids of other applications' chains, which can be
+    in the same folder, do not have this prefix."""
     digest = hashlib.sha256(application.encode()).hexdigest()[:8]
     return f"{_SAFE.sub('-', application)[:_LONGEST_OWNER]}-{digest}~"
 
@@ -51,7 +52,7 @@ def _beginning_of_names(chain: ChainId, batch: int) -> str:
 
 
 def folder_of(chain: ChainId) -> str:
-    """The folder below which everything is staged for a chain."""
+    """The folder below which all files of a chain are staged."""
     return f"{FOLDER}/{chain}"
 
 
@@ -101,7 +102,7 @@ def discard(files: FileStore, chain: ChainId, paths: Iterable[str]) -> None:
 
 class Publisher(Protocol):
     """Makes decided entries visible to readers. Called on the worker's main thread. Raises the store's errors, and
-    SinkError if the outcome is not known. Every method may be repeated, and run in several processes at once."""
+    SinkError if the outcome is not known. Every method can be repeated, and run in several processes at once."""
 
     def check(self) -> None:
         """Raise SinkError while no further batch should be decided, because nothing can be published."""
@@ -111,32 +112,35 @@ class Publisher(Protocol):
         this, too."""
 
     def publish(self, chain: ChainId, number: int, entry: PublishingEntry) -> None:
-        """Publish entry `number` of a chain of this worker, which was just decided. A later `step` may do this
-        instead."""
+        """Publish the entry that was just decided, with this number, in a chain of this worker. A publisher can
+        leave this to a later `step`."""
 
     def visible(self, chain: ChainId) -> int:
-        """The number of the last entry of a chain of this worker such that this entry and all before it are known
-        to be visible; 0 if there is none. Sends no request."""
+        """The number through which all entries of a chain of this worker are known to be visible; 0 if none is.
+        Sends no request."""
 
     def step(self, wanted: Mapping[ChainId, int]) -> None:
-        """Publish the entries for which this is due. `wanted`: for each chain of this worker, the last entry that
-        may not be visible yet."""
+        """Publish the entries that are due. `wanted`: for each chain of this worker, the number of the last entry
+        that is not known to be visible yet."""
 
     def finish(self, wanted: Mapping[ChainId, int]) -> None:
-        """Wait until these entries are visible."""
+        """Publish the entries of each chain through the number in `wanted`, see `step`. Returns when they are
+        visible."""
 
     def settle(self, chain: ChainId, decided: Mapping[int, PublishingEntry]) -> None:
-        """Publish all decided entries of a closed chain, by number, and remove all its other staged files."""
+        """Publish all decided entries of a closed chain, and remove its other staged files. `decided`: the entries
+        by number."""
 
     def passes_over(self, chain: ChainId, first: int) -> bool:
-        """Whether the entries of a chain, the first of which has the number `first`, are never published, because a
-        paused worker made them after the chain was deleted."""
+        """Whether a paused worker made the entries of this chain after the chain was deleted. Such entries are
+        never published. `first`: the number of the chain's first entry."""
 
     def discard(self, chain: ChainId, paths: Mapping[str, Sequence[str]]) -> None:
         """Remove the files of a batch that was not decided. `paths`: their final paths, by table."""
 
     def forget(self, chain: ChainId) -> None:
-        """Remove what remains of a chain of this worker after all its entries are visible."""
+        """Remove everything that was stored for a chain of this worker, except its entries. All its entries must be
+        visible."""
 
     def remove_left_behind(self, beginning: str, before: float, known: Collection[ChainId]) -> None:
         """Remove the files that `left_behind` describes."""
@@ -181,7 +185,7 @@ class FolderPublisher:
         self.files.delete(sorted(left))
         self.files.remove_empty(folder_of(chain))
 
-    def passes_over(self, chain: ChainId, first: int) -> bool:  # noqa: ARG002 - of any chain
+    def passes_over(self, chain: ChainId, first: int) -> bool:  # noqa: ARG002 - the same for every chain
         """Always False. The staged files of a deleted chain were removed with it, so its later entries publish
         nothing."""
         return False

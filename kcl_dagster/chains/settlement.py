@@ -1,7 +1,7 @@
 """Settles a chain: a successor makes sure that no further entry can be made, and publishes the decided batches.
 
-Any process may settle any chain, at any time, and several may do so at once. If the chain of a running worker is
-settled, the batch that this worker has not decided yet is never published.
+Any process can settle any chain, at any time, even if other processes settle it at the same time. If the chain of a
+running worker is settled, the batch that this worker has begun but not decided is never published.
 
 Modelled in spec/Chain.tla.
 """
@@ -30,9 +30,9 @@ class Settlement:
     entries: tuple[PublishingEntry, ...]
 
     def progress(self, lease: LeaseKey, claim: ClaimId | None, after: Checkpoint) -> list[StoredRange]:
-        """The ranges of a lease that are stored beyond `after`, the checkpoint of its row, in order. `claim`: the
-        claim in the row; None if there is none, and then there are no such ranges. Raises OutcomeUnknown if a range
-        between them is missing."""
+        """The ranges of a lease that end beyond `after`, the checkpoint in its row, in order. `claim`: the claim in
+        the row; if None, there are no such ranges. Raises OutcomeUnknown if the entries of the claim leave a gap.
+        """
         found = [one for entry in self.entries if (one := entry.range_of(lease, claim)) is not None]
         problem = missing_part(found, after)
         if problem is not None:
@@ -58,8 +58,8 @@ def missing_part(ranges: Sequence[StoredRange], after: Checkpoint) -> str | None
 def progress_beyond(ranges: Sequence[StoredRange], after: Checkpoint) -> list[StoredRange]:
     """The ranges, in the order of their entries, that end beyond the checkpoint `after`.
 
-    A Java worker may have stored part of a range again before it lost the lease. Then only the rest of the range
-    counts.
+    The first of them begins before `after` if a Java worker has stored the beginning of the range again before it
+    lost the lease. Only the rest of this range is progress.
     """
     return [one for one in ranges if one.through > after]
 
@@ -68,7 +68,7 @@ def settle(
     entries: Entries, chain: ChainId, by: str, new_id: Callable[[], str], publisher: Publisher | None = None
 ) -> Settlement:
     """Close a chain, publish its decided entries, and remove all its other staged files. `publisher`: None for
-    folders. Raises the errors of the store and the publisher; may be called again after an error."""
+    folders. Raises the errors of the store and the publisher. Can be called again after an error."""
     close(entries, chain, by, new_id)
     decided = {
         number: entry
@@ -80,11 +80,11 @@ def settle(
 
 
 def close(entries: Entries, chain: ChainId, by: str, new_id: Callable[[], str]) -> None:
-    """Make a closing entry the last entry of the chain, unless it is closed already.
+    """Close the chain: make sure that its last entry is a closing entry.
 
     Between the listing and the create, the owner may make entries and delete earlier ones. A closing entry with the
     number of a deleted entry closes nothing. The chain is therefore listed again after each create. The owner
-    always keeps its last entry, so the listing shows whether an entry has a higher number.
+    always keeps its last entry, so the listing shows whether there is an entry with a higher number.
     """
     closing = ClosingEntry(new_id(), by)
     for _ in range(TRIES_TO_CLOSE):

@@ -41,9 +41,10 @@ class FileStore(Protocol):
     def root(self) -> str: ...
 
     def create(self, path: str, content: bytes) -> bool:
-        """Create a file, whole and durably, if no file has this path. Returns whether this call created it. The
-        file may have been created although this raises, or, if the store's response was lost and the request
-        repeated, although this returns False. Raises ConfigurationError if the store has no conditional create."""
+        """Create a file, whole and durably, if no file has this path. Returns whether this call created it. If this
+        raises, the file may exist nevertheless. If a response is lost and the call repeats its request, the result
+        is False, although this call created the file. Raises ConfigurationError if the store has no conditional
+        create."""
 
     def get(self, path: str) -> bytes: ...
 
@@ -58,8 +59,8 @@ class FileStore(Protocol):
         Never raises."""
 
     def move(self, names: Mapping[str, str]) -> list[str]:
-        """Move each file to the path to which `names` maps it, whole and durably, replacing a file that is there.
-        Returns the files that did not exist. May be repeated after a failure, and while another process makes the
+        """Move each file to the path to which `names` maps it, whole and durably. Replaces a file with this path.
+        Returns the files that did not exist. Can be repeated after a failure, and while another process makes the
         same moves."""
 
 
@@ -127,8 +128,8 @@ def found_content(files: FileStore, path: str) -> bytes | None:
 
 
 def check_store(files: FileStore, unique: str) -> None:
-    """Raise ConfigurationError if the store replaces a file that must be created only once. Some imitations of S3
-    ignore the condition of a put. `unique` must never be used again."""
+    """Check that the store refuses to create a file that exists. Raises ConfigurationError if the store replaces
+    the file: some imitations of S3 ignore the condition of a put. `unique` must never be used again."""
     path = f"{FOLDER}/check-{unique}"
     try:
         files.create(path, b"")

@@ -1,10 +1,10 @@
 """Commits of a table, or of several tables together: which entries of all chains go into each commit.
 
 A commit is planned before any table is changed. The plan is a file, `_commits/<application>/<number>.json`, made
-with a conditional create: if several workers plan the same number, one succeeds. Any worker may carry out the plan.
+with a conditional create: if several workers plan the same number, one succeeds. Any worker can carry out the plan.
 The table keeps the number of the last commit that it contains, and updates it in the same transaction that adds the
-files. If a worker gets no response to a commit, it reads that number. So no entry is committed twice, even if two
-workers carry out one plan at once.
+files. If a worker gets no response to a commit, it reads that number. No entry is therefore committed twice, even
+if two workers carry out one plan at once.
 
 Plan n is made when the table contains commit n - 1. For each chain, it names the last entry that the table will
 contain after the commit. Only the last plan is kept. It names only chains that have entries, or had entries within
@@ -12,8 +12,8 @@ the last hour. The hour is needed because a request to make an entry may be sent
 first request may then arrive late, after the entry that the second request made was deleted.
 
 A plan without entries changes no table, and counts as carried out. A worker that removes its chain makes such a
-plan if the last commit is made. After all workers have stopped in this way, no commit has to be looked up in the
-tables, so a table can be dropped and made again.
+plan if the last plan is carried out. After all workers have stopped in this way, no commit has to be looked up in
+the tables, so a table can be dropped and made again.
 
 Modelled in spec/TableCommits.tla.
 """
@@ -35,10 +35,10 @@ from kcl_dagster.model.claim import ChainId
 
 FOLDER: Final = "_commits"
 VERSION: Final = 2
-ONE_TABLE_VERSION: Final = 1  # of plans that workers of an earlier version can read
+ONE_TABLE_VERSION: Final = 1  # the version of a plan for one table, which workers of an earlier version can read
 KEPT_SECONDS: Final = 3600.0  # far longer than a request to a store can be delayed
 MOST_ENTRIES: Final = 500  # per commit; the next commit follows at once with the rest
-_PLANNED_AT: Final = "@"  # no application's name contains it
+_PLANNED_AT: Final = "@"  # no application's name contains this character
 _NUMBER: Final = re.compile(rf"{FOLDER}/[^/]+/(\d{{12}})\.json")
 
 
@@ -65,12 +65,12 @@ class TableCommit(msgspec.Struct, frozen=True):
 
 
 def series_of(application: str, table: str, place: str) -> str:
-    """The name under which a table numbers an application's commits. All commits of one series were planned in one
-    place, beside the first table of a sink. The series of the first table is named like the application. A further
-    table may belong to several sinks with different first tables, so it may have several series.
+    """The name of a series: commits of one application that a table numbers together. All commits of a series were
+    planned in one place, beside the first table of a sink. The series of the first table is named like the
+    application. A further table can have several series, because it can belong to sinks with other first tables.
 
-    If the folder of the plans is moved, its last plan keeps its series, and the next plan begins another one. So
-    the original and a copy of the folder never have the same series."""
+    If the folder of the plans is moved, its last plan keeps its series, and the next plan begins another series.
+    Plans that are made in a folder and plans that are made in its copy therefore never have the same series."""
     return application if table == FIRST else f"{application}{_PLANNED_AT}{place}"
 
 
@@ -83,15 +83,14 @@ NOTHING_GONE: Final[Mapping[ChainId, float]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Entries that the table does not contain yet, in the order in which they are committed. `contained`: see
-    `TableCommit`."""
+    """The entries that the next commit of a table adds, in order. `contained`: see `TableCommit`."""
 
     entries: tuple[FoundEntry, ...]
     contained: Mapping[ChainId, int]
     gone: Mapping[ChainId, float] = field(default_factory=dict)
-    """The chains in `contained` that no longer had entries. For each of them, the time at which this was first
-    found, or at which a late entry was last found (epoch seconds by the store's clock). They are dropped after
-    KEPT_SECONDS."""
+    """The chains in `contained` whose entries are deleted. For each of them, the time at which this was first
+    found, or at which a late entry was last found (epoch seconds by the store's clock). The chains are dropped
+    KEPT_SECONDS after this time."""
 
     gaps: tuple[ChainId, ...] = ()
     """Chains of which an entry is missing. Entries after the missing one are not selected."""
@@ -101,7 +100,7 @@ class Selection:
     contain it and its first entry is missing."""
 
     is_complete: bool = True
-    """Whether all entries fit into this commit."""
+    """False if entries are left for the next commit, because they do not fit into this commit."""
 
 
 def selected(
@@ -117,8 +116,8 @@ def selected(
     table contains the former owner's entries, so the order within each shard is kept.
 
     A chain in `gone` was deleted. A chain that the table does not contain and whose first entry is missing was
-    deleted, too. An entry that appears in such a chain later is never committed. A worker that had been paused
-    since before the deletion made it, or a repeated request that arrived late.
+    deleted, too. An entry that appears in such a chain later is never committed. It was made by a worker that had
+    been paused since before the deletion, or by a repeated request that arrived late.
     """
     chains: dict[ChainId, list[FoundEntry]] = defaultdict(list)
     for one in found:
@@ -179,7 +178,7 @@ class TableCommits:
         """Make the plan of a commit. Returns False if another worker has made a plan with this or a higher number.
         If this raises, the plan may have been made.
 
-        If a worker was paused, its number may be that of a plan that has been carried out and deleted. The create
+        If this worker was paused, `number` may be that of a plan that has been carried out and deleted. The create
         then succeeds, although the new plan is out of date. To detect this, the plans are listed after the create.
         The last plan is never deleted, so the listing then contains a higher number.
         """

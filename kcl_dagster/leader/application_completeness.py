@@ -2,15 +2,16 @@
 
 Pure. Each lease records the moment through which its own shard is stored. A recorded moment remains true until the
 lease is reset, and a reset raises the epoch in `tables.completeness_row`. Leases that were read at slightly
-different times may therefore be combined, if no lease is missing. Two rules detect a missing lease:
+different times can therefore be combined, if no lease is missing. Two rules detect a missing lease:
 
-- The lease of a child shard is created before its parents are finished, and the child is read only after they are
-  finished. While a parent is unfinished, the moment of the parent limits the result. A child that has not been read
-  yet has the moment of its parents. The lease of a merged shard names the parent at whose end the lease was
-  created. Until the merged shard is read, the lease of the other parent must exist. If it does not exist, it was
-  lost.
-- If a lease is missing, no unfinished lease covers a part of the hash range. The exception is an unfinished parent
-  of a merged shard, because its child has a lease already. The first rule covers this case.
+- The lease of a child shard is created before its parents are finished, and the child is read only after its
+  parents are finished. While a parent is unfinished, the moment of the parent limits the result. A child that has
+  not been read yet has the moment of its parents. The lease of a merged shard names the parent at whose end the
+  lease was created. Until the merged shard is read, the lease of the other parent must exist. If it does not exist,
+  it was lost.
+- If a lease is missing, some hash keys are covered by no unfinished lease. The exception is a missing lease of an
+  unfinished parent of a merged shard: the lease of the merged shard covers the hash keys of the parent, too. The
+  first rule detects this case.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -75,7 +76,7 @@ class Completeness:
     back_to: int | None = None
     reached: int | None = None
     seconds_ago: float | None = None
-    """How many seconds ago `through` is, by the leader's clock."""
+    """The seconds from `through` until now, by the leader's clock."""
 
     first: FirstMoment | None = None
     """The first moment: no window that begins earlier is complete. None if it is not known because an earlier
@@ -213,7 +214,7 @@ class WindowCounts:
 
 def late_batches(leases: Iterable[Lease], windows: Windows | None = None) -> dict[int, dict[str, int]]:
     """Return `WindowCounts.late_batches` of each window with late rows, by the start of the window. If `windows` is
-    given, late rows that were counted for a window of other rules belong to the window that contains its start."""
+    given, late rows of a window of a former partitioning count for the window that contains its start."""
     found: dict[int, dict[str, int]] = {}
     for lease in leases:
         for one in lease.stored.late_batches if lease.stored is not None else ():
@@ -255,14 +256,14 @@ def _part(lease: Lease, rows: StoredRows) -> ShardPart:
 def _counts_in_full(
     lease: Lease, start: int, rules: int, held: Mapping[tuple[StreamIdentifier | None, str], Lease]
 ) -> bool:
-    """Whether the counts of this lease, together with those of its parents, include everything that was stored of a
+    """Whether the counts of this lease, together with the counts of its parents, include all stored rows of a
     window from these shards."""
     counts = lease.stored
     if counts is None:
         return _is_untouched(lease)
     if not counts.is_of(lease.checkpoint):
         return False
-    if not counts.is_by(rules):  # counted by other rules: only the end of the last counted window is known
+    if not counts.is_by(rules):  # rows were counted by other rules: only windows after these counts are complete
         return start >= max(counts.since, counts.until)
     if start >= counts.since:
         return True

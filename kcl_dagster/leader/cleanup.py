@@ -1,9 +1,9 @@
 """Decides which leases are no longer needed.
 
 As in the KCL, a finished lease is deleted when all its children have been started, which means that they were read
-beyond their initial position. Leases of parents are deleted before those of their children. Unlike in the KCL, a
-finished lease without known children is kept while its shard is in the stream. Otherwise, an empty response of the
-service would cause the deletion of the only information about where the children begin.
+beyond their initial position. Leases of parents are deleted before the leases of their children. Unlike in the KCL,
+a finished lease without known children is kept while its shard is in the stream. Otherwise, an empty response of
+the service would cause the deletion of the only information about where the children begin.
 
 Modelled in spec/Reshard.tla as Clean.
 """
@@ -21,8 +21,9 @@ _NOT_STARTED: Final = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
 
 @dataclass(frozen=True, slots=True)
 class CleanupPlan:
-    """The changes that the clean stage makes. `deletes`: finished leases to delete, one generation at a time.
-    `children`: finished leases, with the children to record in each."""
+    """The changes that the clean stage makes. `deletes`: finished leases to delete; a lease is among them only if
+    the leases of its parents are deleted already. `children`: finished leases, with the children to record in each.
+    """
 
     deletes: tuple[Lease, ...] = ()
     children: tuple[tuple[Lease, frozenset[str]], ...] = ()

@@ -12,8 +12,8 @@ from kcl_dagster.tables.lock import LockProcess
 from kcl_dagster.tables.scanning import Map
 from kcl_dagster.tables.table_layout import create_tables, detect_layout
 
-# The part of a tick's budget that one request to a stream may take. A sync sends two or three, so time remains for
-# the later stages.
+# The part of a tick's budget that one request to a stream can take. A sync sends two or three requests, so time
+# remains for the later stages.
 QUESTION_SHARE: Final = 0.2
 
 

@@ -1,7 +1,7 @@
 """Decides which leases are unserved.
 
-The rule of the KCL is: a lease may be taken if it has no owner, or if its counter was unchanged for the lease
-duration. kcl_dagster adds a rule: if the orchestrator reports that the owner's run is over, the owner's leases may
+The rule of the KCL is: a lease can be taken if it has no owner, or if its counter was unchanged for the lease
+duration. kcl_dagster adds a rule: if the orchestrator reports that the owner's run is over, the owner's leases can
 be taken at once. Both rules are safe: taking a lease changes its counter and owner, so every later write of the old
 owner is refused.
 
@@ -14,7 +14,7 @@ from typing import Final
 
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 
-LEASE: Final = "lease/"  # prefix of the keys under which leases are observed
+LEASE: Final = "lease/"  # prefix of the keys under which `Standing` observes leases
 
 
 def observed_key(lease: Lease) -> str:

@@ -14,9 +14,9 @@
   row shows this once its Spark has started.
 - If workers with older code have stopped shards or a hanging batch, all of them are replaced at once. If another
   worker reads, they drain without waiting for their successors.
-- If a worker cannot read in time and another worker reads, the leader gives the first one up: it drains, and its
-  slot is launched again. Such a worker thus blocks neither a deployment nor a reduction of the fleet, and the
-  workers that read are kept. Later starts get more time: see `kcl_dagster.leader.patience`.
+- If a worker cannot read in time and another worker reads, the leader gives up the worker that cannot read: this
+  worker drains, and its slot is launched again. Such a worker thus blocks neither a deployment nor a reduction of
+  the fleet, and the workers that read are kept. Later starts get more time: see `kcl_dagster.leader.patience`.
 """
 
 import math
@@ -33,15 +33,16 @@ from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker_row import WorkerState, slot_name
 
-# A batch that takes longer counts as hanging. If there is newer code, it is not waited for.
+# A batch that takes longer counts as hanging. If there is newer code, its worker is replaced during the batch.
 HANGS_SECONDS: Final = 120.0
 # One step of scaling up, as a part of the fleet: a large fleet that lags needs more than one additional worker.
 _STEP: Final = 0.25
 # If a run is older than this and has no living worker, it does not count as a worker: its process hangs, or has
 # ended unnoticed.
 _SILENT_SECONDS: Final = 120.0
-# After this further time, such a run is reported as failed. If a run's process ends while Dagster's database cannot
-# be reached, Dagster does not record its end, and the run would keep its slot for ever.
+# A run that does not count as a worker for this reason is reported as failed after this further time. If a run's
+# process ends while Dagster's database cannot be reached, Dagster does not record the end of the run, and the run
+# would keep its slot for ever.
 ABANDONED_SECONDS: Final = 120.0
 # A run that is queued for longer than this does not count as a worker: its queue may belong to another deployment,
 # or may be blocked.
@@ -92,8 +93,9 @@ class FleetSight:
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """The decision. `launch`: slots that need a run. `drain`: workers to be drained. `cancel`: slots whose run is
-    still queued and no longer needed. `expected`: the number of runs whose workers will report soon."""
+    """The decision of `decide_fleet`. `target`: the number of workers. `launch`: slots that need a run. `drain`:
+    workers to be drained, and why. `cancel`: slots whose run is still queued and no longer needed. `expected`: the
+    number of runs whose workers will report soon."""
 
     target: int
     launch: Mapping[str, str]
@@ -158,8 +160,9 @@ def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker
 
 
 def _of_stuck(stuck: Sequence[str], keep: Sequence[str], target: int, slots: "_Slots") -> Sequence[str]:
-    """Return the stuck workers that drain now. Their shards that do not fail need another worker meanwhile. If no
-    other worker can read, stuck workers are replaced one after another."""
+    """Return the slots of the stuck workers (see `_Slots.is_stuck`) that drain now. The shards of these workers
+    that do not fail need another worker meanwhile. If no other worker can read, stuck workers are replaced one
+    after another."""
     if target <= 0 or any(slots.is_up(slot) for slot in keep):
         return stuck
     return stuck[:1] if not keep and not slots.leaving and not slots.given_up else ()
@@ -203,7 +206,7 @@ def decide_target(
 
 def _is_at_rest(sight: FleetSight) -> bool:
     """Whether the last tick wanted no worker. If the last target is not known, the fleet counts as at rest if none
-    of its workers is alive, apart from draining ones. Bounded runs are not part of the fleet."""
+    of its workers is alive, apart from draining workers. Bounded runs are not part of the fleet."""
     if sight.target is None:
         workers = (seen for seen in sight.workers if seen.alive)
         return all(seen.drains or seen.row.is_bounded for seen in workers)
@@ -229,7 +232,8 @@ def _has_failing_shards(sight: FleetSight) -> bool:
 class _Slots:
     """Slots, grouped by the state of their runs and workers.
 
-    - `serving`: the slot has a worker, or will have one soon. If the fleet shrinks, the first ones are kept.
+    - `serving`: the slot has a worker, or will have one soon. If the fleet shrinks, the first of these slots are
+      kept.
     - `leaving`: the worker of the slot drains.
     - `silent`: the run of the slot is active, but its worker does not write its row. The run keeps the slot, but
       does not count as a worker.

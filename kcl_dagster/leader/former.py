@@ -1,9 +1,9 @@
 """Releases the leases of streams that the application no longer reads. The leases keep their checkpoints.
 
 Either the stream was removed from the application, or another stream now has its name. In both cases, the
-checkpoints may still be needed. A removed stream may be added again. A leader that uses the wrong region, account
-or endpoint also finds another stream of the same name. The leader therefore never deletes such leases. An operator
-can delete them.
+checkpoints may still be needed: a removed stream can be added again, and a leader that uses the wrong region,
+account or endpoint also finds another stream of the same name. The leader therefore never deletes such leases. An
+operator can delete them.
 """
 
 from collections.abc import Callable, Mapping, Sequence

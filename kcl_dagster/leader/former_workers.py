@@ -1,4 +1,4 @@
-"""Decides which leases workers of version 0.1 may get while workers of this version read for the same application.
+"""Decides which leases workers of version 0.1 get while workers of this version read for the same application.
 
 A worker of version 0.1 ignores claims: it would read records again that the entries of a chain have already stored.
 It therefore gets no more leases as soon as a worker of this version reads. It never gets a lease with a claim that
@@ -11,8 +11,8 @@ from kcl_dagster.leader.observation import Sight
 
 
 def spare_former_workers(sight: Sight) -> Sight:
-    """Return the sight that the assignment uses. If a worker of this version reads, workers of version 0.1 accept
-    no leases in it. Otherwise, leases that have to wait for a worker of this version are left out."""
+    """Return the view of the tables that the assignment uses. If a worker of this version reads, workers of version
+    0.1 are marked as accepting no leases. Otherwise, leases with a claim that was not ended are left out."""
     former = {seen.id for seen in sight.workers if seen.alive and seen.row.passes_over_claims}
     if not former:
         return sight

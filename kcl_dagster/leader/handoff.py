@@ -1,4 +1,4 @@
-"""Decides how long a graceful handoff may take.
+"""Decides how long a graceful handoff is allowed to take.
 
 The old owner transfers the lease when it has finished its batch. If the owner does not do so in time, the leader
 forces the move. `Standing` measures the time, as for the expiry of leases: a restart of the leader neither resets
@@ -11,7 +11,7 @@ from typing import Final
 
 from kcl_dagster.model.lease import Lease
 
-HANDOFF: Final = "handoff/"  # prefix of the keys under which handoffs are observed
+HANDOFF: Final = "handoff/"  # prefix of the keys under which `Standing` observes handoffs
 
 
 def observed_key(lease: Lease) -> str:
@@ -48,5 +48,5 @@ class Deadline:
 
 
 def may_be_asked_for(lease: Lease, *, unserved: bool) -> bool:
-    """Whether a handoff may begin: the lease has an owner that serves it, and no handoff is under way."""
+    """Whether a handoff can begin: the lease has an owner that serves it, and no handoff is in progress."""
     return lease.owner is not None and not unserved and not lease.is_finished and not lease.in_handoff

@@ -13,7 +13,7 @@ from kcl_dagster.streams.listing import LISTING_SECONDS, StreamDescription, desc
 
 
 class Streams(Protocol):
-    """Reads streams. May be called from several threads. Raises ServiceError and StreamError."""
+    """Reads streams. Several threads can call it at the same time. Raises ServiceError and StreamError."""
 
     def describe(self, stream: str) -> StreamDescription: ...
 

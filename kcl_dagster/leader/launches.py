@@ -1,4 +1,4 @@
-"""Decides when a slot whose runs keep ending may be launched again."""
+"""Decides when a slot whose runs keep ending is launched again."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class LaunchBook:
     """Remembers how the runs of each slot ended. This is kept in the process only, so a new leader launches at
     once.
 
-    `moment` is monotonic: if a wall clock is set back by an hour, a slot must not wait for an hour.
+    `moment` is a monotonic time: if the wall clock is set back by an hour, a slot must not wait for an hour.
     """
 
     lifetime: float
@@ -46,7 +46,7 @@ class LaunchBook:
                 self._ended(known, known.run, now, moment)
             if known.run is None or known.run.run_id != run.run_id:
                 known.seen_at = moment
-                # For an older run it is not known whether its worker could read.
+                # If the run is older, it is not known whether its worker could read. Its worker then counts as up.
                 known.was_up = now - run.started_at > SHORT_SECONDS
             known.was_up = known.was_up or up is None or run.run_id in up
             known.run = run
@@ -56,7 +56,7 @@ class LaunchBook:
                 known.run = None
 
     def pause(self, slot: str, moment: float) -> float:
-        """Seconds until the slot may be launched; 0 if it may be launched now."""
+        """Seconds until the slot can be launched; 0 if it can be launched now."""
         known = self._slots.get(slot)
         if known is None or known.short_runs == 0:
             return 0.0

@@ -1,4 +1,4 @@
-"""Decides which workers are alive, and which may get leases.
+"""Decides which workers are alive, and which workers can get leases.
 
 A kcl_dagster worker is alive while its row keeps changing, measured with the leader's own clock. A Java worker
 writes its row every thirty seconds. The KCL trusts the time in the row. The leader trusts this time only while it
@@ -12,7 +12,7 @@ from typing import Final
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import SHARDS_TOLD, WorkerRow, WorkerState
 
-WORKER: Final = "worker/"  # prefix of the keys under which rows are observed
+WORKER: Final = "worker/"  # prefix of the keys under which `Standing` observes rows of workers
 
 KCL_ROW_SECONDS: Final = 60.0  # two reports of a Java worker
 CLOCK_TOLERANCE: Final = 30.0  # seconds by which clocks of machines may differ
@@ -36,10 +36,10 @@ class WorkerSight:
     alive: bool
     run_is_over: bool
     accepts: bool
-    """Whether the worker may get leases."""
+    """Whether the worker can get leases."""
 
     why: str = ""
-    """Why the worker may not get leases."""
+    """Why the worker cannot get leases; empty if it can."""
 
     beats: bool = False
     """Whether this leader observed a change of the row recently. If so, a process still writes the row, even if the
@@ -147,21 +147,21 @@ class LivenessRule:
 
 
 def patience_with(row: WorkerRow, heartbeat: float) -> float:
-    """Return the seconds for which the row of a living worker may remain unchanged."""
+    """Return the seconds for which a row can remain unchanged while its worker still counts as alive."""
     return KCL_ROW_SECONDS if row.slot is None else MISSED_BEATS * heartbeat
 
 
 def is_recent(row: WorkerRow, heartbeat: float, now: float) -> bool:
-    """Whether a row that is read only once shows a living worker. `now`: epoch seconds, by a clock that may differ
-    from the worker's."""
+    """Whether a row shows a living worker, judged by the time in the row. `now`: epoch seconds, by a clock that may
+    differ from the worker's clock."""
     if row.last_update is None:
         return False
     return now - row.last_update <= max(patience_with(row, heartbeat), KCL_ROW_SECONDS) + CLOCK_TOLERANCE
 
 
 def is_valid(row: WorkerRow) -> bool:
-    """Whether the metrics are valid. The KCL's rule: no metrics at all, or every metric has an operating range
-    above zero."""
+    """Whether the metrics in a row are valid by the KCL's rule: there are no metrics, or every metric has an
+    operating range above zero."""
     averages, ranges = row.averages or {}, row.operating_range or {}
     if row.last_update is None:
         return False
@@ -215,5 +215,5 @@ def _scalable_lag(row: WorkerRow, paused: Collection[LeaseKey]) -> int | None:
         return row.lag_ms
     lags = [lag for key, lag in behind.items() if key not in excluded]
     if not lags and len(behind) >= SHARDS_TOLD:
-        return None  # shards that the row does not name may lag
+        return None  # the row does not name all shards, and another shard may have a lag
     return max(lags, default=0)

@@ -1,9 +1,9 @@
 """Learns the throughput of leases and the CPU costs of workers from observations over time.
 
-Workers publish a throughput with every renewal of a lease. A Java worker does not update it when the shard has no
-more records. The leader averages the published values, so that jitter causes no moves. It reduces a value if
-nothing shows that records still arrive. These values are kept in the leader's process. Only the CPU costs are also
-saved in the leader's memory row, because it takes minutes to learn them.
+Workers publish a throughput with every renewal of a lease. A Java worker does not update the throughput when the
+shard has no more records. The leader averages the published values, so that jitter causes no moves. It reduces a
+value if nothing shows that records still arrive. These values are kept in the leader's process. Only the CPU costs
+are also saved in the leader's memory row, because it takes minutes to learn them.
 """
 
 import math

@@ -20,8 +20,7 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.scanning import Map
 
-# The number of writes between two checks of the deadline. Parallel writes can exceed the deadline by at most so
-# many writes.
+# The number of writes between two checks of the deadline. At most this many writes are sent after the deadline.
 _CHUNK: Final = 64
 
 

@@ -217,8 +217,8 @@ class Observer:
         return max(MISSED_BEATS * self.timings.heartbeat, KCL_ROW_SECONDS)
 
     def _ended(self, scan: ScanResult, runs: RunView) -> frozenset[str]:
-        """Return the runs that are over, of workers with rows and owners of leases. The active runs of slots are
-        not looked up."""
+        """Of the runs of workers that have a row or own a lease, return the runs that are over. The active runs of
+        slots are not looked up."""
         owners = {lease.actual_owner for lease in scan.leases}
         known = {worker: run for worker, run in self._runs.items() if worker in owners}
         self._runs = known | {row.id: row.run_id for row in scan.workers if row.run_id is not None}

@@ -1,12 +1,12 @@
 """Decides how often the leader reads the tables.
 
-Nearly every row changes with each renewal, so the leader can only read all rows, or none. With many leases, that
-takes seconds of the process and thousands of read units. The leader therefore leaves out reads, and what follows
-from them, as long as all of this holds:
+Nearly every row changes with each renewal, so the leader can only read all rows, or none. With many leases, a read
+takes seconds, and thousands of read units. The leader therefore leaves out the read, and the stages that depend on
+it, as long as all of these conditions hold:
 
-- The last read was a long one, and little time has passed since: reads take a quarter of the time at most.
+- The last read took long, and little time has passed since: reads take a quarter of the time at most.
 - The last read showed nothing to do, and no lease that could have expired meanwhile.
-- Neither the orchestrator's runs nor what an operator has paused have changed since.
+- Since the last read, no run of the orchestrator has changed, and no operator has paused or resumed anything.
 
 A pause does not make a takeover unsafe: `Standing` counts only the time between two reads of the same version.
 It can delay the takeover from a worker that has ended, by at most `LONGEST_PART` of the lease duration.
@@ -37,16 +37,16 @@ def is_settled(sight: Sight, paused: Collection[LeaseKey]) -> bool:
 
 @dataclass(slots=True)
 class ScanPace:
-    """When to read next. For one thread at a time. All times are monotonic seconds."""
+    """Decides when to read the tables next. For one thread at a time. All times are monotonic seconds."""
 
     lease_duration: float
     due: float = -math.inf
     _seen: object = None
-    """What was known without a read at the last read."""
+    """The value of `known` (see `is_due`) at the last read."""
 
     def is_due(self, now: float, known: object) -> bool:
-        """Whether to read now. `known`: what is known without a read. If `known` has changed since the last read,
-        this is a reason to read."""
+        """Whether to read now. `known`: the information that the leader has without a read, such as the runs. If
+        `known` has changed since the last read, the leader reads."""
         return now >= self.due or known != self._seen
 
     def note(self, started: float, ended: float, known: object, soonest: float) -> None:
@@ -56,5 +56,5 @@ class ScanPace:
         self._seen = known
 
     def reset(self) -> None:
-        """Read in the next tick."""
+        """Make the next tick read the tables."""
         self.due = -math.inf

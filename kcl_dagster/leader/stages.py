@@ -54,7 +54,8 @@ _SAVE_SECONDS: Final = 30.0
 _SYNC_SHARE: Final = 0.5
 # The part of the budget that is left for decisions even if the tables were read for longer than the whole budget.
 _DECISION_SHARE: Final = 0.5
-# The end of a tick that has read for long: Dagster abandons a tick after 60 s.
+# Seconds after its start at which a tick that has read for long ends at the latest. Dagster abandons a tick after
+# 60 s.
 _LATEST_END: Final = 50.0
 
 
@@ -131,7 +132,7 @@ class Tick:
             error = work()
         except TableNotFound:
             # The table existed when this leader was opened. A new table would begin the application anew and store
-            # records again, so only an operator may create one.
+            # records again, so only an operator is allowed to create one.
             error = self.missing_table = (
                 f"a table of application {self.leader.application.name} was deleted. The leader makes no new one, "
                 "because the application would begin anew and store records again. Restore the table from a backup "
@@ -175,11 +176,12 @@ class Tick:
         return self.leader.pace.is_due(self.started, self._known())
 
     def _known(self) -> object:
-        """What is known without reading the leases and the workers' rows."""
+        """The information that a tick has without reading the leases and the workers' rows: the runs, and what an
+        operator has paused."""
         return dict(self.runs.slots), self.runs.unknown, self.leader.control
 
     def _set_pace(self) -> None:
-        """Decide whether the next ticks may leave out the read of the tables."""
+        """Decide whether the next ticks can leave out the read of the tables."""
         sight, pace = self.sight, self.leader.pace
         changes = self.moved.planned or self.launches or self.abandoned or self.synced.created
         is_done = self.leading and not changes and all(stage.ok for stage in self.stages)
@@ -217,8 +219,8 @@ class Tick:
             failures.cannot_read = False
 
     def _follow(self) -> None:
-        """If a Java worker leads, launch and drain kcl_dagster workers, which the Java worker does not do. It
-        assigns leases to them."""
+        """If a Java worker leads, launch and drain kcl_dagster workers. The Java worker assigns leases to these
+        workers, but does not launch or drain them."""
         if self.owner is None or self.owner.startswith((DEPLOYMENT, STANDBY)):
             return
         self.observer = self.leader.follower
@@ -250,7 +252,7 @@ class Tick:
 
     @property
     def _read_until(self) -> float:
-        """When the tables had been read (monotonic)."""
+        """When the last read of the tables ended (monotonic); the start of the tick if they were not read."""
         return self.started if self.scanned is None else self.scanned[1]
 
     def _look(self) -> Sight:
@@ -321,8 +323,8 @@ class Tick:
         return found | dict.fromkeys(self._paused(sight), Hindrance.PAUSED)
 
     def _finished(self, run_ids: Collection[str]) -> Collection[str]:
-        """Return the runs that are over. If the orchestrator does not answer, return none: their leases then expire
-        later."""
+        """Return the runs that are over. If the orchestrator does not answer, return none; the leases of their
+        workers then expire later."""
         try:
             return self.runs.finished(run_ids)
         except Exception as problem:
@@ -421,7 +423,7 @@ class Tick:
 
     def _send_away(self, sight: Sight) -> None:
         """Ask workers to drain that still write their row although their run is over, or although another run has
-        their slot. Such a worker may not detect this itself."""
+        their slot. Such a worker possibly does not detect this itself."""
         for seen in sight.workers:
             if seen.beats and (seen.run_is_over or seen.replaced) and seen.id not in self.observer.sent_away:
                 self.notes.append(f"{seen.id} is asked to leave: its run is over, or its slot has another")

@@ -1,9 +1,9 @@
 """A leader outside of the orchestrator: the same tick in a loop.
 
-A standby waits for the leader lock like any other candidate. It may therefore run beside the orchestrator's leader,
+A standby waits for the leader lock like any other candidate. It can therefore run beside the orchestrator's leader,
 and takes over when that leader has ended. A standby launches no workers. It assigns and balances leases among the
-existing workers. If its identity begins with `kcl_dagster.tables.lock.STANDBY`, the orchestrator's leader takes the
-lock from it at its next tick.
+existing workers. If the identity of the standby begins with `kcl_dagster.tables.lock.STANDBY`, the orchestrator's
+leader takes the lock from the standby at its next tick.
 """
 
 from collections.abc import Callable

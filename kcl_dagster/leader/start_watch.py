@@ -42,7 +42,7 @@ class StartWatch:
         - `is_short`: whether workers are missing.
         - `reads`: whether a worker of this deployment is able to read.
         - `starting`: the ids of the deployment's runs that have left the queue, and whose workers may still begin
-          to read. The leader does not give up leadership while the first of these runs start.
+          to read. While there are such runs, and no run has failed, the leader does not give up leadership.
         """
         has_failed = self.has_failed or bool(self._starting - frozenset(starting))
         self._starting = frozenset(starting)

@@ -11,8 +11,8 @@ repaired, except with `as_kcl`:
   It would then read old records after new ones. This module creates no such leases: the ancestors of a shard that
   is being read count as finished.
 - A merged shard waits for both parents. If the lease of one parent was deleted, the KCL waits for it for ever. This
-  module creates the deleted lease again. It does so even if the other parent was read to its end and its lease was
-  deleted, too.
+  module creates the deleted lease again. It is created even if the other parent was read to its end and the lease
+  of this other parent was deleted, too.
 
 Modelled in spec/Reshard.tla.
 """
@@ -36,7 +36,7 @@ _INCLUDE_THE_PAST: Final = (Position.TRIM_HORIZON, Position.AT_TIMESTAMP)
 class SyncPlan:
     """The changes that a sync should make. `creates`: leases to create, in this order, oldest first.
     `inconsistent`: children of open shards. If there are any, the listing shows the stream at two different times,
-    and no conclusion may be drawn from it. `gone`: leases of shards that left the stream unread."""
+    and must not be used. `gone`: leases of shards that left the stream unread."""
 
     creates: tuple[Lease, ...] = ()
     inconsistent: tuple[str, ...] = ()
@@ -91,7 +91,8 @@ def plan_sync(
         for orphan in _orphans(listed, held):
             creates[orphan] = TRIM_HORIZON
         for parent in _awaited(listed, held):
-            # The parent may be a shard with which the application began; LATEST stands for a stored time.
+            # The parent may be one of the application's first shards, so its lease gets the start position. For
+            # LATEST, a time is stored.
             creates[parent] = Checkpoint(start.value)
         past = _ancestors(listed, held)
         for root in roots:
@@ -124,7 +125,8 @@ def inconsistent_shards(shards: Iterable[Shard]) -> tuple[str, ...]:
 
 
 def descends(name: str | None, shards: Sequence[Shard], leases: Iterable[Lease], start: Position) -> bool:
-    """Whether the shard or one of its ancestors has a lease; see `_Walk`. False if the shard is not listed."""
+    """Whether the shard or an ancestor has a lease, or an ancestor has to be read; see `_Walk`. False if the shard
+    is not listed."""
     listed = {shard.id: shard for shard in shards}
     if name is None or name not in listed:
         return False
@@ -184,8 +186,8 @@ def _orphans(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]
     while its lease remains.
 
     If a descendant of a shard has a lease, the shard needs none: it was read, and its lease was cleaned up. The
-    shard needs no lease yet if its other parent must be read first. This is so if the other parent is still in the
-    stream, and neither the parent nor a descendant of it has a lease.
+    shard needs no lease yet if its other parent must be read first: the other parent is still in the stream, and
+    neither it nor a descendant of it has a lease.
     """
     past = _ancestors(listed, held)
     found: set[str] = set()

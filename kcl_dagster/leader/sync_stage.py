@@ -266,8 +266,8 @@ class Syncer:
     def _identified(
         self, state: StreamState, grouped: dict[str, list[Lease]], workers: Sequence[WorkerRow]
     ) -> StreamState:
-        """Return the state of the stream, with its identifier and start position. Both are looked up again at every
-        audit, because a stream may be deleted and created again."""
+        """Return the state of the stream, with its identifier and start position. Both are looked up again every
+        `timings.shard_audit` seconds, because a stream can be deleted and created again."""
         if state.identifier is not None and not state.disputed and self._clock.monotonic() < state.due_at:
             return state
         settings = state.settings
@@ -385,8 +385,8 @@ class Syncer:
             start = state.start = self._starts.record(start)
         plan = self._plan(state, identifier, leases, start)
         if plan.creates and not is_due:
-            # The stream was last described at the audit. It may have been deleted and created again since, so the
-            # listed shards may belong to a new stream.
+            # The stream may have been deleted and created again since it was last described. The listed shards
+            # would then belong to a new stream.
             self._refuse_remade(start, int(self._streams.describe(state.settings.name).created))
         if plan.inconsistent:
             problem = f"stream {identifier}: shards {', '.join(plan.inconsistent)} are listed below open parents"
@@ -429,9 +429,9 @@ class Syncer:
         plan = plan_sync(shards, leases, start.position, identifier, as_kcl=as_kcl)
         begins_anew = any(lease.checkpoint == LATEST for lease in plan.creates)
         if start.position is Position.LATEST and not as_kcl and (begins_anew or not state.knows_roots):
-            # This is needed once per process, because a leader may have ended while it created the first leases. It
-            # is also needed if no lease leads to an open shard: such a lease may have been deleted, and its shard
-            # closed since.
+            # The first shards are listed once per process, because a former leader may have ended while it created
+            # the first leases. They are also listed if no lease leads to an open shard: such a lease may have been
+            # deleted, and its shard closed since.
             opened_at = _opened_at(start, state.horizon)
             roots = frozenset(shard.id for shard in self._streams.shards(name, opened_at))
             plan = plan_sync(shards, leases, start.position, identifier, roots=roots, as_kcl=as_kcl)
@@ -495,7 +495,7 @@ def _last_read_by_java(leases: Sequence[Lease], workers: Sequence[WorkerRow]) ->
 
     A Java worker writes no checkpoint before the first record of a shard, and writes its row every thirty seconds.
     All records that arrived before it last wrote its row were therefore read, or there were none. Records that
-    arrived later may not have been read.
+    arrived later were possibly not read.
     """
     rows = {row.id: row.last_update for row in workers if row.slot is None and row.last_update is not None}
     owners = [lease.actual_owner for lease in leases if lease.checkpoint == LATEST]

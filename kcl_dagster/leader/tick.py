@@ -83,7 +83,7 @@ class LeaderTables:
 class Leader:
     """Leads one application, tick by tick. Keep the object between ticks: it remembers what it observed.
 
-    `tick` may be called from any thread. Overlapping calls do nothing.
+    Any thread can call `tick`. A call during another call does nothing.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Leader:
             self._remembers = True
 
     def forget_leadership(self) -> None:
-        """Record that another leader may lead. When this process leads again, it loads what the other leader
+        """Record that this process no longer leads. When this process leads again, it loads what the other leader
         wrote."""
         self._remembers = False
         self.written = None

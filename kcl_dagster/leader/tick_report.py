@@ -75,7 +75,8 @@ class TickReport:
     a skipped tick."""
 
     refused: str | None = None
-    """Why this leader may no longer write to the tables that it detected. A new leader has to detect them again."""
+    """Why this leader must no longer write to the tables that it detected. A new leader has to detect them
+    again."""
 
     missing_table: str | None = None
     """If a table of the leader was deleted: what a new table would lose, and what to do. Otherwise None."""
@@ -102,8 +103,8 @@ class TickReport:
     """Leases that still have no worker after this tick, and why."""
 
     resting: Mapping[LeaseKey, float] = field(default_factory=dict)
-    """For a fleet with `min_workers` 0: the leases that have no worker because their records may wait, and for how
-    many seconds the oldest record of each has waited."""
+    """For a fleet with `min_workers` 0: the leases that have no worker because their records are allowed to wait,
+    and for how many seconds the oldest record of each has waited."""
 
     paused: frozenset[LeaseKey] = frozenset()
     """Open leases that an operator has paused, individually or with the whole application."""
@@ -116,8 +117,8 @@ class TickReport:
     """The largest lag of all workers that report one, and of the leases at rest."""
 
     completeness: Completeness | None = None
-    """The moment through which everything is stored, and what prevents a later one. None if this process does not
-    lead, or could not read the tables."""
+    """The moment through which everything is stored, and what prevents a later moment. None if this process does
+    not lead, or could not read the tables."""
 
     resets: tuple[SetBack, ...] = ()
     """The known resets and imports, oldest first; see `WrittenThrough`."""

@@ -1,5 +1,5 @@
-"""Finds out how long records have waited in shards that no worker reads. A fleet at rest needs workers if they have
-waited for too long."""
+"""Finds out how long records have waited in shards that no worker reads. A fleet at rest needs workers if records
+have waited for too long."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -67,8 +67,8 @@ class UnreadWatch:
         return found
 
     def _waited(self, key: LeaseKey) -> float:
-        """Return the seconds since the record's arrival, or since this leader first found the record if those are
-        more. They are more if this leader's clock is behind the clock of the service."""
+        """Return the seconds since the record arrived, or since this leader first found the record, whichever is
+        more. The second number is larger if this leader's clock is behind the clock of the service."""
         arrival = self._arrivals[key]
         if arrival == math.inf:
             return 0.0

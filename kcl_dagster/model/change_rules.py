@@ -7,7 +7,7 @@ from typing import Final
 from kcl_dagster.errors import ConfigurationError
 
 DELETES: Final = "_kcl_deletes"
-"""The column in a file of change rows that marks the change rows which delete a row."""
+"""The name of a column in files of change rows. It marks the change rows by which a row of the table is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +15,8 @@ class ChangeRules:
     """The columns and conditions by which change rows are merged into a table.
 
     - `merge_on`: the columns of the key.
-    - `delete_when`: SQL over a change row. If it is true, the table's row with this key is deleted.
-    - `order_by`: a column. A change with a lower value than the table's row is ignored.
+    - `delete_when`: a SQL condition on a change row. If it is true, the table's row with the same key is deleted.
+    - `order_by`: a column. A change with a lower value in this column than the table's row is ignored.
     """
 
     merge_on: tuple[str, ...]
@@ -32,8 +32,8 @@ class ChangeRules:
 def change_rules(
     merge_on: Sequence[str], delete_when: str | None, order_by: str | None, owner: str
 ) -> ChangeRules | None:
-    """Check the settings and build the rules. Returns None if there is no key, so that rows are appended. Raises
-    ConfigurationError, which names the `owner`, for settings that contradict each other."""
+    """Check the settings and build the rules. Returns None if `merge_on` is empty; rows are then appended. Raises a
+    ConfigurationError that names the `owner` if the settings contradict each other."""
     if isinstance(merge_on, str):
         raise ConfigurationError(f"merge_on of {owner} is a list of columns: write merge_on=[{merge_on!r}]")
     if not merge_on:

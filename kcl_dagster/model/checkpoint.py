@@ -1,10 +1,10 @@
-"""How far a shard has been processed."""
+"""A checkpoint: how far a shard has been processed."""
 
 from dataclasses import dataclass
 from functools import total_ordering
 from typing import Final
 
-# Order of the sentinels relative to every sequence number, which are >= 0.
+# These sentinels sort before all sequence numbers, which are >= 0.
 _RANKS: Final = {"AT_TIMESTAMP": -3, "TRIM_HORIZON": -2, "LATEST": -1}
 _SHARD_END: Final = "SHARD_END"
 # The most digits of a sequence number in Kinesis's API; the present numbers have 56. Python's int() refuses more
@@ -20,10 +20,11 @@ def is_sequence_number(text: str) -> bool:
 @total_ordering
 @dataclass(frozen=True, slots=True, eq=True)
 class Checkpoint:
-    """A sequence number or a sentinel, and the index of a record inside an aggregate.
+    """A position in a shard: a sequence number or a sentinel, and the index of a record inside an aggregate.
 
-    Ordered as the KCL orders them: AT_TIMESTAMP < TRIM_HORIZON < LATEST < numbers < SHARD_END, numbers by
-    value and then by sub-sequence. Equality is textual, so "5" and "05" are neither equal nor ordered.
+    Ordered as in the KCL: AT_TIMESTAMP < TRIM_HORIZON < LATEST < numbers < SHARD_END. Numbers are ordered by value,
+    then by sub-sequence number. `==` compares texts: "5" and "05" are not equal, but neither is less than the
+    other.
     """
 
     sequence: str
@@ -51,7 +52,7 @@ class Checkpoint:
         return self.sequence in _RANKS
 
     def position(self) -> tuple[int, int, int]:
-        """A key that sorts as the KCL orders checkpoints."""
+        """The sort key of this checkpoint. The order of these keys is the KCL's order of checkpoints."""
         if self.is_shard_end:
             return (1, 0, 0)  # the sub-sequence number of SHARD_END is ignored
         if self.sequence in _RANKS:

@@ -25,6 +25,7 @@ class Begun:
     """A note that an owner of the lease has begun a batch. Each owner writes the note before its first batch. The
     note applies until the checkpoint of the lease is beyond `after`.
 
+    - `number`: the number of the batch.
     - `after`: the checkpoint after which the batch begins.
     - `through`: the last record of the batch.
     - `arrived`: when the first record of the batch arrived in the stream, in epoch seconds.
@@ -54,11 +55,11 @@ class Claim:
     """The claim that a worker writes into its lease's row before its first entry for the lease. Before that, the
     worker settles the chain that the row named until then.
 
-    - `id`: None after a reset. The chain's entries may then still have to be published, but are no progress of the
-      lease.
+    - `id`: None after a reset. Entries of the chain may then still have to be published, but they do not move the
+      lease's checkpoint.
     - `at`: the row's checkpoint when the claim was last written. Workers write the claim again with each
-      checkpoint, and checkpoints only grow. A row behind `at` was therefore reset by a tool that does not know
-      claims, and the entries are no progress of the lease. None in claims of an earlier version.
+      checkpoint, and checkpoints only grow. If the row's checkpoint is before `at`, a tool that does not know
+      claims has reset the lease, and entries do not move its checkpoint. None in claims of an earlier version.
     """
 
     chain: ChainId
@@ -69,8 +70,8 @@ class Claim:
     """A digest of the path of the sink that has the chain. None if not known."""
 
     def is_put_back(self, row: Checkpoint) -> bool:
-        """Whether the lease was reset to an earlier checkpoint since the claim was written. `row`: the checkpoint
-        in its row."""
+        """Whether the lease was reset to an earlier checkpoint since the claim was written. `row`: the present
+        checkpoint in the lease's row."""
         return self.at is not None and row < self.at
 
 

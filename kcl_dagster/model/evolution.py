@@ -5,7 +5,8 @@ from typing import Literal
 Evolve = Literal["refuse", "add", "ignore"]
 """What to do with columns of the output that the table does not have:
 
-- `refuse`: stop the shard until the table or the function is changed.
-- `add`: add them to the table, and widen columns whose values may not fit, if the format can do that.
-- `ignore`: leave them out.
+- `refuse`: stop the shard until the table or the transform is changed.
+- `add`: add the columns to the table. If the format can widen columns, also widen each column of the table whose
+  type is narrower than in the output.
+- `ignore`: leave the columns out.
 """

@@ -1,4 +1,4 @@
-"""The first moment of an application. From this time on, it reads everything that arrived in its streams.
+"""The first moment of an application. The application reads everything that arrived in its streams from then on.
 
 Windows that begin earlier are never complete, because some records that arrived in them were not read.
 """
@@ -56,8 +56,8 @@ class ReadFrom:
     start: float | None = None
 
     def missing_before(self, now: float) -> int | None:
-        """If reading begins now, some records from before this time (epoch seconds) are missed. None if no records
-        are missed."""
+        """The time (epoch seconds) before which records are missed if reading begins now. None if no records are
+        missed."""
         begins = [self.start] if self.start is not None else []
         horizon = now - self.retention + HORIZON_MARGIN
         found = max([horizon, *begins])

@@ -1,4 +1,4 @@
-"""Gaps in the hash keys that a set of ranges covers."""
+"""Finds hash keys that no range of a set covers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A range of hash keys between two others that no unfinished lease covers."""
+    """A range of hash keys that no unfinished lease covers. Both ends are inclusive."""
 
     start: int
     end: int
@@ -18,6 +18,7 @@ class Hole:
 
 
 def find_hole(ranges: Iterable[HashRange]) -> Hole | None:
+    """The lowest gap that these ranges leave in the hash keys. None if they cover all hash keys."""
     covered = -1
     for one in sorted(ranges):
         if one.start > covered + 1:

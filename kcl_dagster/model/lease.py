@@ -22,12 +22,12 @@ class Lease:
 
     - `batch`: the number of the shard's last exactly-once batch.
     - `stored_through`: epoch seconds. Every record of the shard that arrived earlier is stored and visible, if
-      records arrive in their order (see `Timings.arrival_margin`).
+      records arrive in order (see `Timings.arrival_margin`).
     - `stored`: counts of stored rows, by window.
     - `ended_parent`: for a lease of a merged shard that is not read yet: the parent at whose end the lease was
       made, or the shard's own id if all parents are read again.
     - `claim`: the chain that may have entries for the shard.
-    - `handoff`: the counter at which the last handoff began that a leader of kcl_dagster requested.
+    - `handoff`: the lease's counter at the beginning of the last handoff that a leader of kcl_dagster requested.
     """
 
     key: LeaseKey
@@ -57,7 +57,7 @@ class Lease:
 
     @property
     def actual_owner(self) -> WorkerId | None:
-        """The worker that may read and checkpoint the shard now."""
+        """The worker that is allowed to read and checkpoint the shard now."""
         return self.checkpoint_owner if self.checkpoint_owner is not None else self.owner
 
     @property
@@ -66,9 +66,9 @@ class Lease:
 
     @property
     def awaited_parents(self) -> frozenset[str]:
-        """The parents that must each have a lease, or have left the stream, until this shard is read. If the stream
-        still has such a parent and its lease is missing, the lease was lost. Empty if the shard has been read, or
-        if that is not known."""
+        """The parents that must each have a lease, or have left the stream, as long as this shard is not read. If
+        the stream still has such a parent but the table has no lease of it, that lease was lost. Empty if this
+        shard has been read, or if `ended_parent` is not known."""
         if self.ended_parent is None or self.checkpoint is None or not self.checkpoint.is_initial_position:
             return frozenset()
         return self.parents - {self.ended_parent}

@@ -1,7 +1,7 @@
-"""The lease duration of each lease: after this time without a renewal, it expires.
+"""The lease duration of each lease: after this time without a renewal, the lease expires.
 
-Leaders, and workers without a leader, apply this function to what they have read, so they judge a lease in the same
-way.
+Leaders, and workers without a leader, apply `lease_durations` to the rows that they have read. They therefore all
+use the same duration for a lease.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from typing import Final
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.worker_row import WorkerRow
 
-# Seconds; the longest lease duration that is accepted from a worker's row, as for the lock
+# Seconds; the longest lease duration that is accepted from a worker's row. The lock has the same limit.
 LONGEST_BELIEVED: Final = 3600.0
 
 

@@ -20,8 +20,8 @@ VERY_OLD: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A lease as one worker observes it. `unchanged_for`: seconds since its counter last changed. `duration`: its
-    lease duration in seconds; None for that of the rules."""
+    """A lease as one worker observes it. `unchanged_for`: seconds since the lease's counter last changed.
+    `duration`: the lease duration in seconds; None for `TakingRules.lease_duration`."""
 
     key: LeaseKey
     owner: WorkerId | None
@@ -38,8 +38,8 @@ class Candidate:
         is_new: bool,
         duration: float | None = None,
     ) -> "Candidate":
-        """Build a candidate. `is_new`: whether the lease is observed for the first time. A new lease without an
-        owner counts as never served."""
+        """Build a candidate. `stood_for`: seconds since the lease's counter last changed. `is_new`: whether the
+        lease is observed for the first time. A new lease without an owner counts as never served."""
         return cls(key, owner, math.inf if is_new and owner is None else stood_for, duration)
 
     def expires_after(self, rules: "TakingRules") -> float:
@@ -48,7 +48,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class TakingRules:
-    """Limits on taking. `lease_duration`: seconds. `takes_very_old_first`: the KCL's priority assignment."""
+    """Limits on taking leases. `lease_duration`: seconds. `takes_very_old_first`: whether leases that were unserved
+    for `very_old` lease durations are taken first (the KCL's priority assignment)."""
 
     lease_duration: float
     max_leases: int | None = None
@@ -59,18 +60,18 @@ class TakingRules:
 
 @dataclass(frozen=True, slots=True)
 class Taking:
-    """What a worker should take. `take`: unserved leases. `steal`: leases of a worker that has too many. `target`:
-    this worker's fair share."""
+    """The leases that a worker should take. `take`: unserved leases. `steal`: leases of a worker that has too many.
+    `target`: the number of leases that this worker should have."""
 
     take: tuple[LeaseKey, ...] = ()
     steal: tuple[LeaseKey, ...] = ()
     target: int = 0
     spillover: int = 0
-    """How many leases of the fair share `max_leases` forbids."""
+    """By how many leases this worker's fair share exceeds `max_leases`."""
 
 
 def unchanged_for(now: float, last_change: float | None) -> float:
-    """Seconds since the last observed change, as the KCL calculates them. Infinite if there was none."""
+    """Seconds since the last observed change, as the KCL calculates them. Infinite if no change was observed."""
     if last_change is None or abs(now - last_change) > _CLOCK_JUMPED:
         return math.inf
     return now - last_change
@@ -91,7 +92,8 @@ def loads(
 
 
 def plan_taking(candidates: Sequence[Candidate], me: WorkerId, rules: TakingRules, chance: Random) -> Taking:
-    """Decide what to take now. `chance` makes workers that decide at the same moment choose different leases."""
+    """Decide which leases to take now. With `chance`, workers that decide at the same moment choose different
+    leases."""
     available = [candidate for candidate in candidates if is_available(candidate, rules)]
     counts = loads(candidates, me, {c.key for c in available})
     fair = 1 if len(counts) >= len(candidates) else math.ceil(len(candidates) / len(counts))
@@ -126,7 +128,7 @@ def _to_steal(
         return ()
     number = min(needed, others[victim] - target)
     if number == 0 and needed > 1:
-        number = 1  # a worker that is far below its share may take from one that has exactly its share
+        number = 1  # a worker far below its share can take a lease of a worker that has exactly its share
     theirs = [c for c in candidates if c.owner == victim]
     return _some(theirs, min(number, rules.max_steals), chance)
 

@@ -1,4 +1,4 @@
-"""Reads the entries of `partition_by`: a column, or a transform of one such as `day(arrival_timestamp)`."""
+"""Reads the entries of `partition_by`: a column, or a transform of a column such as `day(arrival_timestamp)`."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,8 +13,8 @@ _OF_TABLE: Final = re.compile(r"(?:(year|month|day|hour)\((\w+)\)|(bucket|trunca
 
 @dataclass(frozen=True, slots=True)
 class ColumnOrTime:
-    """An entry of `partition_by` of a folder or a Delta table: a column, or a unit of time. Units of time become
-    columns of their own. `unit`: empty for a column."""
+    """An entry of `partition_by` of a folder or a Delta table. If `unit` is empty, the entry is the column `name`.
+    Otherwise it is a unit of the time in the column `source`, and `name` is an additional column with this unit."""
 
     name: str
     unit: str = ""
@@ -31,7 +31,7 @@ class PartitionTerm:
 
     @classmethod
     def parse(cls, entry: str) -> Self:
-        """Read an entry. Raises ConfigurationError if it is neither a column nor a transform of one."""
+        """Read an entry. Raises ConfigurationError if it is neither a column nor a transform of a column."""
         found = _OF_TABLE.fullmatch(entry.replace(" ", "") if "(" in entry else entry)
         if found is None:
             raise ConfigurationError(
@@ -48,7 +48,7 @@ class PartitionTerm:
 
 def columns_or_times(partition_by: Sequence[str]) -> tuple[ColumnOrTime, ...]:
     """Read `partition_by` of a folder or a Delta table. Raises ConfigurationError for an entry that is neither a
-    name nor a unit of time."""
+    column nor a unit of time."""
     return tuple(_column_or_time(entry) for entry in _entries(partition_by))
 
 

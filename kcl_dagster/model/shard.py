@@ -8,7 +8,7 @@ MAX_HASH_KEY: Final = 2**128 - 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class HashRange:
-    """An inclusive range of 128-bit hash keys."""
+    """A range of 128-bit hash keys, both ends included."""
 
     start: int
     end: int
@@ -24,7 +24,7 @@ class HashRange:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One shard as ListShards describes it. Its parents may no longer be listed."""
+    """One shard as ListShards describes it. ListShards does not list `parents` that have left the stream."""
 
     id: str
     hash_range: HashRange

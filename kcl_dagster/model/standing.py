@@ -1,16 +1,16 @@
 """For how long a value in a table has been observed unchanged.
 
-The KCL takes a lease without consent only after its counter was *observed* to be unchanged for the lease duration.
-A timestamp is not sufficient, because the clocks of machines differ. Every duration here is a lower bound, which
-stays true even if the observer loses its memory:
+The KCL takes a lease without the owner's consent only after the lease's counter was *observed* to be unchanged for
+the lease duration. A timestamp is not sufficient, because the clocks of machines differ. Every duration here is a
+lower bound, which stays true even if the observer loses its memory:
 
-- Within a process, a version is known to have stood (been unchanged) from the END of the first read that found it
-  to the START of the latest one.
-- Between processes, only durations are exchanged ("version v of k stood for at least s seconds"), never points in
-  time. Such a statement remains true for ever. If documents are lost, duplicated or replayed, or written by two
-  observers, a result can become smaller, but never larger than the truth.
+- Within a process, a version is known to have stood (been unchanged) from the END of the first read that found the
+  version to the START of the latest such read.
+- Between processes, only durations are exchanged ("version v of key k stood for at least s seconds"), never points
+  in time. Such a statement remains true for ever. If documents are lost, duplicated or replayed, or written by two
+  observers, a result can become smaller, but never larger than the true duration.
 
-The caller must ensure that reads are strongly consistent and that a version never returns.
+The caller must ensure that reads are strongly consistent, and that a value never has a former version again.
 
 Modelled in spec/Takeover.tla.
 """
@@ -23,18 +23,18 @@ from typing import Final
 Document = dict[str, list[object]]
 """Key -> [version, seconds], as JSON. Small, see `Standing.to_document`."""
 
-# About 100 KB before compression, in a row that may have 400 KB. Keys that do not fit have to be observed for
-# longer.
+# The most keys in a document, which then has about 100 KB before compression. A row can have 400 KB. The next
+# observer has no statements about keys that do not fit, so these keys have to be observed for longer.
 MOST_ENTRIES: Final = 4096
-# No version remains for more than a thousand years. A document with a larger number was not written by an observer.
+# About a thousand years; no version stands for longer. An entry with more seconds was not written by an observer.
 _MOST_SECONDS: Final = 3e10
 
 
 @dataclass(slots=True)
 class _Sighting:
     """A statement about the version of a value: at the time `since`, the value had had this version for at least
-    `seconds`. Times are monotonic. `last_read`: when the latest read by this process began that found this version;
-    None if this process has not read it yet."""
+    `seconds`. Times are monotonic. `last_read`: the start of this process's latest read that found this version;
+    None if this process has not found it yet."""
 
     version: str
     seconds: float
@@ -42,7 +42,8 @@ class _Sighting:
     last_read: float | None = None
 
     def improve(self, seconds: float, since: float) -> None:
-        """Keep the stronger of two statements about the same version. Both durations grow equally from now on."""
+        """Keep the stronger of two statements about the same version: the statement that gives the longer duration
+        at every later time."""
         if seconds - since > self.seconds - self.since:
             self.seconds, self.since = seconds, since
 
@@ -70,8 +71,8 @@ class Standing:
     def absorb(self, document: Mapping[str, object], at: float) -> None:
         """Add another observer's statements. `at`: monotonic time after the document was read.
 
-        Skips entries that cannot be read or that contradict what this observer found. A skipped entry only costs
-        time.
+        Skips entries that cannot be read, and entries for another version than this observer found. If an entry is
+        skipped, its value only has to be observed for longer.
         """
         for key, entry in document.items():
             statement = _read_entry(entry)
@@ -96,7 +97,7 @@ class Standing:
 
     def stood_for(self, key: str, version: str) -> float:
         """The number of seconds for which `version` is known to have stood. 0 if this process itself has not read
-        it."""
+        this version."""
         known = self._sightings.get(key)
         return known.stood() if known is not None and known.version == version else 0.0
 

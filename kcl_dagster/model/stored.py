@@ -1,8 +1,8 @@
 """Counts of the stored rows of a shard, by window, and their form in a lease's row.
 
 The counts of a lease are written in the same conditional update as its checkpoint, so they are right for that
-checkpoint, however often a batch was retried. The counts name the checkpoint to which they belong. If a Java worker
-or an earlier version writes a checkpoint without counts, the counts become unknown, but never wrong.
+checkpoint, however often a batch was retried. The counts contain a digest of this checkpoint. If a Java worker or
+an earlier version writes a checkpoint without counts, the digest no longer matches, and the counts are unknown.
 """
 
 import zlib
@@ -22,17 +22,18 @@ NUMBERED_WINDOWS: Final = 3
 """The number of newest windows per lease whose sequence numbers are always kept."""
 
 MOST_BYTES: Final = 400
-"""The size limit of the packed counts. With them, a row has about a kilobyte, for which DynamoDB charges one unit.
-If the limit is exceeded, sequence numbers are dropped first, oldest window first, except for the NUMBERED_WINDOWS
-newest; then the oldest windows are dropped."""
+"""The size limit of the packed counts. A row with counts of this size has about a kilobyte, for which DynamoDB
+charges one unit. If the counts are larger, sequence numbers are dropped first, oldest window first, except those of
+the NUMBERED_WINDOWS newest windows. If that is not enough, the oldest windows are dropped."""
 
 MOST_BYTES_BETWEEN_RUNS: Final = 2000
-"""The same limit in a bounded run: enough for MOST_WINDOWS with their sequence numbers. A bounded run declares its
-windows only at its end, when there are newer ones, and it writes rows too rarely for a second unit to matter."""
+"""The size limit in a bounded run: enough for MOST_WINDOWS windows with sequence numbers. A bounded run declares
+its windows only at its end and needs their counts until then. It writes so few rows that a second unit costs
+little."""
 
 MOST_LATE: Final = 32
-"""The most windows per lease that are remembered as having late rows. Each takes 5 bytes in addition to MOST_BYTES.
-If there are more, the windows whose late rows came first are dropped."""
+"""The most windows with late rows per lease for which a `LateBatch` is kept. Each takes 5 bytes in addition to
+MOST_BYTES. If there are more, the windows that have had no late rows for the longest time are dropped."""
 
 # Flag of a packed window with sequence numbers. In the newest such window, the flag's other bits contain the rules.
 _BEGUN: Final = 1
@@ -43,8 +44,9 @@ _LONGEST_SEQUENCE: Final = 432  # bits of a number of 129 digits, the most that 
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """What was stored of one window. `late`: the number of rows whose record arrived after the window's end plus
-    the allowed lateness. `first` and `last`: sequence numbers; None if they are not known, or were dropped."""
+    """The counts of one window's stored rows. `start`: when the window begins. `late`: the number of late rows.
+    `first` and `last`: sequence numbers of the first and last record; None if they are not known, or were dropped.
+    """
 
     start: int
     rows: int = 0
@@ -55,8 +57,9 @@ class StoredRows:
     last: str | None = None
 
     def plus(self, other: "StoredRows") -> "StoredRows":
-        """The sum of these counts and those of rows that were stored later. The sum has sequence numbers only if
-        these counts have them or have no rows: a window's numbers are known from its beginning or not at all."""
+        """The sum of these counts and the counts of rows that were stored later. The sum has sequence numbers only
+        if these counts have sequence numbers or no rows. Otherwise `first` would be the number of a later record.
+        """
         is_known = self.first is not None or not self.rows
         return StoredRows(
             self.start,
@@ -84,8 +87,8 @@ class StoredCounts:
     """The counts of one lease, by window, oldest first.
 
     - `since`: windows that begin at or after this time are counted in full by this lease alone.
-    - `whole`: whether the lease was counted from its first record. If so, the leases of the shard's parents have
-      the rest of the counts of earlier windows. If not, the counts of earlier windows are not known.
+    - `whole`: whether the rows of the lease were counted from its first record on. If so, windows before `since`
+      are counted by this lease and its parents' leases together. If not, the counts of these windows are not known.
     - `mark`: a digest of the checkpoint for which the counts are right.
     """
 
@@ -98,20 +101,21 @@ class StoredCounts:
     lease is kept until then, even if its shard is finished."""
 
     outside: int = 0
-    """The number of the lease's rows that count for no window. They have no event time, or a time too far from the
-    arrival of their record, or their window has no partition."""
+    """The number of the lease's rows that count for no window: rows without an event time, with an event time too
+    far from the arrival of their record, or in a window that has no partition."""
 
     late_uncounted: int = 0
     """The number of late rows whose window has no counts, because the counts had been dropped before, or were
     dropped to make room for these rows."""
 
     late_batches: tuple[LateBatch, ...] = ()
-    """In the order of `start`, at most MOST_LATE. Includes windows whose counts were dropped."""
+    """For each window with late rows, the newest batch that stored such rows; in the order of `start`. At most
+    MOST_LATE. Includes windows whose counts were dropped."""
 
     rules: int = 0
-    """The rules by which rows were counted, see `rules_of`. 0 if not known, as in rows of earlier versions. The
-    present rules are then assumed. Stored in the flag of the newest window with sequence numbers, so that earlier
-    versions can still read the counts."""
+    """A digest of the rules by which rows were counted, see `rules_of`. 0 if not known, as in rows of earlier
+    versions; the present rules are then assumed. The digest is stored in the flag of the newest window with
+    sequence numbers, so that earlier versions can still read the counts."""
 
     def at(self, start: int) -> StoredRows | None:
         """The counts of the window that begins at `start`; None if nothing was counted."""
@@ -122,7 +126,7 @@ class StoredCounts:
         return checkpoint is not None and self.mark == mark_of(checkpoint)
 
     def is_by(self, rules: int) -> bool:
-        """Whether the rows were counted by these rules, as far as is known."""
+        """Whether the rows were counted by the rules with this digest. True if either digest is 0 (not known)."""
         return 0 in (rules, self.rules) or rules == self.rules
 
     def plus(
@@ -150,7 +154,7 @@ class StoredCounts:
         return tuple(sorted(newest, key=lambda one: one.start))
 
     def fitted(self, most_bytes: int = MOST_BYTES) -> "StoredCounts":
-        """The counts that fit into a row. The others are left out."""
+        """The counts without those that do not fit into `most_bytes`, see MOST_BYTES."""
         counts = self.newest(MOST_WINDOWS)
         windows = list(counts.windows)
         for place, rows in enumerate(windows[:-NUMBERED_WINDOWS]):
@@ -163,7 +167,7 @@ class StoredCounts:
         return counts
 
     def newest(self, count: int) -> "StoredCounts":
-        """Only the newest `count` windows. The counts of the others are not known from then on."""
+        """The counts of only the newest `count` windows. The counts of older windows are not known from then on."""
         left = max(0, len(self.windows) - count)
         if left == 0:
             return self
@@ -175,10 +179,10 @@ class StoredCounts:
 class BatchCounts:
     """What a commit adds to the counts of its lease.
 
-    - `shared_until`: if the lease had not been read before, its parents may have records of windows that begin
-      earlier.
-    - `restart`: if other workers have committed without counting, windows that begin at or after this time have
-      none of the uncounted records.
+    - `shared_until`: used if the lease had not been read before. Parents of its shard may have records of windows
+      that begin before this time.
+    - `restart`: used if other workers have committed without counting. Windows that begin at or after this time
+      have none of the uncounted records.
     """
 
     rows: tuple[StoredRows, ...] = ()
@@ -196,7 +200,7 @@ class BatchCounts:
     most_bytes: int = MOST_BYTES
 
     def followed_by(self, other: "BatchCounts") -> "BatchCounts":
-        """What this commit and the next one add, if both are written together."""
+        """The sum of what this commit and the next commit add, for writing both together."""
         rows = by_start([*self.rows, *other.rows])
         return replace(
             self,
@@ -269,7 +273,7 @@ def packed(counts: StoredCounts) -> bytes:
             first, last = int(rows.first or 0), int(rows.last or 0)
             flag = _BEGUN | counts.rules << 1 if rows.start == newest else _BEGUN
             out += _number(flag) + _number(first) + _number(max(0, last - first))
-    if counts.outside or counts.late_uncounted or counts.late_batches:  # earlier versions cannot read these
+    if counts.outside or counts.late_uncounted or counts.late_batches:  # earlier versions can read no such counts
         out += _number(counts.outside) + _number(counts.late_uncounted)
     if counts.late_batches:
         out += _packed_late(counts.late_batches)
@@ -288,8 +292,7 @@ def _packed_late(batches: Collection[LateBatch]) -> bytes:
 
 @lru_cache(maxsize=4096)  # rows are read far more often than their counts change
 def unpacked(data: bytes) -> StoredCounts | None:
-    """Decode counts. Returns None for data that this version did not write, because the counts are then not
-    known."""
+    """Decode counts. Returns None for data that this version cannot read; the counts are then not known."""
     try:
         if not data or data[0] != FORMAT:
             return None
@@ -368,7 +371,7 @@ class _Numbers:
 
 
 def by_start(rows: Iterable[StoredRows]) -> Mapping[int, StoredRows]:
-    """The sums of counts that were made separately, by window."""
+    """Add up the counts of each window. Returns the sums by the windows' `start`."""
     found: dict[int, StoredRows] = {}
     for one in rows:
         found[one.start] = found[one.start].plus(one) if one.start in found else one

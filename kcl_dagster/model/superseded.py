@@ -7,8 +7,8 @@ from kcl_dagster.model.stream import StreamIdentifier
 
 
 def former_streams(names: Collection[str], leases: Iterable[Lease]) -> frozenset[StreamIdentifier]:
-    """The streams that an application no longer reads, or whose name a newer stream has. `names`: the streams that
-    it reads. Empty for an application whose leases name no stream.
+    """The streams that an application no longer reads, or whose name a newer stream has. Empty if the leases name
+    no stream. `names`: the streams that the application reads.
 
     If several streams had the same name, the stream whose leases have owners is the current one, because the leader
     releases the leases of the others. If none or several have owners, the newest counts as current.

@@ -1,4 +1,4 @@
-"""How long batches and commits may take so that records become visible in time. Pure."""
+"""The lengths of batches and commits with which records become visible in time. Pure."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -7,11 +7,11 @@ from kcl_dagster.application import BatchSettings
 
 SHORTEST_SECONDS: Final = 1.0
 LONGEST_SECONDS: Final = 3600.0
-# The longest batch for a table. Commits and compactions make the files of a table larger, so its batches need not
-# be long.
+# The longest batch for a table. A table does not need long batches to get large files, because a commit contains
+# many batches, and compactions merge files.
 LONGEST_BATCH_SECONDS: Final = 60.0
 
-# Shares of the time until a record is visible. The rest is for the transform and for storing.
+# Parts of the time within which a record has to become visible. The rest is for the transform and for storing.
 BATCH_OF_FOLDER: Final = 3 / 5
 BATCH_OF_TABLE: Final = 1 / 6
 COMMIT_OF_TABLE: Final = 2 / 3
@@ -27,8 +27,8 @@ class Pace:
 
     @classmethod
     def of(cls, visible_within: float, *, commits: bool) -> "Pace":
-        """Derive the lengths of batches, pauses and commits from `visible_within`, the seconds until a record has
-        to be visible. `commits`: whether many batches become visible with one commit of a table."""
+        """Derive the lengths of batches, pauses and commits. `visible_within`: the seconds within which a record
+        has to become visible. `commits`: whether many batches become visible with one commit of a table."""
         idle = min(visible_within * IDLE, BatchSettings().idle_seconds)
         if not commits:
             return cls(visible_within * BATCH_OF_FOLDER, idle)

@@ -1,7 +1,7 @@
 """Windows of time: which window contains a moment, and when it ends.
 
 All moments are whole epoch seconds, UTC. A window begins at `start_of` and ends, exclusively, at `end_of`, where
-the next one begins. Windows may differ in length: a local day has 23 to 25 hours.
+the next one begins. Windows can differ in length: a local day has 23 to 25 hours.
 """
 
 from dataclasses import dataclass
@@ -46,5 +46,5 @@ class FixedWindows:
     def end_of(self, start: int) -> int:
         return start + self.seconds
 
-    def has_partition(self, start: int) -> bool:  # noqa: ARG002 (all of them are)
+    def has_partition(self, start: int) -> bool:  # noqa: ARG002 (every window has one)
         return True

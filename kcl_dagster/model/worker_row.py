@@ -13,11 +13,12 @@ NETWORK_IN = "NI"
 NETWORK_OUT = "NO"
 THROUGHPUT = "T"
 
-SHARDS_TOLD = 12  # of a worker's shards in its row: as many as a table in Dagster's UI shows, and half a KB at most
-STOPPED_TOLD = 400  # all stopped shards should be named, so that none looks healthy; 10 to 30 KB at most
+SHARDS_TOLD = 12  # the most shards in a field of the row: as many as a table in Dagster's UI shows; about 500 bytes
+STOPPED_TOLD = 400  # enough for all stopped shards, because a shard that is left out looks healthy; 10 to 30 KB
 
 
-# The slot of every bounded run: not a slot of the fleet, so the leader does not count on these workers
+# The slot in the row of every bounded run. The fleet has no such slot, so the leader does not count these workers
+# as part of the fleet.
 BOUNDED_SLOT = "catch-up"
 
 
@@ -31,7 +32,7 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """A row of worker metrics. `averages` and `operating_range` are the KCL's `sts` and `opr`.
+    """A row of worker metrics. `averages` and `operating_range` are the KCL's attributes `sts` and `opr`.
 
     The fields from `slot` on belong to kcl_dagster. The KCL ignores their attributes, and does not remove them.
     """
@@ -59,19 +60,19 @@ class WorkerRow:
     """The errors of the first SHARDS_TOLD shards in `stopped`, one line each, without values of records."""
 
     failing: tuple[LeaseKey, ...] | None = None
-    """Shards whose last attempt failed, including stopped ones, at most SHARDS_TOLD."""
+    """Shards whose last attempt failed, including stopped shards, at most SHARDS_TOLD."""
 
     attempts: Mapping[LeaseKey, str] | None = None
-    """For shards in `failing` that have not stopped: which attempt failed last, as "3 of 5". At most SHARDS_TOLD.
-    """
+    """For shards in `failing` that have not stopped: which attempt failed last, such as "3 of 5". At most
+    SHARDS_TOLD."""
 
     slow_since: Mapping[LeaseKey, int] | None = None
-    """Shards on whose batch the consumer's code has been working for a long time -> the time since which it works
-    on the batch, in epoch seconds. At most SHARDS_TOLD."""
+    """For shards on whose batch the consumer's code has been working for a long time: when this work began, in
+    epoch seconds. At most SHARDS_TOLD."""
 
     held_since: Mapping[str, int] | None = None
-    """Background threads of the worker that make no progress, and since when, in epoch seconds. If the thread that
-    renews is among them, the worker's leases expire."""
+    """For background threads of the worker that make no progress: since when, in epoch seconds. If the thread that
+    renews leases is among them, the worker's leases expire."""
 
     lease_ms: int | None = None
     """The lease duration, in milliseconds, on which the worker bases its renewals."""
@@ -80,7 +81,7 @@ class WorkerRow:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether this is a bounded run: it ends when it has read what had arrived."""
+        """Whether the worker is a bounded run, which ends when it has read the records that had arrived."""
         return self.slot == BOUNDED_SLOT
 
     @property
@@ -96,5 +97,5 @@ def slot_name(index: int) -> str:
 
 
 def worker_id(slot: str, run_id: str) -> WorkerId:
-    """The id of the worker that runs in this slot in this run. A relaunched slot is another worker."""
+    """The id of the worker that runs in this slot in this run. If the slot is launched again, the id is another."""
     return WorkerId(f"{slot}:{run_id[:8]}")

@@ -10,22 +10,23 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.records import arrival_millis
 
-MOST_SECONDS: Final = 30.0  # for all shards of an application; an operator waits for the result
+MOST_SECONDS: Final = 30.0  # for the look-ups of all shards together; an operator waits for the result
 MOST_PAGES: Final = 3  # Kinesis returns empty pages if a shard has few records
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The time from the arrival of the record at the present checkpoint to that of the record at the target, in
-    epoch milliseconds. None if a time is not known, for example because the record has left the stream."""
+    """The arrival times of two records, in epoch milliseconds: `before` of the record at the present checkpoint,
+    `after` of the record at the target checkpoint. None if a time is not known, for example because the record has
+    left the stream."""
 
     before: int | None
     after: int | None
 
     @property
     def seconds(self) -> float | None:
-        """The seconds between both times. Negative if records are read again, positive if they are skipped. None if
-        not known."""
+        """The seconds between the two times. Negative if records are read again, positive if they are skipped. None
+        if a time is not known."""
         return None if self.before is None or self.after is None else (self.after - self.before) / 1000
 
     def __str__(self) -> str:
@@ -47,19 +48,19 @@ class Span:
 
 
 class Arrivals:
-    """Looks up arrival times, for at most `seconds` after its creation. Later, or if a look-up fails, the time is
-    unknown. No call raises an error of AWS."""
+    """Looks up the arrival times of records, for at most `seconds` after this object was made. After that, or if a
+    look-up fails, a call returns None. No call raises an error of AWS."""
 
     def __init__(self, kinesis: aws.Client, runtime: Runtime, seconds: float = MOST_SECONDS) -> None:
         self._kinesis, self._runtime = kinesis, runtime
         self._deadline = runtime.clock.monotonic() + seconds
 
     def at(self, stream: str, shard: str, checkpoint: Checkpoint | None, timestamp_ms: int | None) -> int | None:
-        """When the record at `checkpoint` arrived. `timestamp_ms`: the time for which LATEST and AT_TIMESTAMP
-        stand.
+        """When the record at `checkpoint` arrived, in epoch milliseconds. `timestamp_ms`: the time for which LATEST
+        and AT_TIMESTAMP stand.
 
-        If the position is after the last record, the present time is returned, because there is no record in
-        between.
+        For a sentinel, this is when the first record after the position arrived, or the present time if there is no
+        such record yet.
         """
         if checkpoint is None:
             return None
@@ -73,8 +74,8 @@ class Arrivals:
     def first_after(
         self, stream: str, shard: str, checkpoint: Checkpoint | None, timestamp_ms: int | None
     ) -> float | None:
-        """When the first record after `checkpoint` arrived; infinite if there is none. If the checkpoint is inside
-        an aggregate, the result is the arrival time of that aggregate."""
+        """When the first record after `checkpoint` arrived, in epoch milliseconds; infinite if there is none. If
+        the checkpoint is inside an aggregate, this is the arrival time of the aggregate."""
         if checkpoint is None:
             return None
         kind = "AT_SEQUENCE_NUMBER" if checkpoint.sub_sequence else "AFTER_SEQUENCE_NUMBER"
@@ -89,8 +90,8 @@ class Arrivals:
         timestamp_ms: int | None,
         stored_through: float,
     ) -> float | None:
-        """When the first unread record arrived, to decide whether a worker is needed. Infinite if there is none.
-        None if a worker has to find out, because the look-up failed, or because the shard is closed and its
+        """When the first unread record arrived, in epoch milliseconds. Infinite if all records are read, so that no
+        worker is needed. None if a worker is needed to find out: the look-up failed, or the shard is closed and its
         children wait for its end.
 
         If the checkpoint is inside an aggregate, that aggregate counts as read if it arrived before
@@ -129,7 +130,7 @@ class Arrivals:
 
     def _first(self, stream: str, shard: str, place: dict[str, Any], sequence: str | None) -> float | None:
         """When the first record at or after `place` arrived; infinite if there is none. None if `sequence` is given
-        and is not that record."""
+        and this record has another sequence number."""
         answer = self._ask("get_shard_iterator", StreamName=stream, ShardId=shard, **place)
         iterator, named = answer["ShardIterator"], aws.stream_arn(self._kinesis, stream)
         for _ in range(MOST_PAGES):
@@ -170,7 +171,7 @@ def _moment(millis: int | None) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """The duration in its two largest units: `3 h 12 min`."""
+    """The duration in its two largest units, such as `3 h 12 min`."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -15,7 +15,7 @@ LOOK_SECONDS: Final = 1.0
 def ensure_consumer(
     client: Client, stream: str, name: str, runtime: Runtime, seconds: float = REGISTRATION_SECONDS
 ) -> str:
-    """Register the stream's consumer `name` if necessary, and return its ARN. Many workers may call this at once.
+    """Register the stream's consumer `name` if necessary, and return its ARN. Many workers can call this at once.
 
     Waits up to `seconds` until the consumer is active, and checks at least once. Raises StreamNotFound. Raises
     ServiceError if the consumer is not active by then, or at once if the stream has too many consumers.

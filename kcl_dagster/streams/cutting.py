@@ -26,21 +26,21 @@ class Gap:
     """The last record before the gap."""
 
     is_certain: bool
-    """Whether the record `after` is known to have left the stream. False if the shard returned no answer."""
+    """Whether the record `after` is known to have left the stream. False if this could not be looked up."""
 
 
 class RangeCut:
-    """Selects the range's records from the pages of a shard, which it has to get in order. It handles whole Kinesis
-    records. `unpacking` divides aggregates in which a range begins or ends."""
+    """Selects the range's records from the pages of a shard. It has to get the pages in order. It handles whole
+    Kinesis records; `unpacking` divides aggregates in which a range begins or ends."""
 
     def __init__(self, bounds: Bounds, name: str, *, goes_on: bool) -> None:
-        """`name`: the shard's name, for messages. `goes_on`: whether the first page follows a record that was read
-        before."""
+        """`name`: the shard's name, for messages. `goes_on`: whether reading continues after a record that a former
+        reader has read."""
         self.bounds = bounds
         self.last_sequence: str | None = None
         self.is_start_trimmed = False
         self.has_gap = False
-        """Whether the range ended before a certain gap."""
+        """Whether the range ended at a gap whose `is_certain` is True."""
 
         self.has_begun = False
         """Whether the range has a record that is to be processed."""
@@ -53,9 +53,9 @@ class RangeCut:
 
         self._name = name
         self._saw_anchor = goes_on
-        self._is_start_unknown = False  # whether a gap after the anchor was not certain
+        self._is_start_unknown = False  # whether it is unknown if records after the anchor left the stream
         self._is_all_early = False  # whether all records of the last page are from before the range's start time
-        self._last_arrival_ms: int | None = None  # of the last page
+        self._last_arrival_ms: int | None = None  # when the last record of the last page arrived
         self._tips = 0  # responses in a row that found the shard at its tip
 
     @property
@@ -70,8 +70,8 @@ class RangeCut:
     @property
     def is_over(self) -> bool:
         """Whether reading can end, because the range is complete, or because it is pinned and its records are gone.
-        The records of a pinned range were read before. So if a shard at its tip does not return the last one, that
-        record has left the stream."""
+        The records of a pinned range were in the shard before. If the shard is at its tip and has not returned the
+        last record of the range, this record has left the stream."""
         return self.is_complete or (self.is_pinned and self._tips >= MOST_TIPS)
 
     def start_over(self) -> None:
@@ -100,8 +100,8 @@ class RangeCut:
         return mine
 
     def claim(self, records: list[StreamRecord], allowance: Allowance) -> list[StreamRecord]:
-        """The records for which the allowance has room. The anchor takes no room, unless it is an aggregate of
-        which a part was processed."""
+        """The records for which the allowance has room. The anchor takes no room, unless it is an aggregate inside
+        which the range begins."""
         anchors = self.anchors_in(records)
         if anchors and self._has_rest(records[0]["Data"]):
             anchors = 0
@@ -115,14 +115,15 @@ class RangeCut:
         return records[:taken] if self.rest_is_left else records
 
     def leave_rest(self, millis_behind: int | None, last_arrival_ms: int | None) -> int:
-        """Record that the last page was used only up to a record that arrived at `last_arrival_ms`, or (None) not
-        at all. Returns the lag at that record, in milliseconds. `millis_behind`: the lag at the end of the page."""
+        """Record that the last page was used only up to a record that arrived at `last_arrival_ms`; None if no
+        record was used. Returns the lag at that record, in milliseconds. `millis_behind`: the lag at the end of the
+        page."""
         self.rest_is_left = True
         left_ms = (self._last_arrival_ms or 0) - (last_arrival_ms or self._last_arrival_ms or 0)
         return max(1, (millis_behind or 0) + left_ms)
 
     def _has_rest(self, data: bytes) -> bool:
-        """Whether this is an aggregate inside which the range begins."""
+        """Whether `data`, the content of the anchor, is an aggregate inside which the range begins."""
         return data.startswith(MAGIC) and last_index(data) > self.bounds.after.sub_sequence
 
     def anchors_in(self, records: list[StreamRecord]) -> int:
@@ -133,8 +134,9 @@ class RangeCut:
         return len(records) == self.anchors_in(records) == 1
 
     def is_before_the_first(self, records: list[StreamRecord]) -> bool:
-        """Whether the last page ends before the first record that is to be processed. `records`: those of the page
-        that were kept. The next reader of the range would begin with the same page."""
+        """Whether the last page ends before the first record that is to be processed. If the range ended after such
+        a page, the next reader would begin with the same page. `records`: the records of the page that were kept.
+        """
         return self._is_all_early or self.is_only_anchor(records)
 
     def reached_end(self) -> None:

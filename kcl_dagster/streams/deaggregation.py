@@ -39,7 +39,7 @@ _RECORD_TAG: Final = 3 << 3 | _LENGTH
 _KEY_TAG, _EXPLICIT_TAG, _DATA_TAG = 1 << 3 | _VARINT, 2 << 3 | _VARINT, 3 << 3 | _LENGTH  # in a record
 _FIRST_FIELD: Final = 1 << 3  # smaller numbers are not tags of a field
 _LONGEST_HEAD: Final = 10  # bytes of a usual record before its data: tags, sizes of two bytes, indexes of one byte
-# A producer may write more digits; Python refuses to parse very long numbers
+# The most digits of a hash key. A longer number is not parsed, because Python refuses to parse very long numbers.
 _MOST_DIGITS: Final = len(str(MAX_HASH_KEY))
 _MAX_VARINT_BITS: Final = 63  # ten bytes of seven bits; a longer number is not a varint
 _ABSENT: Final = -1  # stands for the index in a record without an explicit hash key
@@ -58,8 +58,8 @@ class SubRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SubRecords:
-    """User records as columns, the form in which they are stored. One object per record would cost more than
-    reading it."""
+    """User records as columns, the form in which they are stored. Making one object per record would take longer
+    than parsing the record."""
 
     places: Sequence[int] = ()
     """The sub-sequence numbers of the records."""
@@ -83,8 +83,8 @@ class SubRecords:
 
 
 class Room(NamedTuple):
-    """The most that a slice of an aggregate may contain. `bytes` counts payloads and keys, each key once per
-    record."""
+    """The most that a slice of an aggregate is allowed to contain. `bytes` counts payloads and keys, each key once
+    per record."""
 
     rows: int
     bytes: int
@@ -97,8 +97,8 @@ UNBOUNDED: Final = Room(sys.maxsize, sys.maxsize)
 class Aggregate:
     """The records of an aggregate's slice that belong to one shard.
 
-    - `last_index`: the sub-sequence number of the aggregate's last record, of any shard. A checkpoint there covers
-      the whole aggregate.
+    - `last_index`: the sub-sequence number of the aggregate's last record, even if that is of another shard. A
+      checkpoint with this number covers the whole aggregate.
     - `reached`: the sub-sequence number of the last record that the slice covers. Later records had no room.
     - `misplaced`: the number of the slice's records outside the shard's hash range.
     - `bytes`: the size of the slice's records inside that range.
@@ -126,7 +126,7 @@ def hash_key(partition_key: str) -> int:
 
 
 def explicit_hash(digits: str) -> int:
-    """The number of an explicit hash key. If the text is too long, a number above all hash keys."""
+    """An explicit hash key as a number. If the text is too long, the result is a number above all hash keys."""
     significant = digits.lstrip("0")
     return int(significant or "0") if len(significant) <= _MOST_DIGITS else MAX_HASH_KEY + 1
 
@@ -143,11 +143,11 @@ def deaggregate(
     """Open an aggregate, and keep the records that belong to `hash_range`. Returns None if `data` is not an
     aggregate.
 
-    The slice begins at the record `first`. It ends with `last`, if given, or earlier if `room` is used up. A room
-    of one row and of as many bytes as `data` has always admits at least one record.
+    The slice begins at the record `first`. It ends with the record `last`, if given, or earlier if `room` is used
+    up. At least one record has room if `room` has one row or more, and at least as many bytes as `data`.
 
-    Raises BrokenAggregate if the digest is right but the message is invalid anywhere. With `kcl`, a message that
-    cannot be parsed gives None (a plain record), and one with a wrong index gives the records before the fault.
+    Raises BrokenAggregate if the digest is right but the message is invalid anywhere. With `kcl`, the result is
+    None if the message cannot be parsed, and the records before the first wrong index if there is one.
     """
     if not is_aggregate(data):
         return None
@@ -168,7 +168,8 @@ def deaggregate(
 
 
 def last_index(data: bytes) -> int:
-    """The sub-sequence number of the last user record in a record: 0 unless it is a valid aggregate of several."""
+    """The sub-sequence number of the last user record in a Kinesis record: 0 for a record that is not a valid
+    aggregate, or has only one user record."""
     try:
         aggregate = deaggregate(data, room=Room(1, len(data)))
     except BrokenAggregate:
@@ -362,7 +363,7 @@ class _Walk:
 
 @dataclass(slots=True)
 class _Slice:
-    """The wanted records of a message from `first` on, and what is needed to check all others."""
+    """The wanted records of a message from `first` on, and the facts that are needed to check all other records."""
 
     partition_keys: _Table
     hash_keys: _Table
@@ -397,13 +398,13 @@ class _Slice:
             self.wanted.extend(window.part(low, high))
 
     def fault(self, message: bytes) -> _Fault | None:
-        """The first record with an index outside a table, or with an explicit hash key that is not a number; or
-        None."""
+        """The first record with an index outside a table, or with an explicit hash key that is not a number. None
+        if there is no such record."""
         points_nowhere = self.highest_key >= len(self.partition_keys) or self.highest_explicit >= len(
             self.hash_keys
         )
-        # Each key is checked once, because it may be as long as the message, and a thousand records may refer to
-        # it.
+        # Each key is checked once, because a key can be as long as the message, and thousands of records can refer
+        # to it.
         unsound = bytearray(not _is_hash_key(self.hash_keys.text(i) or "0") for i in range(len(self.hash_keys)))
         if not points_nowhere and not any(unsound):
             return None
@@ -420,8 +421,8 @@ class _Slice:
         return None
 
     def resolve(self, hash_range: HashRange | None, most_bytes: int, *, whole_or_none: bool) -> Aggregate:
-        """The slice's records that belong to the hash range and have room. `whole_or_none`: no records if one is
-        outside."""
+        """The slice's records that belong to the hash range and have room. `whole_or_none`: return no records if
+        one of them is outside the hash range."""
         last_index = max(self.count - 1, 0)
         keys, explicits, data = self.wanted.keys, self.wanted.explicits, self.wanted.data
         places: Sequence[int] = range(self.first, self.first + len(data))
@@ -455,8 +456,8 @@ class _Slice:
         return Aggregate(records, last_index, reached, misplaced, size)
 
     def _inside(self, hash_range: HashRange | None) -> list[bool] | None:
-        """For each record whether it belongs to the hash range; None if all do. Each key is hashed once, even if
-        many records refer to it."""
+        """For each record, whether it belongs to the hash range. None if all records belong to it. Each key is
+        hashed once, even if many records refer to it."""
         if hash_range is None or (hash_range.start == 0 and hash_range.end == MAX_HASH_KEY):
             return None
         keys, explicits = self.wanted.keys, self.wanted.explicits
@@ -521,7 +522,8 @@ def _varint(message: bytes, position: int, end: int) -> tuple[int, int]:
 
 
 def _skip(message: bytes, position: int, end: int, field: int, wire: int) -> int:
-    """Skip a field of a later version of the format, or one that is not needed (tags)."""
+    """Skip a field of a later version of the format, or a field that is not needed (tags). Returns the position
+    after it."""
     if field == 0:
         raise _Malformed(f"field number 0 at byte {position}")
     if wire == _VARINT:

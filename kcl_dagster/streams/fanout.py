@@ -34,15 +34,15 @@ from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.presence import Gaps, Presence
 from kcl_dagster.streams.records import StreamRecord, arrival_millis, child_shards
 
-# A consumer may subscribe to a shard again five seconds after its last subscription, which is then replaced.
+# A consumer can subscribe to a shard again five seconds after its last subscription, which is then replaced.
 RESUBSCRIBE_SECONDS: Final = 5.1
 RETRY_SECONDS: Final = 1.0
 # How long a subscription waits for its next reader. After that, another process probably reads the lease, or no
 # process does.
 KEPT_SECONDS: Final = 30.0
-# One event may arrive while another is processed. Together with the event that waits for a place in the queue, a
-# shard has at most four events of about a megabyte in memory. Further events remain in the connection, because the
-# service respects its flow-control window.
+# The most events in the queue. With the event that is processed and the event that waits for a place in the queue,
+# a shard has at most four events of about a megabyte in memory. Further events remain in the connection, because
+# the service respects its flow-control window.
 QUEUED_EVENTS: Final = 2
 
 Event = Mapping[str, Any]
@@ -67,7 +67,7 @@ class FanoutReader:
     ) -> None:
         """`subscriptions`: the subscriptions that readers of this process leave to their successors.
         `in_background`: receive events on a separate thread, so that the deadline is met even if a shard has no
-        records. Use False for clients that return at once and may be used on one thread only."""
+        records. Use False for clients that return at once and must be used on one thread only."""
         self._client = client
         self._consumer_arn = consumer_arn
         self._stream = stream
@@ -98,8 +98,8 @@ class FanoutReader:
 
     @property
     def bookmark(self) -> Bookmark | None:
-        """The position for the next reader, and what is known of the shard. None if that reader has to find the
-        position itself."""
+        """The position for the next reader, and facts about the shard. None if there is nothing that the next
+        reader could use."""
         wait = max(0.0, self._not_before - self._now())
         failing = 0.0 if self._failing_since is None else self._now() - self._failing_since
         if self.is_ended or (self._continuation is None and not wait and not failing):
@@ -118,8 +118,8 @@ class FanoutReader:
         yet) begins with such a wait, reading differs in two points:
 
         - If the wait would not end before `deadline`, nothing is yielded.
-        - Otherwise the range may be read beyond `deadline`. After the wait, it is read for at least
-          RESUBSCRIBE_SECONDS, or for as long as without the wait if that is shorter.
+        - Otherwise the range is read for at least RESUBSCRIBE_SECONDS after the wait, even beyond `deadline`, or
+          for as long as without the wait if that is shorter.
         """
         pinned = self._cut.is_pinned
         patience = PINNED_PATIENCE_SECONDS if pinned else OPEN_PATIENCE_SECONDS
@@ -136,7 +136,8 @@ class FanoutReader:
             # start its subscription as late as the previous batch, and would read only for the remaining time. If
             # that was once half a second of five, it would be half a second in all later batches.
             least = self._not_before + min(deadline.at - began, RESUBSCRIBE_SECONDS)
-        # When to give up before the first subscription succeeds. The former reader may have subscribed just now.
+        # When to give up if no subscription succeeds. If the former reader has subscribed just before, the first
+        # attempt has to wait.
         first_wait = max(began, self._not_before) + max(patience, RESUBSCRIBE_SECONDS + RETRY_SECONDS)
         give_up = max(deadline.at, least, first_wait)
         # The time of failures in earlier batches counts. Otherwise, if other shards end each batch early, the
@@ -167,7 +168,7 @@ class FanoutReader:
                     self._runtime.clock.sleep(wait)
                 else:
                     deadline.sleep(wait)
-                continue  # an abandoned task must not replace the subscription of its successor
+                continue  # check again: a task that was stopped must not replace its successor's subscription
             try:
                 is_old = kept is not None
                 events, kept, is_whole = kept or self._subscribe(), None, False
@@ -182,7 +183,7 @@ class FanoutReader:
                         if isinstance(event, Woken):
                             continue
                         if event is None:
-                            break  # the five minutes or the deadline are over
+                            break  # the subscription or the time until the deadline is over
                         if pinned:
                             give_up = self._now() + patience
                         accepted = self._accept(event)
@@ -204,10 +205,10 @@ class FanoutReader:
                     raise EndpointUnreachable(f"{self._name} sent no event for {patience:.0f} s")
             except ServiceError as error:
                 if isinstance(error, ResourceBusy) and answered and not pinned:
-                    return  # another reader with this consumer replaced it: the lease has moved, or is about to
+                    return  # another reader replaced this subscription: the lease has moved, or is about to
                 self._recover(error, give_up)
         if not self._was_answered:
-            # The shard was at its tip before. Records may have arrived since that were not read.
+            # No event was received, so the lag is unknown: records may have arrived since the former reader ended.
             self.millis_behind = None
         if pinned and not self._cut.is_complete and not is_stopped():
             raise self._cut.lost_the_end()
@@ -239,9 +240,9 @@ class FanoutReader:
         return registry.take(self._consumer_arn, self._shard_id, place)
 
     def _leave(self, events: "_Events") -> bool:
-        """Leave the subscription to the next reader, even if it has sent nothing yet. If other shards ended each
-        batch before the first event, a new subscription per batch would never deliver one. Returns False if the
-        subscription cannot continue."""
+        """Leave the subscription to the next reader, even if it has sent no event yet: if other shards ended each
+        batch early, a new subscription for each batch would never send an event. Returns False if the subscription
+        cannot continue."""
         place = self._place
         if self._subscriptions is None or place is None or not events.waits():
             return False
@@ -441,8 +442,8 @@ class _Events:
                 self._discard_events()
 
     def _discard_events(self) -> None:
-        """Drop queued events, which may be megabytes. The registry keeps a closed subscription until this process
-        reads its shard again, which may be never."""
+        """Drop queued events, which can be megabytes. `Subscriptions` keeps a closed subscription until this
+        process reads its shard again, which may never happen."""
         assert self._queue is not None
         with suppress(queue.Empty):
             while True:

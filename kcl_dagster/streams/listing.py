@@ -12,7 +12,7 @@ from kcl_dagster.errors import KclError, StreamError, StreamNotFound
 from kcl_dagster.model.shard import HashRange, Shard
 from kcl_dagster.runtime import Runtime, system
 
-PAGE_SHARDS: Final = 1_000  # the default of ListShards; the larger a page, the more is lost with it
+PAGE_SHARDS: Final = 1_000  # the default of ListShards; a lost response costs more if the page is larger
 LISTING_SECONDS: Final = 30.0  # a listing that is throttled for longer fails, and its caller tries again later
 
 
@@ -20,7 +20,7 @@ LISTING_SECONDS: Final = 30.0  # a listing that is throttled for longer fails, a
 class StreamDescription:
     """A stream as DescribeStreamSummary returns it. `created`: epoch seconds.
 
-    `answered`: the time of the response by the service's clock, in whole epoch seconds; None if it has no date.
+    `answered`: the time of the response by the service's clock, in whole epoch seconds; None if not known.
     """
 
     name: str
@@ -93,8 +93,8 @@ def created_within_retention(client: Client, application: Application, runtime: 
 
 
 def _date_of(answer: Mapping[str, Any]) -> float | None:
-    """When the service sent the response. The clock of this machine may be wrong, and Kinesis refuses to read from
-    the future."""
+    """When the service sent the response, by its own clock. The clock of this machine may be wrong, and Kinesis
+    refuses to read from a time in the future."""
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     try:
         return parsedate_to_datetime(date).timestamp() if date else None

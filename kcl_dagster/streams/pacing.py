@@ -1,5 +1,4 @@
-"""Limits of reading: how fast one shard may be read, and how much one batch may read from all of its shards
-together."""
+"""Limits of reading: how fast one shard is read, and how much one batch reads from all of its shards together."""
 
 import math
 import threading
@@ -13,18 +12,18 @@ from typing import Final
 
 from kcl_dagster.runtime import Clock
 
-# Kinesis allows five GetRecords per second per shard, for all consumers together. One call is left for others.
+# Kinesis allows five GetRecords per second per shard, for all consumers together. One is left for other consumers.
 READS_PER_SECOND: Final = 4.0
 # Kinesis serves 2 MiB per second per shard. After a larger page, it refuses requests until the average is met. The
 # limit here is 5 % lower, because Kinesis counts keys, too, and measures time by another clock.
 BYTES_PER_SECOND: Final = 1.9 * 1024 * 1024
 # A shard without records is read once per second, which leaves four fifths of the allowed requests to others.
 IDLE_SECONDS: Final = 1.0
-# If a batch does not end early, its last reads find all records that have arrived, so a shard without records need
-# not be read as often before. A page has room for all records that a shard takes in this time.
+# The pause between two reads of a shard without records, in a batch that cannot end early. The last reads of such a
+# batch find all records that have arrived. A page has room for all records that a shard takes in this time.
 QUIET_SECONDS: Final = 5.0
-# How long before the end of a batch shards at their tip are read for the last time, so that what has arrived is
-# included. Each read takes a request, so with many shards the last reads begin earlier.
+# How long before the end of a batch a shard at its tip is read for the last time, so that the batch includes the
+# records that have arrived. With many shards, the last reads are spread over LAST_READ_SECONDS_OF_SHARD per shard.
 LAST_READ_SECONDS: Final = 0.05
 LAST_READ_SECONDS_OF_SHARD: Final = 0.005
 # The size of the largest page of GetRecords, and of the largest record that a stream can be configured for.
@@ -33,7 +32,7 @@ MAX_PAGE_BYTES: Final = 10 * 1024 * 1024
 LIKELY_LARGEST_RECORD_BYTES: Final = 1024 * 1024
 # The first page of a shard shows how large its records are. A few records suffice for this.
 FIRST_PAGE_RECORDS: Final = 20
-# How often a reader that waits for others checks whether it has to stop. A thousand readers may wait at once.
+# How often a reader that waits for others checks whether it has to stop. A thousand readers can wait at once.
 STOP_POLL_SECONDS: Final = 1.0
 
 
@@ -120,11 +119,11 @@ class ReadDeadline:
 
 
 class Allowance:
-    """The budget of a batch, shared by the readers of one task. Thread-safe.
+    """The budget of a batch, in records and bytes, shared by the readers of one task. Thread-safe.
 
     The records that are kept never exceed the budget, except that a first record is kept whatever its size. A page
-    has up to ten megabytes, however few records are requested. A reader may therefore request a page only if all
-    pages that are under way would fit, or if no other page is under way.
+    has up to ten megabytes, however few records are requested. A reader is therefore allowed to request a page only
+    if this page and all requested pages would fit, or if no other page is requested at the time.
     """
 
     def __init__(self, records: int, bytes_: int, readers: int) -> None:
@@ -153,9 +152,9 @@ class Allowance:
 
     @contextmanager
     def page_permit(self, is_stopped: Callable[[], bool], *, pinned: bool = False) -> Iterator[bool]:
-        """Wait until another page may be requested, in the order of arrival. Yields False if no more pages may be
-        requested. Until the end of the block, the page counts as under way. A pinned range is always permitted,
-        even if the budget is spent."""
+        """Wait until the caller is allowed to request another page. Callers are served in the order of arrival.
+        Yields False if the budget is spent and the range is not `pinned`, or if `is_stopped` returns True. Until
+        the end of the block, the page counts as requested."""
         granted, turn = False, threading.Condition(self._lock)
         with self._lock:
             self._waiting.append(turn)
@@ -183,7 +182,7 @@ class Allowance:
 
     def claim(self, sizes: Sequence[int]) -> int:
         """Take records of these sizes, in order, as long as there is room. Returns how many were taken. If not all
-        fit, the budget counts as spent, and the next batch reads the others."""
+        fit, the budget counts as spent, and the next batch reads the remaining records."""
         with self._lock:
             if len(sizes) <= self._records and sum(sizes) <= self._bytes:
                 fitting = len(sizes)
@@ -195,14 +194,14 @@ class Allowance:
             return fitting
 
     def spend(self, records: int, bytes_: int) -> None:
-        """Take room even if there is none, for records that have to be read."""
+        """Take room for records that have to be read, even if the budget has no room left."""
         with self._lock:
             self._spend(records, bytes_)
 
     @contextmanager
     def opening(self, claimed: int) -> Iterator["Opening"]:
-        """Room for the user records inside one record of `claimed` bytes, which was claimed before. Only one record
-        is opened at a time."""
+        """Yields the room for the user records inside one Kinesis record, for which `claimed` bytes were taken
+        before. Only one Kinesis record is opened at a time."""
         with self._lock:
             opening = Opening(max(self._records, 0) + 1, max(self._bytes, 0) + claimed)
             yield opening
@@ -235,7 +234,8 @@ class Allowance:
 
 @dataclass(slots=True)
 class Opening:
-    """Room for the user records inside one record, and how much of it was used."""
+    """The room for the user records inside one Kinesis record, and how much of the room was used. `is_whole`:
+    whether there was room for all of them."""
 
     rows: int
     bytes: int

@@ -21,7 +21,8 @@ from kcl_dagster.streams.records import StreamRecord, arrival_millis, child_shar
 
 MAX_PAGE_RECORDS: Final = 10_000  # GetRecords refuses a larger limit
 
-# How long a pinned range may take to read. The budget does not limit it.
+# The time limit for each response of a shard whose range is pinned. The budget of a batch does not limit such a
+# range.
 PINNED_PATIENCE_SECONDS: Final = 120.0
 # The time limit for a shard that has not answered yet, even in a shorter batch. Throttling usually ends within a
 # second.
@@ -39,17 +40,18 @@ FAR_BEHIND_MILLIS: Final = (24 * 3600 - 600) * 1000
 
 
 def is_far_behind(millis_behind: int | None) -> bool:
-    """Whether records may leave the stream before they are read. An iterator would skip them silently. Reading
-    therefore begins again at the last record that was read, and the response shows whether it is still there."""
+    """Whether the lag is so large that records may leave the stream before they are read. An iterator would skip
+    these records silently. Reading therefore begins again at the last record that was read, and the response shows
+    whether this record is still there."""
     return millis_behind is not None and millis_behind > FAR_BEHIND_MILLIS
 
 
 @dataclass(frozen=True, slots=True)
 class Bookmark:
-    """The position at which a range ended, for the next reader, and what is known of the shard.
+    """The position at which a range ended, for the next reader, and facts about the shard.
 
-    Kinesis forgets iterators after five minutes. Then, or without an iterator, the reader starts from the range's
-    beginning.
+    Kinesis forgets iterators after five minutes. If the iterator is forgotten or missing, the next reader starts at
+    the beginning of its range.
     """
 
     iterator: str | None
@@ -126,10 +128,10 @@ class ShardReader:
 
         Ends when the range is complete, the shard ends, `allowance` or the time until `deadline` is used up, or
         `is_stopped` returns True. An open range gets at least one response, unless other ranges have used up the
-        allowance or brought the deadline forward. A pinned range is not limited by allowance or deadline. Kinesis
-        records are whole: the caller has to cut aggregates in which the range begins or ends. Raises DataLoss if
-        records of a pinned range are gone, and Throttled, EndpointUnreachable or OutcomeUnknown if the shard did
-        not answer for too long.
+        allowance or brought the deadline forward. A pinned range is not limited by allowance or deadline. The pages
+        contain whole Kinesis records: the caller has to cut aggregates in which the range begins or ends. Raises
+        DataLoss if records of a pinned range are gone, and Throttled, EndpointUnreachable or OutcomeUnknown if the
+        shard did not answer for too long.
         """
         pinned = self._cut.is_pinned
         patience = PINNED_PATIENCE_SECONDS if pinned else OPEN_PATIENCE_SECONDS
@@ -158,7 +160,7 @@ class ShardReader:
             with allowance.page_permit(is_stopped, pinned=pinned) as granted:
                 if not granted:
                     break
-                if not answered and self._failing_since is None:  # the first request may be at the end of a batch
+                if not answered and self._failing_since is None:  # even a late first request gets the full patience
                     give_up = max(give_up, self._now() + patience)
                 answer = self._ask(self._limit(allowance), give_up)
                 if answer is None:
@@ -170,8 +172,8 @@ class ShardReader:
                 records = self._cut.claim(accepted, allowance)
                 if self._cut.rest_is_left:
                     self.leave_rest(arrival_millis(records[-1]) if records else None)
-                # A page without records to process is not enough. Otherwise a small budget would end the range here
-                # each time.
+                # A page that ends before the first record to be processed does not count, unless it reaches the
+                # tip. Otherwise a small budget would end the range at this page each time.
                 answered = answered or not (self._cut.is_before_the_first(records) and self.millis_behind)
                 if records:
                     yield records
@@ -211,8 +213,8 @@ class ShardReader:
         self.is_ended, self.children = False, ()
 
     def _limit(self, allowance: Allowance) -> int:
-        """How many records to request. The first request of a range also returns the record before the range. It
-        asks for one more, because the next record could leave the stream between two pages."""
+        """How many records to request. The first request of a range also returns the record before the range, so it
+        asks for one record more. Otherwise the next record could leave the stream between two pages."""
         if self._cut.is_pinned:
             return MAX_PAGE_RECORDS
         if self._record_bytes is None:
@@ -227,7 +229,7 @@ class ShardReader:
 
     def _next_read(self, deadline: ReadDeadline) -> float:
         """When to read an open range again. If the shard had no records, that is at the end of the batch, or after
-        some seconds in a long batch. If a batch may end early, each shard is read more often."""
+        some seconds in a long batch. If a batch can end early, each shard is read more often."""
         now = self._now()
         if deadline.may_be_early or self._quiet_until <= now:
             return self._not_before
@@ -236,7 +238,8 @@ class ShardReader:
         return max(self._not_before, last_read if is_next_the_last else self._quiet_until)
 
     def _ask(self, limit: int, give_up: float) -> Mapping[str, Any] | None:
-        """Send one GetRecords. None if the request has to be repeated, or if the shard is gone."""
+        """Send one GetRecords request. Returns the response; None if the request has to be repeated, or if the
+        shard is gone."""
         began = self._now()
         try:
             if self._iterator is None:
@@ -272,11 +275,11 @@ class ShardReader:
         error."""
         match error:
             case RequestRefused(code="ExpiredIteratorException") if not self._failures:
-                self._iterator, self._failures = None, 1  # a new one is not old: if it is refused, too, wait
+                self._iterator, self._failures = None, 1  # if a new iterator is refused, too, the reader waits
             case RequestRefused(code="InvalidArgumentException") if (
                 self._iterator is not None and not self._failures
             ):
-                # Another service made this iterator; find the position again once
+                # Another endpoint made this iterator. Find the position again, but only once.
                 self._iterator, self._failures = None, 1
             case ResourceMissing():
                 self._confirm_stream()
@@ -294,14 +297,15 @@ class ShardReader:
         self._failures += 1
         if self._failing_since is None:
             self._failing_since = self._now()
-        # Jitter over the upper half, so that consumers of one shard do not retry at the same time.
+        # The pause is a random part of the backoff, at least half of it, so that the consumers of one shard do not
+        # retry at the same time.
         self._not_before = self._now() + backoff * self._runtime.random.uniform(0.5, 1.0)
         if self._not_before > give_up:
             raise error
 
     def _confirm_stream(self) -> None:
-        """Raise an error if the stream is missing. If it exists, the shard has expired; a missing stream must not
-        end its shards."""
+        """Raise StreamNotFound if the stream is missing, because its shards must then not count as ended. If the
+        stream exists, only the shard has expired."""
         try:
             call(self._client, "describe_stream_summary", StreamName=self._stream)
         except ResourceMissing as error:

@@ -10,9 +10,9 @@ from kcl_dagster.model.checkpoint import Checkpoint
 class Bounds:
     """The records of one shard after `after`, through `through`. If `through` is None, the range is open.
 
-    `first`: the first record, if known, as in a pinned range (whose batch was begun before). Otherwise reading
+    `first`: the first record, if known, as in a pinned range (whose batch was begun before). If it is None, reading
     begins at the record `after`. If `after` is an initial position, reading begins at `timestamp_ms`, or, if that
-    is None, at the position itself.
+    is None, too, at the initial position itself.
     """
 
     after: Checkpoint
@@ -31,7 +31,8 @@ class Bounds:
     def begins_at_record(self) -> str | None:
         """The record whose presence proves that no record of the range has left the stream before it was read.
 
-        Reading begins at this record, not after it. Otherwise, nothing would show that the stream has trimmed it.
+        Reading begins at this record, not after it. Otherwise, nothing would show that the record has left the
+        stream.
         """
         if self.first is not None:
             return self.first  # of a pinned range; earlier records were processed and may be gone

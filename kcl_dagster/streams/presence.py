@@ -29,8 +29,8 @@ class Presence:
         self._runtime = runtime
 
     def has(self, sequence: str) -> bool | None:
-        """Whether the record with this number can be read. None if a few requests within two seconds do not show
-        this."""
+        """Whether the record with this sequence number can be read. None if this is not known after a few requests
+        within two seconds."""
         clock = self._runtime.clock
         give_up = clock.monotonic() + CHECK_SECONDS
         iterator: str | None = None
@@ -65,7 +65,7 @@ class Presence:
 
 
 class Gaps:
-    """Detects whether records left the stream between two responses, the first of which was far behind."""
+    """Detects whether records left the stream between two responses, if the first response was far behind."""
 
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
@@ -82,6 +82,6 @@ class Gaps:
 
     def went_on(self, last: str | None, *, is_far: bool, has_records: bool) -> None:
         """Called with each response that is used. `last`: the last record of the range so far. If it is not known
-        whether there was a gap, the record before it is looked up again after the next response."""
+        whether there was a gap, the last record before the gap is looked up again after the next response."""
         if not self._is_unknown and (has_records or not is_far):
             self._far_after = last if is_far else None

@@ -23,7 +23,7 @@ def arrival_millis(record: StreamRecord) -> int | None:
 
 
 def arrival_seconds(records: Sequence[StreamRecord]) -> list[float | None]:
-    """When the records arrived, in epoch seconds; None for each that has no time."""
+    """When the records arrived, in epoch seconds; None for each record without an arrival time."""
     try:
         found: list[Any] = [record["ApproximateArrivalTimestamp"] for record in records]
     except KeyError:

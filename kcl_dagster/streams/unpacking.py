@@ -1,8 +1,9 @@
-"""Converts Kinesis records to the user records of a range. Pure, and performance-critical: columns, not objects.
+"""Converts Kinesis records to the user records of a range. Pure. For speed, it makes columns instead of objects.
 
-A position in a shard means everything through a user record, whether aggregates are opened or not. An aggregate
-that is not opened therefore has the position of its last user record. An aggregate in which a range begins or ends
-is opened even if the setting excludes it. So the setting may be changed at any checkpoint.
+A position in a shard stands for all records through a certain user record, whether aggregates are opened or not. An
+aggregate that is not opened therefore has the position of its last user record. An aggregate in which a range
+begins or ends is opened even if the settings say that aggregates are not opened. So this setting can be changed at
+any checkpoint.
 """
 
 from collections.abc import Sequence
@@ -23,8 +24,8 @@ MINUTE: Final = 60
 
 @dataclass(slots=True)
 class Columns:
-    """User records, one list per column. `arrival`: epoch seconds. `problem`: why an aggregate could not be opened,
-    and is stored as it is."""
+    """User records, one list per column. `arrival`: epoch seconds. `problem`: if a row is an aggregate that could
+    not be opened, the reason; otherwise None."""
 
     data: list[bytes] = field(default_factory=list)
     partition_key: list[str] = field(default_factory=list)
@@ -85,7 +86,8 @@ class Unpacker:
         return is_whole
 
     def unpack(self, page: Sequence[StreamRecord], into: Columns, allowance: Allowance | None = None) -> bool:
-        """Append the user records of a page that belong to the range. No record may be after a pinned range's end.
+        """Append the user records of a page that belong to the range. The page must not extend beyond the last
+        record of a pinned range.
 
         The user records in aggregates are taken as far as `allowance` has room for them, in addition to the room
         that the page's records have claimed. Returns False if not all were taken. The range then ends at `through`,
@@ -160,7 +162,8 @@ class Unpacker:
         return self.first is None and self._bounds.is_before(sequence, last_index)
 
     def _begin(self, record: StreamRecord) -> float | None:
-        """When a record of the range arrived. Remembers the first one."""
+        """Return when a record of the range arrived, in epoch seconds. The first call also stores the sequence
+        number and the arrival of the record."""
         arrival = arrival_seconds([record])[0]
         if self.first is None:
             self.first, self.first_arrival_ms = record["SequenceNumber"], millis(arrival)
@@ -181,7 +184,7 @@ class Unpacker:
         self._fill(into, 1, [sequence], [arrival], problem, len(data))
 
     def _add_plain(self, page: Sequence[StreamRecord], data: Sequence[bytes], into: Columns) -> None:
-        """Append the rest of a range in which nothing has to be opened or left out. This is the usual case."""
+        """Append the records of a page if none of them has to be opened or left out. This is the usual case."""
         rows = len(page)
         sequences = [record["SequenceNumber"] for record in page]
         arrivals = arrival_seconds(page)
@@ -222,8 +225,8 @@ class Unpacker:
     def _count(
         self, into: Columns, rows: int, sequences: list[str], arrivals: list[float | None], bytes_: int
     ) -> None:
-        """Count records by the minute of arrival. Usually there is one minute, and single records need not be
-        examined."""
+        """Count records by the minute of arrival. Usually all of them arrived in the same minute, and need not be
+        counted one by one."""
         times = [arrival for arrival in arrivals if arrival is not None] if None in arrivals else arrivals
         if len(times) < rows:  # a record without an arrival time belongs to no minute
             self.has_minutes = False
@@ -247,8 +250,8 @@ class Unpacker:
 
     @property
     def minutes(self) -> list[tuple[int, int, int, str, str]] | None:
-        """Counts by the minute of arrival: its start, records, bytes, first and last sequence number. None if a
-        record has no arrival time."""
+        """For each minute of arrival: the start of the minute, the number of records, their bytes, the first and
+        the last sequence number. None if a record has no arrival time."""
         if not self.has_minutes:
             return None
         return [(minute, *counted) for minute, counted in sorted(self._minutes.items())]

@@ -18,21 +18,21 @@ from kcl_dagster.streams.polling import MAX_PAGE_RECORDS, Bookmark, ShardReader
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord, arrival_millis
 
-# Most user records in a piece. Aggregates can contain far more records than their size suggests.
+# The most user records in a piece. Aggregates can contain far more records than their size suggests.
 PIECE_RECORDS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The end of a piece: before the first record that arrived at `until_ms` (epoch milliseconds) or later, and
-    after the record with which its payload reaches `most_bytes`."""
+    """The end of a piece: before the first record that arrived at `until_ms` (epoch milliseconds) or later, or
+    after the record with which the piece's payload reaches `most_bytes`, whichever comes first."""
 
     until_ms: int
     most_bytes: int
 
     def opening(self) -> Allowance:
-        """How many records and bytes the aggregates of a piece may contain. If they contain more, the piece ends
-        inside an aggregate, at the same record at every read."""
+        """The most records and bytes that the aggregates of a piece are allowed to contain. If they contain more,
+        the piece ends inside an aggregate, at the same record at every read."""
         return Allowance(PIECE_RECORDS, self.most_bytes, 1)
 
 
@@ -71,7 +71,7 @@ class WindowReader:
 
     def pages(
         self,
-        allowance: Allowance,  # noqa: ARG002 - of a live batch; a piece knows its size
+        allowance: Allowance,  # noqa: ARG002 - limits a live batch; the window limits a piece
         deadline: ReadDeadline,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> Iterator[list[StreamRecord]]:
@@ -104,12 +104,12 @@ class WindowReader:
         self._is_full, self.is_ended = True, False
 
     def _is_at_tip(self) -> bool:
-        """Whether the tip was reached. The window has ended, so no later record belongs to it."""
+        """Whether the tip was reached. The window lies in the past, so records that arrive later are not in it."""
         return self._reader.millis_behind == 0
 
     def _cut(self, page: list[StreamRecord]) -> list[StreamRecord]:
         if page and page[0]["SequenceNumber"] == self._anchor and not is_aggregate(page[0]["Data"]):
-            page = page[1:]  # of the former piece; read only to check that it is still in the stream
+            page = page[1:]  # the first record is of the former piece; it was read to see if it left the stream
         for index, record in enumerate(page):
             if record["SequenceNumber"] == self._anchor:
                 continue  # an aggregate: the former piece may have ended inside it
@@ -129,7 +129,8 @@ class WindowReader:
 
 
 class _SmallPages(Allowance):
-    """An unlimited allowance. Its pages use up the read limits of about one second."""
+    """An unlimited allowance with small pages. A reader that requests such pages at the shard's limit of requests
+    also reads at the shard's limit of bytes."""
 
     def __init__(self, page_bytes: float) -> None:
         super().__init__(MAX_PAGE_RECORDS, int(page_bytes), 1)
@@ -139,7 +140,7 @@ class _SmallPages(Allowance):
         return False
 
     def claim(self, sizes: Sequence[int]) -> int:
-        """Accept the whole page; another may follow."""
+        """Accept the whole page; another page can follow."""
         return len(sizes)
 
     def first_page_limit(self) -> int:

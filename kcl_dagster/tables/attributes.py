@@ -40,7 +40,7 @@ PENDING: Final = "pendingCheckpoint"
 PENDING_SUB: Final = "pendingCheckpointSubSequenceNumber"
 PENDING_STATE: Final = "pendingCheckpointState"
 SWITCHES: Final = "ownerSwitchesSinceCheckpoint"
-PARENTS: Final = "parentShardId"  # singular in every KCL since 1.0, although it is a set
+PARENTS: Final = "parentShardId"  # a set; the name is singular in every KCL since 1.0
 CHILDREN: Final = "childShardIds"
 HASH_START: Final = "startingHashKey"
 HASH_END: Final = "endingHashKey"
@@ -50,9 +50,9 @@ SHARD: Final = "shardId"  # multi-stream only
 # Attributes of kcl_dagster. The KCL ignores them, and does not remove them.
 BATCH: Final = "kdBatch"
 STORED_THROUGH: Final = "kdTip"  # epoch seconds
-STORED: Final = "kdStored"  # model.stored
+STORED: Final = "kdStored"  # bytes, see model.stored
 HANDOFF: Final = "kdHandoff"  # the counter at which the last handoff began
-CHAIN: Final = "kdChain"  # model.claim
+CHAIN: Final = "kdChain"  # for this and the next two, see model.claim
 CLAIM: Final = "kdClaim"
 CLAIM_STATE: Final = "kdClaimState"
 ENDED_PARENT: Final = "kdEnded"  # a shard id
@@ -179,7 +179,8 @@ def _shown(value: object) -> str:
 
 
 def key_of(item: Mapping[str, Any], key_attribute: str) -> str:
-    """Return the item's key, for messages and for lists of unreadable items; "?" if it has none. Never raises."""
+    """Return the item's key, for messages and for lists of unreadable items; "?" if the item has no key. Never
+    raises."""
     value = item.get(key_attribute)
     text = value.get("S") if isinstance(value, Mapping) else None
     return text if isinstance(text, str) else "?"
@@ -197,7 +198,7 @@ def n(number: int) -> Value:
 
 
 def names(members: frozenset[str]) -> Value:
-    """Return a string set for DynamoDB, sorted so that requests are reproducible. `members` may not be empty."""
+    """Return a string set for DynamoDB, sorted so that requests are reproducible. `members` must not be empty."""
     if not members or not all(members):
         msg = "a set in DynamoDB may neither be empty nor hold empty texts"
         raise ValueError(msg)
@@ -207,7 +208,7 @@ def names(members: frozenset[str]) -> Value:
 @lru_cache(maxsize=1024)  # a renewal needs the result twice: for the row, and for the lease in memory
 def rounded(number: float) -> float:
     """Round to six decimals, half up, as the KCL stores throughput and utilization."""
-    if abs(number) >= 2**52 or number % 1 == 0:  # it has no decimals
+    if abs(number) >= 2**52 or number % 1 == 0:  # the number has no decimals
         return float(number)
     return float(Decimal(repr(number)).quantize(Decimal("0.000001"), rounding=ROUND_HALF_UP))
 

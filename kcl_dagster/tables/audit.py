@@ -1,6 +1,6 @@
 """The audit log: one row for each manual intervention. Rows are never changed.
 
-Interventions are rare, so there are few rows. kcl_dagster never deletes them. Operators may delete them.
+Interventions are rare, so there are few rows. kcl_dagster never deletes rows; operators can delete them.
 """
 
 import json
@@ -43,7 +43,7 @@ class AuditTable:
     def __init__(
         self,
         client: aws.Client,
-        application: Application,  # noqa: ARG002 (the shape all tables share)
+        application: Application,  # noqa: ARG002 (all table classes take the same arguments)
         layout: TableLayout,
         runtime: Runtime,
         *,

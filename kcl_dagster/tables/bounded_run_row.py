@@ -43,12 +43,12 @@ class EndedRun:
 
 
 class BoundedRunRow:
-    """Reads and replaces the row. Has no state, so any thread may call it."""
+    """Reads and replaces the row. Has no state, so any thread can call it."""
 
     def __init__(
         self,
         client: aws.Client,
-        application: Application,  # noqa: ARG002 (the shape all tables share)
+        application: Application,  # noqa: ARG002 (all table classes take the same arguments)
         layout: TableLayout,
         runtime: Runtime,
         *,
@@ -88,7 +88,7 @@ class BoundedRunRow:
 
 
 def save_bounded_run(place: Place, run: EndedRun) -> Request:
-    """Replace the row. Fails if the row records a run with a later bound."""
+    """Return the request that replaces the row. DynamoDB refuses it if the row records a run with a later bound."""
     item: Item = {
         place.key: s(BOUNDED_RUN_KEY),
         ENTITY_TYPE: s(BOUNDED_RUN),

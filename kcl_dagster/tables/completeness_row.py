@@ -2,9 +2,9 @@
 
 The row also has an epoch, a number that a reset or an import raises. Within an epoch, the moment never falls, even
 with several writers. A writer reads the row, then the leases, and then writes a later moment: it *advances* the
-row. The write is conditional on the epoch that was read, and on an earlier moment in the row. Statements in leases
-remain true until the leases are reset, so an advance does not require the leader lock. A reset raises the epoch
-before and after it changes leases. If an advance was calculated from leases before the reset, it is therefore
+row. The write is conditional on the epoch that was read, and on an earlier moment in the row. `stored_through` of a
+lease remains true until the lease is reset, so an advance does not require the leader lock. A reset raises the
+epoch before and after it changes leases. If an advance was calculated from leases before the reset, it is therefore
 refused, or the second raise corrects it.
 
 The row also has the first moment of the application, see `FirstMoment`. The first advance stores it, and only a
@@ -55,8 +55,8 @@ class WrittenThrough:
     epoch: int = 0
     back_to: int | None = None
     resets: tuple[SetBack, ...] = field(default=(), compare=False)
-    """The resets and imports that no later one includes, oldest first. Comparisons ignore this field, because the
-    epoch determines it."""
+    """The resets and imports, oldest first, without those that a later one includes because it went back as far or
+    further. Comparisons ignore this field, because the epoch determines it."""
 
     first: FirstMoment | None = None
     """The first moment of the application. None before the first advance, and in applications that an earlier
@@ -71,13 +71,13 @@ class WrittenThrough:
 
 
 class CompletenessRow:
-    """Reads and writes the moment through which the application is complete. Has no state, so any thread may call
+    """Reads and writes the moment through which the application is complete. Has no state, so any thread can call
     it."""
 
     def __init__(
         self,
         client: aws.Client,
-        application: Application,  # noqa: ARG002 (the shape all tables share)
+        application: Application,  # noqa: ARG002 (all table classes take the same arguments)
         layout: TableLayout,
         runtime: Runtime,
         *,
@@ -92,9 +92,9 @@ class CompletenessRow:
         return self._parsed(self._sender.get(self._place.table, {self._place.key: s(COMPLETENESS_KEY)}))
 
     def advance(self, known: WrittenThrough, through: int, first: FirstMoment | None = None) -> WrittenThrough:
-        """Write a later moment. `known`: the row as read before the leases. `first`: the first moment, which is
-        stored if `known` has none. Returns the row as it is afterwards. If another writer was faster, the returned
-        row has another epoch, a later moment or another first moment."""
+        """Write a later moment. `known`: the row, read before the leases were read. `first`: the first moment,
+        which is stored if `known` has none. Returns the row as it is afterwards. If another writer was faster, the
+        returned row has another epoch, a later moment or another first moment."""
         if known.through is not None and through <= known.through:
             return known
         settled = first if known.awaits_first else None
@@ -177,9 +177,9 @@ def first_after(
 
 
 def with_reset(known: Sequence[SetBack], new: SetBack) -> tuple[SetBack, ...]:
-    """Add a reset to the known resets, and drop those that it includes because they went back less far. If there
-    are too many resets, the oldest is merged into the next one. The merged reset covers more than was in fact read
-    again."""
+    """Add a new reset to the known resets, and drop known resets that went back less far, because the new reset
+    includes them. If there are too many resets, the oldest is merged into the next one. The merged reset covers
+    more than was in fact read again."""
     kept = [one for one in known if not _includes(new, one)] + [new]
     moments = [one for one in kept if one.back_to is not None]
     if len(moments) > MOST_RESETS:
@@ -208,8 +208,9 @@ def _unpacked(text: str) -> tuple[SetBack, ...]:
 def advance_completeness(
     place: Place, before: WrittenThrough, through: int, first: FirstMoment | None = None
 ) -> Request:
-    """Write a later moment. Creates the row in the first epoch. Fails if the epoch has changed, or if the row has
-    the same or a later moment. With `first`, it also fails if the first moment has changed."""
+    """Return the request that writes a later moment. In the first epoch, the request also creates the row. It fails
+    if the epoch has changed, or if the row has the same or a later moment. With `first`, it also fails if the first
+    moment has changed."""
     update = Update(place.table, place.key, s(COMPLETENESS_KEY))
     update.set({ENTITY_TYPE: s(COMPLETENESS), THROUGH: n(through), EPOCH: n(before.epoch)})
     known = f"{EPOCH} = :{EPOCH} AND (attribute_not_exists({THROUGH}) OR {THROUGH} < :{THROUGH})"
@@ -222,7 +223,7 @@ def advance_completeness(
 
 
 def set_completeness_back(place: Place, known_epoch: int, wanted: WrittenThrough) -> Request:
-    """Write the row of a new epoch. Fails if the epoch has changed since it was read."""
+    """Return the request that writes the row of a new epoch. It fails if the row's epoch is not `known_epoch`."""
     update = Update(place.table, place.key, s(COMPLETENESS_KEY))
     update.set({ENTITY_TYPE: s(COMPLETENESS), EPOCH: n(wanted.epoch), RESETS: s(_packed(wanted.resets))})
     if wanted.back_to is None:

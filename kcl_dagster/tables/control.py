@@ -54,7 +54,7 @@ class ControlRow:
     def __init__(
         self,
         client: aws.Client,
-        application: Application,  # noqa: ARG002 (the shape all tables share)
+        application: Application,  # noqa: ARG002 (all table classes take the same arguments)
         layout: TableLayout,
         runtime: Runtime,
         *,

@@ -1,7 +1,8 @@
 """Every request that writes rows other than leases, as data: worker rows, leader lock, state, memory, start
 positions.
 
-"Fails if ..." in a docstring means that DynamoDB refuses the write because its condition does not hold.
+Each function returns a request and sends nothing. Its docstring says what the request does. "Fails if ..." means
+that DynamoDB refuses the request because its condition does not hold.
 """
 
 from collections.abc import Mapping, Sequence
@@ -156,7 +157,7 @@ def create_version(place: Place, version: str, by: str, at: int) -> Request:
 def change_version(
     place: Place, version: str, by: str, at: int, known: Mapping[str, Value], history: Sequence[Value]
 ) -> Request:
-    """Declare another protocol. Fails if the version in the row is no longer the one in `known`. `history`: the
+    """Declare another protocol. Fails if the version in the row is no longer the version in `known`. `history`: the
     history that the row has now."""
     kept = [{"M": {name: known[name] for name in (VERSION, MODIFIED_BY, MODIFIED) if name in known}}, *history]
     update = Update(place.table, place.key, s(CLIENT_VERSION_KEY)).require(PRESENT)
@@ -166,7 +167,7 @@ def change_version(
 
 # --- rows of kcl_dagster -----------------------------------------------------------------------------------------
 
-MEMORY_KEY: Final = "kdLeaderMemory"  # one row, overwritten each time
+MEMORY_KEY: Final = "kdLeaderMemory"  # one row, which each save overwrites
 DOCUMENT: Final = "document"
 FORMAT: Final = "format"
 
@@ -203,7 +204,7 @@ def replace_start(place: Place, stream: str, values: Mapping[str, Value]) -> Req
 
 
 def delete_start(place: Place, stream: str) -> Request:
-    """Delete the position at which a stream's shards start. May be sent twice: the key names the stream with its
+    """Delete the position at which a stream's shards start. Can be sent twice: the key names the stream with its
     creation time, so a newer stream with the same name has another row."""
     return delete(place.table, place.key, s(start_key(stream)), None)
 

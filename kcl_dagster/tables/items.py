@@ -81,7 +81,7 @@ def lease_from_changed_item(item: Mapping[str, Any], before: Mapping[str, Any], 
 
 
 def lease_to_item(lease: Lease) -> Item:
-    """Return the whole item of a lease, for its creation."""
+    """Return the whole item of a lease, with which the row of the lease is created."""
     item: Item = {a.LEASE_KEY: s(lease.key), a.ENTITY_TYPE: s(a.LEASE), a.COUNTER: n(lease.counter)}
     if lease.owner is not None:
         item[a.OWNER] = s(lease.owner)
@@ -161,7 +161,7 @@ def _claim(reader: ItemReader) -> Claim | None:
 
 def _checkpoint(reader: ItemReader, attribute: str, sub_attribute: str) -> Checkpoint | None:
     if attribute == a.PENDING and reader.raw(attribute, "S") == "":
-        return None  # KCL 2.x
+        return None  # KCL 2.x writes an empty text if there is no pending checkpoint
     text = reader.text(attribute)
     sub = reader.whole(sub_attribute)
     if text is None:

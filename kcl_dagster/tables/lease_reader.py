@@ -36,7 +36,7 @@ class ScanResult:
 
 
 class LeaseReader:
-    """Reads leases. Has no state except for caches, so any thread may call it.
+    """Reads leases. Has no state except for caches, so any thread can call it.
 
     `parallel`: the function with which the segments of a scan are read at the same time, for example
     `ThreadPoolExecutor.map`.

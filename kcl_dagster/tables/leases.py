@@ -30,18 +30,18 @@ response was lost. The argument is the lease as it is in the table. If the trans
 table is at most one write ahead of the argument.
 """
 
-CREATED_AT_ONCE: Final = 50  # leases per transaction, which may write a hundred rows
+CREATED_AT_ONCE: Final = 50  # leases per transaction; DynamoDB allows a hundred writes in a transaction
 # After this many lost responses in a row, a transition of the owner fails. The next renewal tries again.
 LOST_IN_A_ROW: Final = 5
 
 
 class LeaseTable(LeaseReader):
-    """Reads leases and carries out their transitions. Has no state except for caches, so any thread may call it.
+    """Reads leases and carries out their transitions. Has no state except for caches, so any thread can call it.
 
     A transition takes the lease as the caller last read it, and returns the lease as it is afterwards. If another
     write came first:
 
-    - A transition that any worker or leader may try returns None.
+    - A transition that any worker or leader can try returns None.
     - A transition of the owner raises LeaseLost.
 
     All transitions raise ServiceError or TableError if DynamoDB cannot be used. OutcomeUnknown is one of these
@@ -51,7 +51,7 @@ class LeaseTable(LeaseReader):
     has a higher counter. The owner then reads the row and writes again. A worker trusts its lease for one lease
     duration after it sent the last write that was applied, so it has to know which write that was. The KCL does not
     write again. It counts the failed write as applied, although an earlier write was applied, so it trusts the
-    lease for longer than other workers do. With the policy `kcl`, this class does the same.
+    lease for too long. With the policy `kcl`, this class does the same.
     """
 
     # --- transitions of the owner -------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class LeaseTable(LeaseReader):
         def is_behind(known: Lease, now: Lease) -> bool:
             if judge_for(known)(now) is WriteVerdict.APPLIED:
                 return True
-            # The KCL does not read the row: if a checkpoint finds another counter, it gives up the lease.
+            # A worker of the KCL gives up the lease if its checkpoint fails because of the counter.
             return not self._as_kcl and _only_renewed(known, now)
 
         return self._until_answered(lease, write, is_behind, caught_up)
@@ -329,8 +329,8 @@ def _claim_after(known: Lease, claim: Claim | None, *, ends_claim: bool) -> Clai
 
 
 def _renewed(lease: Lease, throughput_kbps: float | None, stored_through: int | None) -> Lease:
-    """Return the lease after a renewal. The response does not contain the row, but the write's condition determines
-    it."""
+    """Return the lease after a renewal. It is calculated from `lease`, because the response does not contain the
+    row, and the condition of the write excludes other changes."""
     throughput = lease.throughput_kbps if throughput_kbps is None else rounded(throughput_kbps)
     tip = lease.stored_through if stored_through is None else stored_through
     ended = lease.ended_parent if stored_through is None else None
@@ -350,7 +350,8 @@ def _is_handed_over_by(lease: Lease, now: Lease) -> bool:
 
 
 def _only_renewed(before: Lease, now: Lease) -> bool:
-    """Whether the owner's last write was a renewal that was applied although its response was lost."""
+    """Whether the only change between `before` and `now` is a renewal, which was applied although its response was
+    lost."""
     progress = (before.checkpoint, before.pending_checkpoint, before.batch)
     return (
         now.counter == before.counter + 1

@@ -1,10 +1,10 @@
 """The leader lock: one row, used by all candidates for leadership, Java or Python.
 
 The lock is compatible with Amazon's lock client. The holder changes the version in the row regularly. If a
-candidate has observed one version unchanged for longer than the duration *stored in the row*, it may replace the
-row. `Standing` records for how long a version was unchanged. This record survives a restart, while the KCL's record
-is in memory only. Even a candidate that restarts more often than the duration can therefore take the lock of a dead
-holder.
+candidate has observed one version unchanged for longer than the duration *stored in the row*, it is allowed to
+replace the row. `Standing` records for how long a version was unchanged. This record survives a restart, while the
+KCL's record is in memory only. Even a candidate that never runs for a whole duration can therefore take the lock of
+a dead holder.
 """
 
 import re
@@ -48,16 +48,16 @@ class LockView:
     """The name of the leader, which may be this process. None if another candidate has just been faster."""
 
     trusted_until: float
-    """Monotonic time until which no candidate of the same rank can have taken the lock; 0 if this process does not
-    hold the lock."""
+    """Monotonic time until which no other candidate can have taken the lock, except that other leaders take the
+    lock from a standby at any time. 0 if this process does not hold the lock."""
 
     stood_for: float = 0.0
     """If another candidate holds the lock: the seconds for which its version is known to be unchanged."""
 
     duration: float = 0.0
-    """The seconds after which another candidate may take the lock. If another candidate holds the lock, this number
-    comes from the row of the lock. It is limited to `LONGEST_DURATION`, or to the configured duration if that is
-    longer."""
+    """The seconds without a new version after which another candidate can take the lock. If another candidate holds
+    the lock, this number comes from the row of the lock. It is limited to `LONGEST_DURATION`, or to the configured
+    duration if that is longer."""
 
     is_shared: bool = False
     """Whether another process with the same name has led since this process last held the lock."""

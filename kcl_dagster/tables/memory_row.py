@@ -25,8 +25,8 @@ LARGEST_UNPACKED: Final = 4 * 1024 * 1024
 
 
 class MemoryRow:
-    """Loads and saves a JSON document. Two leaders may overwrite each other's documents, so the result must not
-    depend on the order of their writes."""
+    """Loads and saves a JSON document. Two leaders may overwrite each other's documents, so a leader must not
+    depend on the order of these writes."""
 
     def __init__(
         self,

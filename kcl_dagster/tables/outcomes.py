@@ -5,7 +5,7 @@ None if the lease was deleted. The verdicts are:
 
 - APPLIED: only this write leads to the present state of the lease, or the state serves the caller equally well.
 - STANDING: the write has not been applied, and would succeed if it were sent again. Sending it again is safe,
-  because the condition of the write lets at most one of both requests succeed.
+  because the condition of the write lets at most one of the two requests succeed.
 - SUPERSEDED: the write can no longer be applied.
 """
 
@@ -53,8 +53,8 @@ def unmoved(before: Lease) -> Judge:
 
 
 def may_have_renewed(before: Lease, now: Lease) -> bool:
-    """Whether the owner is the same, and the counter is higher by one. The cause may be an earlier renewal, or an
-    assignment to the same owner."""
+    """Whether an earlier renewal may have been applied: the owner is the same, and the counter is higher by one. An
+    assignment to the same owner can also be the cause."""
     return now.actual_owner == before.actual_owner and now.counter == before.counter + 1
 
 

@@ -7,16 +7,18 @@
     transfer          owned by the next owner
     renew             the counter is raised
     prepare           the pending checkpoint is set: a batch is about to be written
-    checkpoint        the batch is written, nothing is pending; a chain may claim the lease, or end its claim
+    checkpoint        the batch is written, nothing is pending; the write can also begin or end a chain's claim
     release           no owner; in a handoff, owned by the next owner
     vacate            no owner, also out of a handoff whose next owner has ended
     delete            the row is removed
 
-Each line names a request, and the state of the lease after it. The conditions are at least as strict as those of
-the KCL, because Java workers and kcl_dagster workers may write a row at the same time. `assign` can be made
-conditional on the counter. Such a write takes a lease without its owner's consent, and fails if the owner renews
-the lease before it. "Fails if ..." in a docstring means that DynamoDB refuses the write. All writes set single
-attributes, so the attributes of other clients are preserved. A chain is a worker's log of committed batches, see
+Each line names a request, and the state of the lease after it. Each function returns a request and sends nothing.
+Its docstring says what the request does. "Fails if ..." means that DynamoDB refuses the request.
+
+The conditions are at least as strict as those of the KCL, because Java workers and kcl_dagster workers may write a
+row at the same time. `assign` can be made conditional on the counter. Such a request takes a lease without its
+owner's consent, and fails if the owner renews the lease before it. Updates change only the attributes that they
+name, so attributes of other clients are preserved. A chain is a worker's log of committed batches, see
 `kcl_dagster.chains`.
 
 Modelled in spec/ExactlyOnce.tla. If one of the conditions is switched off in the model, the model checker finds a
@@ -77,7 +79,7 @@ def renew(
         update.set({a.THROUGHPUT: throughput_value(throughput_kbps)})
     if stored_through is not None:
         update.set({a.STORED_THROUGH: n(stored_through)})
-        if lease.ended_parent is not None:  # the shard has been read
+        if lease.ended_parent is not None:  # the shard has been read, so this attribute is no longer needed
             update.remove(a.ENDED_PARENT)
     return update.request("NONE")  # the condition determines the row, so the response need not contain it
 
@@ -99,7 +101,7 @@ def assign(table: str, lease: Lease, to: WorkerId, counter: int | None = None) -
 
 
 def transfer(table: str, lease: Lease) -> Request:
-    """Complete a handoff: the old owner has stopped, and the next owner may start. Fails if the owners have
+    """Complete a handoff: the old owner has stopped, and the next owner can start. Fails if the owners have
     changed."""
     if lease.owner is None or lease.checkpoint_owner is None:
         msg = f"lease {lease.key} is not being handed over"

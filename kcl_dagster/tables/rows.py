@@ -30,7 +30,8 @@ SLOW_SINCE: Final = "kdSlowSince"
 HELD_SINCE: Final = "kdHeldSince"
 LEASE_MS: Final = "kdLeaseMs"
 
-OLDEST_REPORT: Final = 60  # seconds; the KCL does not write a row with an older time, which would count as dead
+# Seconds; the KCL writes no row with an older time, because the worker would count as dead
+OLDEST_REPORT: Final = 60
 
 
 def worker_row_from_item(item: Mapping[str, Any], *, key: str = LEASE_KEY) -> WorkerRow | None:
@@ -76,8 +77,8 @@ def worker_row_values(row: WorkerRow) -> dict[str, Value]:
     """Return the attributes that one heartbeat writes. As in the KCL, a field that is None leaves its attribute
     unchanged.
 
-    The result does not include the key, `kdDrain`, which the leader writes, and `properties`, which no component
-    writes.
+    The result does not include the key. It also includes neither `kdDrain`, because only the leader writes it, nor
+    `properties`, because no component writes them.
     """
     values: dict[str, Value | None] = {
         LAST_UPDATE: None if row.last_update is None else n(row.last_update),
@@ -121,7 +122,7 @@ def worker_row_to_item(row: WorkerRow, *, key: str = LEASE_KEY) -> Item:
 
 
 def why_not_writable(row: WorkerRow, now: float) -> str | None:
-    """Return why the KCL would not write the row; None if it would. If there are several reasons, return the one
+    """Return why the KCL would not write the row; None if it would. If there are several reasons, return the reason
     that the KCL checks first."""
     if row.last_update is None:
         return "has no last_update"
@@ -204,7 +205,8 @@ def _texts(values: Mapping[LeaseKey, str]) -> dict[str, Value]:
 
 
 def _read_texts(reader: ItemReader, attribute: str) -> dict[LeaseKey, str] | None:
-    """Return texts that only people read. Values of other types are left out."""
+    """Return the texts of a map. Values of other types are left out and not refused, because the texts are only
+    shown to people."""
     members = reader.mapping(attribute)
     if members is None:
         return None

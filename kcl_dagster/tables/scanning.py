@@ -14,8 +14,8 @@ R = TypeVar("R")
 
 
 class Map(Protocol):
-    """The type of the builtin `map` and of the `map` of an executor. It reads the segments of a scan, one after
-    another or at the same time."""
+    """The type of the builtin `map` and of the `map` of an executor. Such a function reads the segments of a scan,
+    one after another or at the same time."""
 
     def __call__(self, function: Callable[[T], R], values: Iterable[T], /) -> Iterable[R]: ...
 

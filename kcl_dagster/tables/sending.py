@@ -33,7 +33,7 @@ class Refused:
 
 class Sender:
     """Sends requests for an object that reads or writes a table. Each request, with its retries, takes at most
-    about `seconds`. Has no state, so any thread may use it."""
+    about `seconds`. Has no state, so any thread can use it."""
 
     def __init__(self, client: aws.Client, runtime: Runtime, seconds: float = DEADLINE_SECONDS) -> None:
         self._client = client
@@ -41,7 +41,8 @@ class Sender:
         self._seconds = seconds
 
     def read(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a request that may be repeated. Raises TableNotFound and ServiceError."""
+        """Send a read, or another request that can be repeated, and return the response. Raises TableNotFound and
+        ServiceError."""
         return self._read(method, parameters, self.deadline())
 
     def get(self, table: str, key: Item, *, consistent: bool = True) -> Item | None:
@@ -90,8 +91,8 @@ class Sender:
         raise AssertionError("pauses never end")  # pragma: no cover
 
     def overwrite(self, request: Request) -> Item | None:
-        """Send a write that may be applied twice, until it is answered. Returns the attributes in the response.
-        Raises as `read` does, and ConditionFailed."""
+        """Send a write repeatedly until it is answered. The write must be one that can be applied twice. Returns
+        the attributes in the response. Raises as `read` does, and ConditionFailed."""
         answer = self._read(request.operation, request.parameters, self.deadline())
         attributes: Item | None = answer.get("Attributes")
         return attributes

@@ -56,12 +56,12 @@ class StartPosition:
 
 
 class StartTable:
-    """Reads and records start positions. Any thread may call it."""
+    """Reads and records start positions. Any thread can call it."""
 
     def __init__(
         self,
         client: aws.Client,
-        application: Application,  # noqa: ARG002 (the shape all tables share)
+        application: Application,  # noqa: ARG002 (all table classes take the same arguments)
         layout: TableLayout,
         runtime: Runtime,
         *,

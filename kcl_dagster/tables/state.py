@@ -39,7 +39,8 @@ class TableStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoredVersion:
-    """The row `Migration3.0`."""
+    """The row `Migration3.0`, which declares the protocol of the fleet. `values`: the attributes of the present
+    version. `history`: earlier versions, newest first."""
 
     version: str
     values: Mapping[str, Value]

@@ -1,7 +1,7 @@
 """Detects which tables an application has, before anything is written.
 
     coordinator table?  no  -> everything is, or will be, in the lease table (KCL 3.5)
-                        yes -> three tables (KCL 3.0-3.4), or one if its fleet has finished moving
+                        yes -> three tables (KCL 3.0-3.4), or one if the fleet has finished its migration to one
 
 Two kinds of fleets are refused. The first kind uses the protocol of KCL 2.x, in which every worker takes leases for
 itself, against the assignments of a leader. The second kind is migrating from one layout or protocol to another.
@@ -156,8 +156,8 @@ class _Detection:
         return LeaseReader(self._client, self._application, layout, self._runtime).has_leases()
 
     def _exists(self, place: Place) -> bool:
-        """Whether the table exists. Only the error "not found" counts as no. Other errors are raised, for example
-        if the permission is missing, because a guess would not be safe."""
+        """Whether the table exists. Returns False only after the error "not found". Other errors are raised, for
+        example if the permission is missing, because a guess would not be safe."""
         try:
             table = self._sender.read("describe_table", TableName=place.table)["Table"]
         except TableNotFound:

@@ -29,7 +29,7 @@ class WorkerTable:
     def __init__(
         self,
         client: aws.Client,
-        application: Application,  # noqa: ARG002 (the shape all tables share)
+        application: Application,  # noqa: ARG002 (all table classes take the same arguments)
         layout: TableLayout,
         runtime: Runtime,
         *,

@@ -30,7 +30,7 @@ class Holder:
     """Sorted by weight, ascending."""
 
     fixed: float = 0.0
-    """The weight of the heaviest lease that may not be moved now."""
+    """The weight of the heaviest lease that must not be moved now."""
 
     @property
     def id(self) -> WorkerId:
@@ -70,12 +70,12 @@ class AssignmentState:
         holder.movable.pop(bisect_right(holder.movable, (weight, key)) - 1)
 
     def is_full(self, holder: Holder) -> bool:
-        """Whether the worker has as many leases as it may have."""
+        """Whether the worker has as many leases as the cap allows."""
         return self._limits.max_leases is not None and holder.count >= self._limits.max_leases
 
     def may_hold(self, holder: Holder, kbps: float) -> bool:
-        """Whether the worker may get one more lease of this throughput within the caps. A lease that alone exceeds
-        the throughput cap may go to a worker without leases: otherwise no worker could ever serve it."""
+        """Whether the caps allow the worker one more lease of this throughput. A lease that alone exceeds the
+        throughput cap is allowed on a worker without leases: otherwise no worker could ever serve it."""
         limits = self._limits
         if not holder.worker.accepts or self.is_full(holder):
             return False

@@ -1,8 +1,8 @@
 """The policies of kcl_dagster: even load with few handoffs.
 
 There are three ways to weigh a lease (`balanced`: by CPU if known, otherwise by throughput; `throughput`; `count`),
-and one way to assign by these weights. The band is the range around a worker's fair share within which its load may
-lie.
+and one way to assign by these weights. The band is the range around a worker's fair share within which its load
+counts as balanced.
 
 1. Unserved leases are placed at once, heaviest first, on the least loaded worker.
 2. Workers that drain hand over all their leases.

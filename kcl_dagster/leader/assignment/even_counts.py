@@ -60,7 +60,7 @@ class Evening:
             if lease is not None:
                 self._move(lease, donor, near)
             elif donor.movable and not self.round.state.is_full(receiver):
-                heapq.heappop(self.full)  # the receiver may have none of the donor's leases; try other donors
+                heapq.heappop(self.full)  # the caps allow the receiver none of the donor's leases; try other donors
             else:
                 heapq.heappop(self.empty if donor.movable else self.full)
 

@@ -1,5 +1,5 @@
-"""Handoffs that make load even. The band is the range around the fair share within which a worker's load may
-lie."""
+"""Handoffs that make load even. The band is the range around the fair share within which a worker's load counts
+as balanced."""
 
 import heapq
 import math
@@ -55,8 +55,8 @@ class Balancing:
                 heapq.heappush(donors, (-donor.load, name))
 
     def _relieve_once(self, donor: Holder) -> bool:
-        """Move one lease of `donor` to one of the least loaded workers that can take it. Returns whether one was
-        moved."""
+        """Move one lease of `donor` to one of the least loaded workers that can take it. Returns whether a lease
+        was moved."""
         tried: list[Holder] = []
         found: tuple[LeaseKey, Holder] | None = None
         while found is None and len(tried) < RECEIVERS_TRIED:
@@ -86,10 +86,10 @@ class Balancing:
     def _pick(self, donor: Holder, receiver: Holder) -> LeaseKey | None:
         """Return the lease whose move brings `donor` closest to its share; None if no lease should move.
 
-        A lease whose move alone suffices is preferred, otherwise the heaviest lease that fits. Its move may not
-        bring either worker out of the band. If all leases are too heavy for that, a lease may move that
-        considerably reduces the higher of both loads. A lease that is heavier than the share may move to an empty
-        worker if its present worker has other leases.
+        A lease whose move alone suffices is preferred, otherwise the heaviest lease that fits. Its move must not
+        bring either worker out of the band. If all leases are too heavy for that, a lease is chosen whose move
+        considerably reduces the higher of the two loads. A lease that is heavier than the share can move to a
+        worker without leases if its present worker has other leases.
         """
         ideal = self.round.ideal(donor)
         excess = donor.load - ideal
@@ -117,7 +117,7 @@ class Balancing:
         self, donor: Holder, receiver: Holder, enough: float, best: float, at_most: float
     ) -> LeaseKey | None:
         """Return the lease whose weight is nearest to `best`, between `enough` and `at_most`. If there is none,
-        return the heaviest lease below `enough` that the receiver may hold."""
+        return the heaviest lease below `enough` that the caps allow the receiver."""
         movable = donor.movable
         end = bisect_right(movable, at_most + EPSILON, key=weight_of)
         start = bisect_left(movable, enough - EPSILON, hi=end, key=weight_of)

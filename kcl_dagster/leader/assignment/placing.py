@@ -21,8 +21,8 @@ from kcl_dagster.leader.assignment.measure import Measure
 from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, Move, MoveKind, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
-# If the least loaded worker may not hold a lease because of a cap, at most this many workers are tried. Load grows
-# with throughput, so such a lease rarely fits another worker.
+# If a cap forbids the least loaded worker a lease, at most this many workers are tried. Load grows with throughput,
+# so such a lease rarely fits another worker.
 HOLDERS_TRIED: Final = 256
 
 
@@ -221,7 +221,8 @@ class _Crowded:
         best: tuple[int, float, Holder] | None = None
         for other, reliefs in self._reliefs.values():
             handoffs = bisect_left(reliefs, other.load + weight * other.factor - self.high)
-            # Among equal workers choose the most loaded, so that the others remain for lighter leases.
+            # Among workers that need equally many handoffs, choose the most loaded worker, so that the others
+            # remain for lighter leases.
             if handoffs < len(reliefs) and (best is None or (handoffs, -other.load) < best[:2]) and may_hold(other):
                 best = handoffs, -other.load, other
         if best is None:

@@ -35,6 +35,6 @@ def configured(application: Application, random: Random) -> Policy:
 
 
 def balances_every(application: Application) -> float:
-    """Return the seconds between two times at which the policy may balance; 0 if it may balance at every tick."""
+    """Return the seconds between two times at which the policy balances; 0 if it can balance at every tick."""
     durations = {"kcl": KCL_BALANCES_EVERY, "taker": TAKER_RUNS_EVERY}.get(application.policy.name, 0.0)
     return durations * application.timings.lease_duration

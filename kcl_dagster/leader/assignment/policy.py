@@ -18,14 +18,14 @@ MoveKind = Literal["unserved", "balance", "drain"]
 class LeaseLoad:
     """An unfinished lease, and its load.
 
-    - `owner`: the worker that reads its shard now. `next_owner`: the worker that reads it after the handoff under
-      way.
-    - `kbps`: its throughput. `unsettled`: the throughput was not measured for long enough to balance by it.
+    - `owner`: the worker that reads the lease's shard now. `next_owner`: in a handoff, the worker that reads the
+      shard afterwards.
+    - `kbps`: the throughput. `unsettled`: the throughput was not measured for long enough to balance by it.
     - `settled_kbps`: the last throughput that was measured for long enough; None if there is none.
     - `unserved`: why the lease needs an owner at once; None if it does not need one.
-    - `pinned`: the lease may not be moved now.
+    - `pinned`: the lease must not be moved now.
     - `home`: the slot that held the lease last.
-    - `age`: for how many seconds its counter was unchanged, for policies that place the oldest lease first.
+    - `age`: for how many seconds the lease's counter was unchanged, for policies that place the oldest lease first.
     """
 
     key: LeaseKey
@@ -41,7 +41,7 @@ class LeaseLoad:
 
     @property
     def holder(self) -> WorkerId | None:
-        """The worker that has the load after any handoff under way."""
+        """The worker that has the lease now, or, in a handoff, the worker that gets it."""
         return self.next_owner if self.next_owner is not None else self.owner
 
     @property
@@ -54,7 +54,7 @@ class LeaseLoad:
 class WorkerLoad:
     """A living worker.
 
-    - `accepts`: the worker may get leases. `drains`: the worker hands over all its leases.
+    - `accepts`: the worker can get leases. `drains`: the worker hands over all its leases.
     - `ready`: the worker has started, and reads new leases at once.
     - `starts_slowly`: the worker is not ready, and its leases go to workers that are ready.
     - `cost`: percent of CPU per KB/s on this worker's machine, if known.
@@ -76,9 +76,9 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentLimits:
-    """The caps that a policy must respect, and how many moves it may make.
+    """The caps that a policy must respect, and the most moves that it is allowed to make.
 
-    - `imbalance`: the width of the band: by how much a worker's load may differ from its fair share.
+    - `imbalance`: the width of the band: by how much a balanced worker's load differs from its fair share at most.
     - `settled`: workers that were out of balance in every recent tick, so that their imbalance is not jitter.
     - `expected`: the number of workers that were launched and have not reported yet.
     - `balance`: whether a policy that balances in intervals does so now.

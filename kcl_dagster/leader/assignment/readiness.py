@@ -1,8 +1,9 @@
 """Makes a policy prefer workers that can already read, if the policy itself does not distinguish them.
 
-A kcl_dagster worker writes its row before its Spark has started. During this time, it gets a lease only if no other
-worker can read it. The KCL's rules have no such state: a Java worker never writes that it is starting, so it counts
-as able to read. A fleet of Java workers is therefore assigned as by the KCL.
+A kcl_dagster worker writes its row before its Spark has started. Until Spark has started, the worker gets a lease
+only if no worker that can read has room for the lease. The KCL's rules have no such state: a Java worker never
+writes that it is starting, so it counts as able to read. A fleet of Java workers is therefore assigned as by the
+KCL.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,9 @@ from kcl_dagster.model.lease import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class ReadersFirst:
-    """Applies `policy` to the workers that can read. Workers that start slowly hand over their leases to them. A
-    worker that cannot read yet only gets unserved leases for which no other worker has room. It gets no leases from
-    workers that read, because it might have to give them back."""
+    """Applies `policy` to the workers that can read. Workers that start slowly hand over their leases to workers
+    that can read. A worker that cannot read yet only gets unserved leases for which no worker that can read has
+    room. It gets no leases from workers that read, because it might have to give them back."""
 
     policy: Policy
 

@@ -63,7 +63,7 @@ class _Fleet:
                 continue
             because = lease.unserved or f"{worker} has too few leases and {lease.owner} the most"
             move = Move(key, worker, "balance" if key in stolen else "unserved", because)
-            earlier = self.moves.get(key)  # stolen at once from the worker that has just taken it
+            earlier = self.moves.get(key)  # set if another worker has just taken this lease in the same call
             self.moves[key] = move if earlier is None else replace(earlier, to=worker)
             self.leases[key] = replace(lease, owner=worker, unserved=None, age=0.0)
             self.candidates[key] = Candidate(key, worker, 0.0)

@@ -29,7 +29,7 @@ Shuffle = Callable[[MutableSequence[Any]], None]
 @dataclass(frozen=True, slots=True)
 class VarianceSettings:
     """The settings of the policy, with the KCL's defaults. `dampening`: the part of the excess that is moved at
-    once. `overshoot`: whether the smallest lease may move if no lease fits."""
+    once. `overshoot`: whether the smallest lease is moved if no lease fits."""
 
     dampening: float = 0.6
     overshoot: bool = True
@@ -118,13 +118,13 @@ class _Pass:
             # An assignment to the present owner is no move, unless it ends a handoff that has expired.
             is_unchanged = to == lease.owner and lease.next_owner is None
             if (lease.pinned and not lease.unserved) or is_unchanged:
-                continue  # the KCL also drops such a move only when it writes
+                continue  # as in the KCL, such a move counts during the decision, and is dropped before the write
             moves.append(Move(key, to, "unserved" if lease.unserved else "balance", because))
         return Assignment(tuple(moves), tuple(self.unplaced))
 
     def takes(self) -> list[tuple[WorkerId, float]]:
-        """Return the overloaded workers and the throughput to take from each, most first. Uses the metric by which
-        the most would be taken in total."""
+        """Return the overloaded workers and the throughput to take from each, largest throughput first. Uses the
+        metric by which the most would be taken in total."""
         best: list[tuple[WorkerId, float]] = []
         most = -1.0
         for metric, average in self.averages.items():
@@ -152,7 +152,8 @@ class _Pass:
         )
 
     def _has_room(self, host: _Host) -> bool:
-        """Whether the worker may get another lease. As in the KCL, a worker exactly at its throughput limit may."""
+        """Whether the limits allow the worker another lease. As in the KCL, a worker exactly at its throughput
+        limit can get one."""
         limits = self.limits
         return (limits.max_kbps is None or host.kbps <= limits.max_kbps) and (
             limits.max_leases is None or len(host.leases) < limits.max_leases
