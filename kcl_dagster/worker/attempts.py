@@ -1,7 +1,7 @@
-"""Counts, in the row of a lease, how many workers ended while a record processor worked on the lease's next
-records.
+"""Counts, in the row of a lease, the losses: how many workers ended while a record processor worked on the lease's
+next records.
 
-A record may crash or hang the process of its worker. The next owner of the lease learns this only from the row.
+A record can crash or hang the process of its worker. The next owner of the lease learns this only from the row.
 Before records are delivered, the worker therefore writes a pin into the row: a pending checkpoint that shows that
 work on the records has begun. The processor's checkpoint removes the pin. Most owners write the pin once. For a
 processor that does not checkpoint, the worker writes it once per minute.
@@ -13,7 +13,7 @@ The pin names a record that was delivered. Later records may have been delivered
 resets the losses of former owners only when it has delivered all records that they can have delivered: at the tip
 of the shard, or some time after it has passed the pinned record.
 
-A lease may also have the pin of a batch that a sink has begun. It is not known whether the sink has stored this
+A lease can also have the pin of a batch that a sink has begun. It is not known whether the sink has stored this
 batch. The worker therefore keeps the pin, and changes only the losses in it.
 """
 
@@ -31,14 +31,15 @@ from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.pending import OwnPins, Pin, binds, pin_of
 
 WRITE_SECONDS: Final = 60.0  # between two writes of the same pin; costs no more than the renewals
-# For how long after the end of an inherited pin its losses are kept. The former owner had read at most what arrives
-# in `WRITE_SECONDS` beyond the pin, and this worker may take twice as long for the same records.
+# For how long the losses of an inherited pin are kept after this worker has passed the pin's end. The former owner
+# had worked on later records for `WRITE_SECONDS` at most. This worker can take twice as long for them.
 SURVIVAL_SECONDS: Final = 2 * WRITE_SECONDS
 
 
 @dataclass(slots=True)
 class Attempts:
-    """Writes the pins of attempts, and counts losses. Called by one thread at a time per lease."""
+    """Writes the pins that mark attempts of a record processor, and counts losses. Called by one thread at a time
+    per lease."""
 
     holdings: Holdings
     clock: Clock
@@ -60,7 +61,7 @@ class Attempts:
         """Record in the row that records are about to be delivered. `start`: the checkpoint at which the processor
         began.
 
-        Raises LeaseLost. If the row cannot be written for another reason, this attempt is not counted.
+        Raises LeaseLost. If another error makes the write fail, this attempt is not counted.
         """
         try:
             lease = self.holdings.settled(holding.key, holding.token)

@@ -23,7 +23,7 @@ R_co = TypeVar("R_co", bound="Read", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The records of one shard that a batch reads: those after `after`, a sequence and a sub-sequence number.
+    """The records of one shard that a batch reads. They follow the checkpoint `after`.
 
     - An open range (`through` is None) extends as far as the budget and the shard's tip allow.
     - A pinned range (`through` is a record) extends exactly through that record, whatever the budget is, because
@@ -42,7 +42,7 @@ class Range:
     after: Checkpoint
     number: int
     """The batch number under which this range is written. The number grows by one with each batch of the lease,
-    across owners. The first number is higher than all numbers of former leases of the shard."""
+    also if the owner changes. The first number is higher than all numbers of former leases of the shard."""
 
     through: Checkpoint | None = None
     first: str | None = None
@@ -85,9 +85,10 @@ class Budget:
     records. None: the batch is closed after `seconds`."""
 
     def beside(self, records: int, bytes_: int, missing: int, ranges: int) -> "Budget":
-        """Return the budget for `missing` of `ranges` ranges, while other fetches hold this many records and bytes.
-        The result is the unused part of this budget, but at least the part in proportion to `missing`. Otherwise a
-        fetch that always uses the whole budget would prevent these ranges from being read."""
+        """Return the budget for a fetch of some ranges of a batch: `missing` of all its `ranges`. Other fetches of
+        the batch hold this many records and bytes. The result is the unused part of this budget, but at least the
+        part in proportion to `missing`. Otherwise a fetch that always uses the whole budget would prevent these
+        ranges from being read."""
         part = missing / ranges
         return Budget(
             max(1, self.records - records, int(self.records * part)),
@@ -121,7 +122,7 @@ class MinuteRecords:
 class Progress:
     """The result of a fetch for one range.
 
-    `through`: the last record that was read, which may be an aggregate without user records of this shard; None if
+    `through`: the last record that was read, which can be an aggregate without user records of this shard; None if
     no record was read. `records` and `bytes` count user records after de-aggregation, and `bytes` only their
     payload.
     """
@@ -134,7 +135,8 @@ class Progress:
     records: int = 0
     bytes: int = 0
     millis_behind: int | None = None
-    """How far the end of the range is behind the tip, as the stream reported; None if it did not."""
+    """How far the end of the range is behind the tip, as the stream reported; None if the stream did not report
+    it."""
 
     ended: bool = False
     """Whether the shard is closed and has no record after this range."""
@@ -165,7 +167,7 @@ class Progress:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the shard was read at all. It was not read if the batch had no room for it."""
+        """Whether the shard was read at all. It was not read if the budget was used up by other shards."""
         return self.through is not None or self.millis_behind is not None or self.ended
 
 
@@ -182,7 +184,7 @@ class PoisonRecord:
 
 
 class Read(Protocol):
-    """The result of reading ranges, wherever the records are kept."""
+    """The result of reading ranges. The implementation decides where the records are kept."""
 
     @property
     def progress(self) -> Mapping[LeaseKey, Progress]:
@@ -197,7 +199,8 @@ class Read(Protocol):
 
 
 class Fetched(Read, Protocol[D_co]):
-    """The frozen records of a fetch. Used in the driver, on the thread that called `fetch`."""
+    """The records of a fetch, which do not change any more. Used in the driver, on the thread that called
+    `fetch`."""
 
     def data(self, leases: Collection[LeaseKey]) -> D_co:
         """The records of these leases. Every call and every evaluation gives the same records. If the engine can no
@@ -220,8 +223,9 @@ class Reader(Protocol[R_co]):
         if no range could be read."""
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
-        """Announce that the next `fetch` will probably request these ranges. May do nothing. Never blocks. The
-        result is used only if the next `fetch` requests an equal range, and is discarded otherwise."""
+        """Announce that the next `fetch` will probably request these ranges. An implementation is allowed to do
+        nothing. Never blocks. The result is used only if the next `fetch` requests an equal range, and is discarded
+        otherwise."""
 
 
 class Engine(Reader[Fetched[D_co]], Protocol[D_co]):
@@ -247,7 +251,7 @@ class Part:
     bytes: int = field(compare=False)
     instead_of: int | None = field(default=None, compare=False)
     """If a larger part kept failing and this part is a piece of it: the number of the larger part. A stalled former
-    owner may still try to store the larger part."""
+    owner can still try to store the larger part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +287,7 @@ class Sink(Protocol[D_contra]):
     def write(self, data: D_contra, batch: Batch) -> None:
         """Store the whole batch durably before returning. Never called with an empty batch.
 
-        The same parts may be written again, alone or together with others: after a crash, by the next owner, or by
+        The same parts can be written again, alone or together with others: after a crash, by the next owner, or by
         a stalled former owner while the next owner works. A part always has the same records. An exactly-once sink
         therefore uses the part as its key, and stores each part once.
 
@@ -317,8 +321,8 @@ class FileCounts:
 class PartCounts:
     """What a sink stored of one part.
 
-    - `files`: None if the times of the rows are not known, because the output has no column of times, or because an
-      earlier attempt stored the part. The other fields then apply.
+    - `files`: the counts of each file. None if the times of the rows are not known, because the output has no
+      column of times, or because an earlier attempt stored the part. The other fields then apply.
     - `size`: the bytes of its files, 0 if not known.
     - `number`: the number of its files, without files that are counted with another part.
     - `rows`: all rows of the part. None if each record was stored as one row.

@@ -31,7 +31,7 @@ from kcl_dagster.worker.parents import parent_keys
 from kcl_dagster.worker.stop import StopReason
 
 LOOK_SECONDS: Final = 2.0  # between two scans
-# If nothing changes for this long, the run ends. It is longer than two usual delays: if a worker ends, its leases
+# If nothing changes for this long, the run ends. Two usual delays are shorter: the leases of a worker that ends
 # have another owner within a minute, and a failing shard is shown as stopped within two minutes.
 PATIENCE_SECONDS: Final = 300.0
 SHARDS_NAMED: Final = 5
@@ -40,8 +40,8 @@ SHARDS_NAMED: Final = 5
 @dataclass(frozen=True, slots=True)
 class Bound:
     """The time through which a run reads, in epoch seconds by the service's clock. `margin`: each lease has to be
-    stored for this many seconds more. Arrival times are approximate: the records of a shard are not strictly
-    ordered by them."""
+    stored through a time that is this many seconds later. The reason is that arrival times are approximate: the
+    records of a shard are not strictly ordered by them."""
 
     through: float
     margin: float
@@ -78,7 +78,7 @@ class Remainder:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether no worker could read any of the remaining leases now."""
+        """Whether none of the remaining leases can be read now."""
         return self.is_known and not self.waiting and bool(self.stuck)
 
     def __str__(self) -> str:
@@ -96,8 +96,8 @@ def remainder(
     control: Control,
     stopped: Mapping[LeaseKey, str],
 ) -> Remainder:
-    """The leases that remain. Pure. `stopped`: this worker's shards that keep failing, with the error. The stopped
-    shards of other workers are in `rows`."""
+    """The open leases that are not stored through the bound. Pure. `stopped`: this worker's shards that keep
+    failing, with the error. The stopped shards of other workers are in `rows`."""
     former = frozenset() if bound.streams is None else former_streams(bound.streams, leases)
     unfinished = {lease.key: lease for lease in leases if not lease.is_finished and lease.stream not in former}
     left = {key: lease for key, lease in unfinished.items() if not bound.is_reached(lease.stored_through)}
@@ -110,7 +110,7 @@ def remainder(
 
 
 def _missing(leases: Collection[Lease]) -> str:
-    """A text that says which leases are missing. A lease whose hash keys are not known may cover any keys."""
+    """A text that says which leases are missing. A lease whose hash keys are not known can cover any keys."""
     if not leases:
         return "the application has no open lease yet"
     streams: dict[str, list[HashRange | None]] = {}
@@ -189,7 +189,7 @@ class BoundWatch:
 
     def step(self, control: Callable[[], Control], activity: Activity) -> tuple[StopReason, str] | None:
         """Check whether the worker should stop now. Returns the reason, or None if it should not. `control`: reads
-        what an operator has paused; may raise a ServiceError."""
+        what an operator has paused; can raise a ServiceError."""
         now = self._clock.monotonic()
         if now < self._due:
             return None
@@ -224,8 +224,9 @@ class BoundWatch:
         return bool(held) and all(self._bound.is_reached(self._holdings.tip_of(one.key)) for one in held)
 
     def _write_tips(self) -> None:
-        """Write the moments through which this worker's leases are stored now, instead of with the next renewal.
-        Raises the first ServiceError. A lost lease is skipped, because its next owner writes the moment."""
+        """Write to the rows through which moments this worker's leases are stored, without waiting for the next
+        renewal. Raises the first ServiceError. A lost lease is skipped, because its next owner writes the
+        moment."""
         refused = errors_of(self._for_each, self._holdings.renew, self._holdings.unwritten_tips())
         for error in refused.values():
             if not isinstance(error, LeaseLost):

@@ -14,8 +14,8 @@ next owner of each lease finds the entry, publishes the files, and continues aft
 whatever the user's code does.
 
 Before its first batch of a lease, a worker records in its claim that the batch is begun. If the worker ends before
-there is an entry for the batch, the next owner counts this, and reads the lease separately from others: see
-`worker.lost_owners`.
+there is an entry for the batch, the next owner counts this as a loss. After repeated losses, it reads the lease
+separately from others: see `worker.lost_owners`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -88,7 +88,7 @@ class ChainProtocol(Generic[D]):
 
     def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
         """Run one round. `abandon` is called before the batch is staged. If it returns True, the batch is given up,
-        at no cost.
+        and nothing has to be undone.
 
         Errors of AWS, the sink and user code are not raised. They are in the report and in events.
         """
@@ -104,7 +104,7 @@ class ChainProtocol(Generic[D]):
         self._publish()
         for holding in self.holdings.holdings():
             if self.losses.is_suspect(holding):
-                self.reading.failures.suspect(holding.key)  # it is read separately from the others
+                self.reading.failures.suspect(holding.key)  # the lease is then read separately from the others
         self.reading.plan(this, self._range, lambda lease: not is_bound(lease))
         if this.ranges:
             self.holdings.begin(this.ranges)
@@ -124,7 +124,7 @@ class ChainProtocol(Generic[D]):
         rows."""
         try:
             self.claims.finish()
-        except KclError as error:  # a later round, or the next owner, publishes it
+        except KclError as error:  # a later round, or the next owner, publishes them
             self.reading.tell(EventKind.BATCH_FAILED, str(error))
 
     def _publish(self) -> None:
@@ -226,7 +226,7 @@ class ChainProtocol(Generic[D]):
                 self._stored(this, progress)
             else:
                 this.report(progress.range.lease, Outcome.DROPPED, progress)
-        with suppress(KclError):  # the next batch deletes these entries as well
+        with suppress(KclError):  # the entries are deleted after a later batch instead
             self.claims.tidy()
 
     def _is_treated_for_losses(self, this: Round, fetched: Fetched[D], progress: Progress) -> bool:
@@ -250,8 +250,8 @@ class ChainProtocol(Generic[D]):
         return True
 
     def _begun(self, this: Round, found: Sequence[Progress]) -> list[Progress]:
-        """Record in the claims that batches are begun, where that is due. If a batch ends this process, the next
-        owner counts it."""
+        """Record in the claims that batches are begun, where this is due. Returns the ranges that can be staged. If
+        their batch ends this process, the next owner counts a loss."""
         begun = []
         for progress in found:
             key = progress.range.lease
@@ -387,8 +387,8 @@ class ChainProtocol(Generic[D]):
             this.report(keys[0], outcome, found[0], error)
 
     def _treat(self, this: Round, fetched: Fetched[D], progress: Progress, error: Exception) -> Outcome:
-        """Apply the failure policy to a batch of one lease. The batch was not decided, so it has nothing to look up
-        or remove."""
+        """Apply the failure policy to a batch of one lease. The batch was not decided, so nothing has to be looked
+        up or removed."""
         key, failures = progress.range.lease, self.reading.failures
         middle = None
         if depends_on_records(error) and failures.action is not FailureAction.STOP:

@@ -1,4 +1,4 @@
-"""Decides where in a shard a record processor may checkpoint, by the KCL's rules.
+"""Decides where in a shard a record processor is allowed to checkpoint, by the KCL's rules.
 
 A checkpoint never goes back, and never beyond the records that were delivered. The module is pure, except for the
 store to which checkpoints are written.
@@ -11,7 +11,7 @@ from kcl_dagster.model.checkpoint import SHARD_END, Checkpoint
 
 
 class CheckpointStore(Protocol):
-    """Writes the checkpoints of one lease. Both methods may raise LeaseLost and ServiceError."""
+    """Writes the checkpoints of one lease. Both methods can raise LeaseLost and ServiceError."""
 
     def checkpoint(self, checkpoint: Checkpoint) -> None: ...
 
@@ -83,6 +83,6 @@ class PreparedCheckpoint:
     _checkpointer: Checkpointer | None = field(default=None, repr=False)
 
     def commit(self) -> None:
-        """Write the checkpoint. Raises ValueError if a newer one was committed meanwhile."""
+        """Write the checkpoint. Raises ValueError if a newer checkpoint was committed meanwhile."""
         if self._checkpointer is not None:
             self._checkpointer.checkpoint(self.at)

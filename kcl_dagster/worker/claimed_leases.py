@@ -21,8 +21,8 @@ class ClaimedLeases:
 
     def claim(self, key: LeaseKey, token: int, claim: Claim, stored: Callable[[Lease], Unwritten]) -> None:
         """Write the name of the chain into the row of the lease: from now on, the chain may have entries for the
-        lease. `stored`: a function from the row of the lease to what is stored of the lease. Its result replaces
-        what this worker knew. Raises as `renew` does, or EndWasWritten."""
+        lease. `stored`: calculates from the lease's row what is stored of the lease. The result replaces what this
+        worker knew before. Raises EndWasWritten, or as `LeaseWrites.renew` does."""
         held = self._leases.find(key, token)
         with held.lock:
             self._leases.ready_to_go_on(held, token)
@@ -37,7 +37,7 @@ class ClaimedLeases:
             held.claimed, held.is_deciding = claim, False
 
     def begin_batch(self, key: LeaseKey, token: int, begun: Begun) -> None:
-        """Record in the claim that a batch is begun. Raises as `renew` does, or EndWasWritten."""
+        """Record in the claim that a batch is begun. Raises EndWasWritten, or as `LeaseWrites.renew` does."""
         held = self._leases.find(key, token)
         with held.lock:
             self._leases.ready_to_go_on(held, token)
@@ -58,7 +58,7 @@ class ClaimedLeases:
 
     def begin_decision(self, tokens: Mapping[LeaseKey, int], chain: ChainId) -> set[LeaseKey]:
         """Mark leases for which the chain is about to make an entry. Their claims are not ended until
-        `end_decision`, or until they are claimed again. Returns the leases that the entry may not name, because
+        `end_decision`, or until they are claimed again. Returns the leases that the entry must not name, because
         they are no longer held, or not claimed by the chain."""
         refused = set()
         for key, token in sorted(tokens.items()):
@@ -125,9 +125,9 @@ class ClaimedLeases:
             )
 
     def stored(self, key: LeaseKey, token: int, stored: Unwritten) -> None:
-        """Record that no record through `stored` is left to be stored. The next renewal writes this to the row when
-        everything that was decided before is visible. Sends no request, and has no effect if this worker no longer
-        holds the lease."""
+        """Record that the lease is stored through `stored`, for a range that needs no entry, such as a range
+        without records. The next renewal writes this to the row when everything that was decided before is visible.
+        Sends no request, and has no effect if this worker no longer holds the lease."""
         held = self._leases.held(key)
         if held is None or held.token != token:
             return
@@ -146,7 +146,8 @@ class ClaimedLeases:
         return self.stored_to(key)
 
     def stored_to(self, key: LeaseKey) -> Checkpoint | None:
-        """The checkpoint through which the lease is stored and visible. The row may still have an earlier one."""
+        """The checkpoint through which the lease is stored and visible. The row may still have an earlier
+        checkpoint."""
         held = self._leases.held(key)
         if held is None:
             return None

@@ -10,11 +10,11 @@ example Java workers.
 
 This worker stops using its chain in three cases:
 
-- A successor closed the chain, or the outcome of a create is not known. The worker then begins another chain, and
-  claims each lease again. It settles the former chain like that of another worker.
+- A successor closed the chain, or it is not known whether an entry was made. The worker then begins another chain,
+  and claims each lease again. It settles the former chain like that of another worker.
 - The chain has entries for a lease that was lost: see `tidy`.
-- The chain claims no lease any more. From then on, no row may name the chain, and another worker may close and
-  delete it.
+- The chain claims no lease any more. From then on, this worker writes the chain into no row, and another worker can
+  close and delete it.
 
 Modelled in spec/Chain.tla.
 """
@@ -87,7 +87,7 @@ class Claims:
     def claim(self, holding: Holding) -> Lease:
         """Claim a lease, unless the present chain has claimed it already. Returns the lease. Its `checkpoint` is
         the one through which the lease is decided, so that reading continues there. Raises KclError if the lease
-        may not be read now."""
+        must not be read now."""
         self.publisher.check()
         key = holding.key
         self._end_unclaimed()
@@ -133,8 +133,8 @@ class Claims:
         self._decided[key] = self.holdings.claims.stored_to(key) or TRIM_HORIZON
 
     def _inherited(self, former: Claim | None, *, is_own: bool) -> Begun | None:
-        """The batch that a former owner has begun, for the new claim. The claim that is written loses this note if
-        the batch is stored by then, see `held_lease.renewed_claim`."""
+        """The note of a begun batch that the new claim takes over from the former claim. `held_lease.renewed_claim`
+        removes the note if the batch is stored when the claim is written."""
         if former is None or former.id is None or former.begun is None:
             return None
         if is_own or former.chain in self._chains:
@@ -179,7 +179,7 @@ class Claims:
                 self.publisher.discard(chain.id, staged.paths)
                 return False
             # If `publish` raises, this chain is no longer used, because its outcome may not be known, or another
-            # process may have settled the chain. Settling it then shows what is stored.
+            # process may have settled the chain. The chain is then settled, which shows what is stored.
             chain.is_over = True
             with self.spans.span(PUBLISH) as span:
                 self.publisher.publish(chain.id, chain.last, entry)
@@ -215,8 +215,8 @@ class Claims:
             self.holdings.claims.published(chain, self.publisher.visible(chain))
 
     def tidy(self) -> int:
-        """Delete the entries that all rows include. Returns how many were deleted. Sends no request if there are
-        none.
+        """Delete the entries that are not needed any more, because the rows of all their leases include them.
+        Returns how many were deleted. Sends no request if there are none.
 
         If the chain has entries for a lease that was lost, the next batch is decided in another chain. The lease's
         next owner settles this chain, which does not grow until then.

@@ -11,17 +11,17 @@ from kcl_dagster.tables.completeness_row import WrittenThrough
 READ_SECONDS: Final = 30.0  # the leader writes the moment every few seconds; one read costs one capacity unit
 
 LoadCompleteness = Callable[[], WrittenThrough]
-"""Reads the completeness row. May raise a KclError."""
+"""Reads the completeness row. Can raise a KclError."""
 
 
 def nothing_known() -> WrittenThrough:
-    """For applications without such a row."""
+    """Return a row without a moment. For applications without a completeness row."""
     return WrittenThrough()
 
 
 class CompletenessWatch:
-    """Reads the row regularly. `step` is called on the housekeeping thread and may block for one request. `last`
-    never blocks."""
+    """Reads the completeness row regularly. `step` is called on the housekeeping thread and can block for one
+    request. `last` never blocks."""
 
     def __init__(self, load: LoadCompleteness, clock: Clock) -> None:
         self._load = load
@@ -30,8 +30,8 @@ class CompletenessWatch:
         self._last = WrittenThrough()
 
     def step(self) -> None:
-        """Read the row if due. If it cannot be read, the last known moment is kept: within its epoch, it remains
-        true."""
+        """Read the row if this is due. If the read fails, the last known moment is kept: within its epoch, it
+        remains true."""
         now = self._clock.monotonic()
         if now < self._due:
             return

@@ -1,9 +1,9 @@
-"""Stores, with the data, the moment through which the application is complete, for engines that do not read it from
-Dagster.
+"""Stores, with the data, the moment through which the application is complete, for query engines, which do not read
+it from Dagster.
 
-One of the application's workers writes: the owner of the open lease of the first stream whose shard has the hash
-key 0. While that shard is split or merged, there may be two such owners or none, and a paused worker may write
-late. All these cases are harmless: each moment is true, and an older moment is a lower bound.
+One of the application's workers writes the moment: in the first stream, the owner of the open lease whose shard has
+the hash key 0. While that shard is split or merged, there can be two such owners or none, and a paused worker can
+write late. All these cases are harmless: each moment is true, and an older moment is a lower bound.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,9 +19,10 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent
 from kcl_dagster.worker.latest import Start, on_a_thread
 
 WRITE_SECONDS: Final = 60.0  # if the moment advances within its window, it is stored once per minute
-# While this worker stores nothing, the moment is stored only this often, so that an idle stream costs few requests.
+# While this worker stores no records, the moment is stored at this interval, so that an idle stream costs few
+# requests.
 IDLE_SECONDS: Final = 600.0
-# The first writes of a window do not wait for so long. Only the second of these writes makes a commit without data
+# This many writes of a window wait only for `WRITE_SECONDS`. Of these, only the second makes a commit without data
 # in a table.
 FIRST_WRITES: Final = 2
 
@@ -31,8 +32,8 @@ Keep = Callable[[str, WrittenThrough, int], None]
 
 
 def is_writer(held: Iterable[Lease], stream: str) -> bool:
-    """Whether the worker that holds these leases has to store the moment. `stream`: name of the application's first
-    stream."""
+    """Whether the worker that holds these leases has to store the moment through which the application is complete.
+    `stream`: name of the application's first stream."""
     return any(
         not lease.is_finished
         and lease.hash_range is not None
@@ -43,9 +44,9 @@ def is_writer(held: Iterable[Lease], stream: str) -> bool:
 
 
 class CompletenessWriter:
-    """Decides when to store the moment. `step` is called on the housekeeping thread and never waits, because the
-    sink works on a thread of its own. If the sink still works when the next moment is due, that moment is dropped,
-    and an event reports this."""
+    """Decides when to store the moment through which the application is complete. `step` is called on the
+    housekeeping thread and never waits, because the sink works on a thread of its own. If the sink still works when
+    the next moment is due, that moment is dropped, and an event reports this."""
 
     def __init__(
         self,
@@ -66,12 +67,12 @@ class CompletenessWriter:
         self._clock = clock
         self._tell = tell
         self._start = start
-        self._former: tuple[int, int] | None = None  # epoch and window of the moment that was due before
+        self._former: tuple[int, int] | None = None  # epoch and window of the last moment that was due
         self._due = float("-inf")
         self._is_writing = False
-        self._writes = 0  # in the window of the former moment
+        self._writes = 0  # the number of writes in the window of the former moment
         self._kept: WrittenThrough | None = None
-        self._stored_at = 0  # epoch seconds of the last records
+        self._stored_at = 0  # when this worker last stored records, in epoch seconds
         self._idle_due = float("-inf")
         self.dropped = 0
 
@@ -80,8 +81,8 @@ class CompletenessWriter:
 
     def step(self) -> None:
         """Start to store the moment if it is in another window than before, or if the last write was a minute ago.
-        If the last stored moment is later than this worker's last records, the last write must have been ten
-        minutes ago. This does not apply to the first two writes of a window."""
+        If this worker has stored no records since the last stored moment, it waits for ten minutes after the last
+        write, instead of one minute. This does not apply to the first two writes of a window."""
         known, now = self._last(), self._clock.monotonic()
         if known is None or known.through is None:
             return
@@ -96,12 +97,12 @@ class CompletenessWriter:
             self.dropped += 1
             self._report("the sink has not stored the moment before this one yet")
             return
-        # A table's own commits store the moment as well. They had a minute to store one of the former window.
+        # A table's own commits store the moment as well. They had a minute to store a moment of the former window.
         wanted = former[1] if former is not None and former[0] == known.epoch else place[1]
         self._is_writing = True
         try:
             self._start(partial(self._write, known, wanted))
-        except RuntimeError as error:  # the machine has no thread to give
+        except RuntimeError as error:  # the machine cannot start another thread
             self._is_writing = False
             self._report(str(error))
 
@@ -116,7 +117,7 @@ class CompletenessWriter:
             self._keep(self._application, known, wanted)
             self._writes += 1
             self._kept, self._idle_due = known, self._clock.monotonic() + IDLE_SECONDS
-        except Exception as error:  # of the store or of a table's library; tried again in a minute
+        except Exception as error:  # of the store or of a table's library; the next attempt is in a minute
             self._report(brief(error))
         finally:
             self._is_writing = False

@@ -41,7 +41,7 @@ def several_at_once(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKe
         while waiting:
             try:
                 key = waiting.popleft()
-            except IndexError:  # another thread was faster
+            except IndexError:  # another thread took the last key
                 return
             function(key)
 
@@ -76,7 +76,7 @@ class WithoutWaiting:
             while not is_over.is_set():
                 try:
                     key = waiting.popleft()
-                except IndexError:  # another thread was faster
+                except IndexError:  # another thread took the last key
                     return
                 self._under_way.add(key)
                 try:

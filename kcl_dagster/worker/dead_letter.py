@@ -18,7 +18,8 @@ FORMAT_VERSION = 1
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """All data that is needed to process the record again, and to understand why it failed.
+    """A record that could not be processed, with all data that is needed to process it again, and to understand why
+    it failed.
 
     `data` is base64. While the stream keeps the record, `sequence_number` and `sub_sequence_number` show where it
     is.
@@ -49,7 +50,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The path of the file, relative to the path in the policy."""
+        """The path of the file, relative to the path for dead letters in the failure policy."""
         stream = self.stream.replace(":", "_")
         file = f"{self.sequence_number}-{self.sub_sequence_number}.json"
         return f"{self.application}/{stream}/{self.shard_id}/{file}"
@@ -97,14 +98,14 @@ class DeadLetters(Protocol):
 
 
 class NoDeadLetters:
-    """For applications whose policy has no path for dead letters."""
+    """Refuses every letter. For applications whose failure policy has no path for dead letters."""
 
     def write(self, letter: DeadLetter) -> None:
         raise SinkError(f"there is no place for dead letters, so {letter.name} could not be stored")
 
 
 class FiledDeadLetters:
-    """Stores dead letters as files. `put` stores one file durably under a path, and may replace an equal one."""
+    """Stores dead letters as files. `put` stores one file durably under a path, and can replace an equal file."""
 
     def __init__(self, put: Callable[[str, bytes], None]) -> None:
         self._put = put
@@ -113,6 +114,6 @@ class FiledDeadLetters:
         try:
             self._put(letter.name, letter.to_json())
         except Exception as error:
-            # An error of any class is a SinkError here, because the worker's other shards do not depend on this
-            # letter.
+            # Every error becomes a SinkError, so that it concerns only the shard of the record, and not the
+            # worker's other shards.
             raise SinkError(f"dead letter {letter.name} could not be stored: {text_of(error)}") from error

@@ -1,6 +1,6 @@
-"""Delivery to receivers that may be slow, hang or fail, such as Dagster's storage or a log.
+"""Delivery to receivers that can be slow, hang or fail, such as Dagster's storage or a log.
 
-The threads of a worker renew its leases, so they may not wait for a receiver. They add a call to a bounded queue,
+The threads of a worker renew its leases, so they must not wait for a receiver. They add a call to a bounded queue,
 and the queue's own thread makes the calls in order. If the queue is full or a call fails repeatedly, the call is
 dropped and counted by kind. When the receiver accepts calls again, it gets one call with the number of dropped
 calls. A receiver that is always too slow gets such a call regularly.
@@ -16,12 +16,12 @@ from typing import Final, Self
 from kcl_dagster.runtime import Clock, SystemClock
 
 CAPACITY: Final = 1000  # calls; with some KB each, these are a few MB while a receiver does not answer
-RESERVED: Final = 100  # of the capacity, for important calls
-ATTEMPTS: Final = 3  # then the next call is made, because the receiver may refuse only this one
-FIRST_PAUSE: Final = 1.0  # seconds after a failure, doubled with every further one
+RESERVED: Final = 100  # the part of the capacity that is kept for important calls
+ATTEMPTS: Final = 3  # at a call; it is then dropped, because the receiver may refuse only this call
+FIRST_PAUSE: Final = 1.0  # seconds after a failure, doubled with every further failure
 LONGEST_PAUSE: Final = 30.0  # seconds; a receiver that works again is noticed within half a minute
 REPORT_SECONDS: Final = 300.0  # between two reports of dropped calls, if the receiver is always too slow
-LAST_SECONDS: Final = 5.0  # to deliver what is still queued when a worker ends
+LAST_SECONDS: Final = 5.0  # for the delivery of the queued calls when a worker ends
 IDLE_SECONDS: Final = 60.0  # between two steps of a thread without calls
 
 Call = Callable[[], object]
@@ -43,7 +43,7 @@ class _Waiting:
 
 
 class DeliveryQueue:
-    """A bounded queue of calls. `offer` may be called from any thread, `step` from one thread only."""
+    """A bounded queue of calls. `offer` can be called from any thread, `step` from one thread only."""
 
     def __init__(
         self,
@@ -199,6 +199,6 @@ class DeliveryThread:
 
 
 def counted(dropped: Mapping[str, int]) -> str:
-    """`3 (2 lease lost, 1 batch)`: how many calls of which kinds were dropped."""
+    """A text with the number of dropped calls by kind, such as `3 (2 lease lost, 1 batch)`."""
     kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(dropped.items(), key=lambda kind: -kind[1]))
     return f"{sum(dropped.values())} ({kinds})"

@@ -12,9 +12,9 @@ LONGEST_PAUSE = 2.0  # seconds between two steps that fail; new leases wait for 
 
 
 class Discoverer:
-    """Queries the owner index, or scans the table if there is no index. The index may be outdated, so each lease is
-    verified with a consistent read. A lease in a handoff is not acquired until its former owner has transferred it.
-    """
+    """Finds this worker's leases by a query of the owner index, or by a scan of the table if there is no index. The
+    index can be outdated, so each lease is verified with a consistent read. A lease in a handoff is not acquired
+    until its former owner has transferred it."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class Discoverer:
         self._on_event = on_event
         self._outage = Outage(EventKind.DISCOVERY_FAILED, clock or SystemClock(), on_event, LONGEST_PAUSE)
         self.is_acquiring = False
-        """Whether leases are being acquired. A round that began now would read only some of them. Leases that are
-        assigned together should be read together."""
+        """Whether leases are being acquired. A round should not begin now, because it would read only some of the
+        leases that were assigned together."""
 
     def step(self) -> list[LeaseKey]:
         """Acquire new leases, and return their keys. If a lease cannot be read or renewed, a later step tries
@@ -74,15 +74,16 @@ class Discoverer:
         return acquired
 
     def _pass_on(self, lease: Lease) -> None:
-        """Pass on a lease whose handoff was requested before this worker began to read it. No batch has to be
-        finished first."""
+        """Transfer a lease to the next owner of its handoff. The handoff was requested before this worker began to
+        read the lease, so no batch has to be finished first."""
         passed = self._holdings.handover.pass_on(lease)
         if passed is not None and passed.owner is not None:
             message = f"to {lease.owner}, before it was begun"
             self._on_event(WorkerEvent(EventKind.HANDOFF_DONE, message, lease.key))
 
     def give_back(self) -> list[LeaseKey]:
-        """At the end: release leases that were assigned to this worker and that it has not acquired."""
+        """Release the leases that were assigned to this worker and that it has not acquired. Called when the worker
+        stops. Returns their keys."""
         try:
             return [key for key in self._table.owned_by(self._worker) if self._give_back(key)]
         except KclError as error:  # these leases expire by themselves

@@ -37,7 +37,8 @@ class ErrorClass(StrEnum):
 
     @property
     def is_outage(self) -> bool:
-        """Whether other records would have failed as well. No record is set aside for such an error."""
+        """Whether the error is of the class `sink` or `platform`. Other records would then have failed as well, so
+        no record is set aside for such an error."""
         return self in {ErrorClass.SINK, ErrorClass.PLATFORM}
 
 
@@ -72,10 +73,10 @@ def is_of_code(text: str) -> bool:
 
 
 def depends_on_records(error: BaseException) -> bool:
-    """Whether some of the records may succeed, so that it is useful to search for a record that fails alone.
+    """Whether some of the records can succeed, so that it is useful to search for a record that fails alone.
 
-    If a process is lost, this is a failure of the platform, unless it happens repeatedly: `Failures` counts how
-    often.
+    The result is True for the loss of a process. It is a failure of the platform, but a loss that happens again and
+    again can be caused by a record: `Failures` counts the losses.
     """
     if isinstance(error, TransformError):
         return False

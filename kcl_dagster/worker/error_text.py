@@ -1,17 +1,17 @@
 """Texts about errors: type, message and place, of bounded length and without values of records.
 
-The message of user code may quote a record. These parts of the message are therefore replaced:
+The message of user code can quote a record. These parts of the message are therefore replaced:
 
 - text in quotes, unless it also appears in the traceback's source lines and so is part of the code;
 - e-mail addresses, paths of URLs, and the value after the name of a secret;
-- long runs of digits, or of letters and digits, which may be keys.
+- long runs of digits, or of letters and digits, which can be keys.
 
 A name or a short number without quotes is kept, because no pattern distinguishes it from the message's words.
 
 The place is always in the consumer's code. It is a frame of the traceback, or the call that Spark reports for an
 expression that it evaluated after the consumer's function had returned. Other errors have no place.
 
-The text of user code may contain half of a surrogate pair, which cannot be encoded. Making the text may raise an
+The text of user code can contain half of a surrogate pair, which cannot be encoded. Making the text can raise an
 error. All texts that this module returns can be encoded.
 """
 
@@ -40,7 +40,8 @@ REDACTED: Final = "[redacted]"
 
 _QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|‘[^’]*’|“[^”]*”")  # noqa: RUF001
 _ADDRESS: Final = re.compile(r"[^\s'\"<>(),;]+@[^\s'\"<>(),;]+")
-_URL_PATH: Final = re.compile(r"(https?://[^\s/?#'\"<>]+)[/?#][^\s'\"<>]*")  # for buckets, paths are settings
+# The paths of `s3:` URLs are kept, because they are settings.
+_URL_PATH: Final = re.compile(r"(https?://[^\s/?#'\"<>]+)[/?#][^\s'\"<>]*")
 _NAMED_SECRET: Final = re.compile(
     r"(?i)((?:secret|passw(?:or)?d|pwd|token|signature|credential|authorization|api[_-]?key|access[_-]?key(?:[_-]?id)?)"
     r"[\w-]*\s*[=:]\s*)(?:(?:bearer|basic)\s+)?[^\s,;'\"\])}]+"
@@ -84,7 +85,7 @@ class Frame:
 
     @property
     def may_be_of_the_consumer(self) -> bool:
-        """Whether the frame may belong to the consumer, if the consumer's code is installed as a package. This is
+        """Whether the frame can belong to the consumer, if the consumer's code is installed as a package. This is
         so for every installed package except Spark and this one."""
         return not self._is_of_a_platform or (self.package is not None and not self._is_of_ours_or_spark)
 
@@ -130,7 +131,7 @@ Place = Frame | Expression
 
 
 def brief(error: BaseException) -> str:
-    """One line: type, message and the innermost place in the consumer's code."""
+    """A text of one line about an error: type, message and the innermost place in the consumer's code."""
     kind, message, places = _parts(error)
     text = encodable(f"{kind}: {message}" if message else kind)
     place = encodable(f" ({places[-1].brief})" if places else "")
@@ -148,7 +149,7 @@ def _cut(text: str, longest: int) -> str:
 
 
 def full(error: BaseException) -> str:
-    """Type and message, then the places in the consumer's code, innermost last."""
+    """A text about an error: type and message, then the places in the consumer's code, innermost last."""
     kind, message, places = _parts(error)
     head = f"{kind}: {message}" if message else kind
     return encodable("\n".join([head, *map(str, places)]))[:LONGEST_TEXT]
@@ -211,9 +212,9 @@ def _parts(error: BaseException) -> tuple[str, str, Sequence[Place]]:
 
 
 def _foreign(kind: str) -> str:
-    """The name of a class that does not belong to this package. The leader determines the class of an error from
-    its text in a worker's row. So if a class of this package has the same name, the result says that the class is
-    the consumer's."""
+    """The name to show for an error class from outside of this package. If a class of this package has the same
+    name, the result begins with "consumer's". Otherwise the leader, which reads the name in a worker's row, would
+    mistake the error for one of this package."""
     mine = getattr(errors, kind, None)
     return f"consumer's {kind}" if isinstance(mine, type) and issubclass(mine, KclError) else kind
 
@@ -254,7 +255,7 @@ def _remote(text: str) -> tuple[str, str, list[Frame]]:
             break  # the text after an empty line is the JVM's
     kind, _, message = (rest[0] if rest else "").partition(": ")
     message = "\n".join([message, *(line for line in rest[1:] if not line.lstrip().startswith("at "))])
-    # Spark's Python worker calls the consumer's function, even if that is installed as a package.
+    # Spark's Python worker calls the consumer's function, even if the function is in an installed package.
     chosen = _chosen(frames) or _of_one_package([frame for frame in frames if frame.may_be_of_the_consumer])
     return _foreign(kind.strip() or "Error"), redacted(message.strip(), "\n".join(f.source for f in chosen)), chosen
 

@@ -81,7 +81,7 @@ class WorkerEvent:
 
 OnEvent = Callable[[WorkerEvent], None]
 """Receives an event, on the thread on which it happened, possibly during a renewal. It must be quick, must not
-raise, and must not call the worker. Put a receiver that may be slow behind a `worker.delivery.DeliveryQueue`."""
+raise, and must not call the worker. Put a receiver that can be slow behind a `worker.delivery.DeliveryQueue`."""
 
 
 def ignore(_: WorkerEvent) -> None:

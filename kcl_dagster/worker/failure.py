@@ -14,7 +14,7 @@ The class of the error (`kcl_dagster.worker.error_class`) determines what happen
   all owners with the same version of the code. After two losses, the batch is written without other leases. After
   three, it is narrowed before it is written, whatever the policy is. The first half is narrowed again after one
   more loss. For a single remaining record, the policy decides. If the policy is to stop, the record is tried at
-  long intervals, because each attempt may end a worker.
+  long intervals, because each attempt can end a worker.
 
 The order is always kept: records after a failing record are read only when that record is stored or set aside.
 """
@@ -32,11 +32,11 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.error_class import class_of, depends_on_records
 from kcl_dagster.worker.error_text import brief
 
-FIRST_PAUSE = 0.5  # seconds; a random failure is repeated before anyone notices it
+FIRST_PAUSE = 0.5  # seconds; short, so that a random failure hardly delays the shard
 LONGEST_PAUSE = 60.0  # a repaired sink or a new deployment takes effect within a minute
 TOGETHER_ATTEMPTS = 5  # an outage of ten seconds only delays its leases; a longer one splits the batch
-LOSSES_TO_ISOLATE = 1  # losses, without the last one, after which a batch is written without other leases
-LOSSES_TO_NARROW = 3  # losses after which a batch is narrowed before it is written; its half begins with 2
+LOSSES_TO_ISOLATE = 1  # losses, without the last loss, after which a batch is written without other leases
+LOSSES_TO_NARROW = 3  # losses after which a batch is narrowed before it is written; its half begins with 2 losses
 LOSS_PAUSE = 300.0  # seconds until a single record that ended a process is tried again; doubled with every loss
 LONGEST_LOSS_PAUSE = 3600.0
 
@@ -52,12 +52,12 @@ class Verdict(StrEnum):
 @dataclass(slots=True)
 class _Trouble:
     attempts: int = 0  # failures because of a record or the code, when the lease was tried alone
-    outages: int = 0  # failures of the sink or the platform in a row, alone or with others
+    outages: int = 0  # failures of the sink or the platform in a row, when tried alone or with other leases
     losses: int = 0  # processes lost in a row while this lease was tried alone
-    pauses: int = 0  # after failures of any kind
+    pauses: int = 0  # the number of pauses after failures of any kind, since the last success
     retry_at: float = 0.0
     group: int | None = None  # leases with the same number are tried together; None: healthy leases
-    turn: int = 0  # when its group was last tried, in the order of all suspects' attempts
+    turn: int = 0  # the number of the last attempt of its group; attempts of all groups are numbered in order
     until: Checkpoint | None = None  # the end of the range that is being narrowed
     failing_since: float | None = None  # when this range first failed alone, plus the time of later outages
     out_since: float | None = None  # when the present series of outages began
@@ -67,8 +67,8 @@ class _Trouble:
     has_lost: bool = False  # whether an event has reported its loss of records
 
     def see(self, now: float, *, is_outage: bool) -> None:
-        """Record when this kind of failure began. While the sink or the platform fails, no record can succeed, so
-        that the time of an outage does not count in the age of other failures."""
+        """Record when the present outages or the other failures began. While the sink or the platform fails, no
+        record can succeed. The time of an outage therefore does not count in the age of the other failures."""
         if is_outage:
             self.out_since = now if self.out_since is None else self.out_since
             return
@@ -84,7 +84,7 @@ class _Trouble:
 
 
 class Failures:
-    """The leases that fail. Each worker has one, in memory. A new owner of a lease begins to count at zero."""
+    """Keeps the failing leases of one worker, in memory. A new owner of a lease begins to count at zero."""
 
     def __init__(self, policy: FailurePolicy, clock: Clock, chance: Random) -> None:
         self._policy = policy
@@ -100,7 +100,8 @@ class Failures:
         return self._policy.action
 
     def next_group(self, keys: Sequence[LeaseKey]) -> list[LeaseKey]:
-        """The leases of the next batch: alternately all healthy leases together, and one group of suspects."""
+        """The leases of the next batch: alternately all healthy leases together, and one group of leases that have
+        failed or are suspected to fail."""
         now = self._clock.monotonic()
         ready = [key for key in keys if key not in self._troubles or self._troubles[key].retry_at <= now]
         suspects: dict[int, list[LeaseKey]] = {}
@@ -118,8 +119,8 @@ class Failures:
         return well
 
     def _longest_untried(self, groups: Iterable[list[LeaseKey]]) -> list[LeaseKey]:
-        """Choose the group of suspects that was tried longest ago. A batch of suspects may find no records, and
-        then it neither fails nor succeeds. So the groups have to take turns."""
+        """Choose the group that was tried longest ago. A batch of a group may find no records, and then it neither
+        fails nor succeeds. The groups therefore have to take turns."""
         group = min(groups, key=lambda group: max(self._troubles[key].turn for key in group))
         self._turn += 1
         for key in group:
@@ -127,8 +128,8 @@ class Failures:
         return group
 
     def failed(self, keys: Sequence[LeaseKey], error: BaseException) -> list[LeaseKey]:
-        """Count a failure of a batch of these leases, or of reading one lease. Returns the lease if this failure
-        has stopped it because of an outage."""
+        """Count a failure of a batch of these leases, or of reading one lease. If an outage now stops a lease that
+        was tried alone, the result contains this lease. Otherwise the result is empty."""
         now = self._clock.monotonic()
         troubles = [self._troubles.setdefault(key, _Trouble()) for key in keys]
         is_outage = class_of(error).is_outage
@@ -138,13 +139,13 @@ class Failures:
         pause = self._pause(max((trouble.pauses for trouble in troubles), default=0))
         for trouble in troubles:
             trouble.pauses += 1
-            trouble.retry_at = now + pause  # the same for all: they failed together and are retried together
+            trouble.retry_at = now + pause  # the same for all these leases, so that they are retried together
             is_loss = isinstance(error, ProcessLost) and len(keys) == 1
             trouble.losses = trouble.losses + 1 if is_loss else 0
             trouble.outages = trouble.outages + 1 if is_outage else 0
             trouble.attempts += not is_outage
             trouble.see(now, is_outage=is_outage)
-            trouble.is_lost = False  # the process did not end
+            trouble.is_lost = False  # the batch has failed without ending the process
         outages = min((trouble.outages for trouble in troubles), default=0)
         if len(troubles) > 1 and outages >= self._policy.outage_attempts:
             self._isolate(troubles, now)
@@ -194,7 +195,7 @@ class Failures:
 
     def verdict_of_loss(self, key: LeaseKey, losses: int, can_narrow: bool, can_set_aside: bool = True) -> Verdict:
         """The verdict on a batch of one lease that has ended the processes of `losses` owners. Called before the
-        batch is written. RETRY: it may be written."""
+        batch is written. RETRY means that the batch can be written."""
         self.suspect(key)
         trouble = self._troubles[key]
         if can_narrow:
@@ -232,7 +233,7 @@ class Failures:
 
     def announce(self, key: LeaseKey, why: str, *, is_loss: bool = False) -> bool:
         """Record why a shard is stopped. Returns True if this is new. With `is_loss`, a loss of records is also new
-        if the shard was stopped before for another reason: a sink may refuse a batch until its records have left
+        if the shard was stopped before for another reason: a sink can refuse a batch until its records have left
         the stream."""
         trouble = self._troubles[key]
         is_news = not trouble.has_lost if is_loss else trouble.stopped is None
@@ -287,7 +288,7 @@ class Failures:
 
     def _is_old(self, since: float | None) -> bool:
         """Whether the time since the range first failed is longer than the policy's age. Neither the arrival time
-        of the records nor failures of other parts of the batch matter, because the first failure of a record may be
+        of the records nor failures of other parts of the batch matter, because the first failure of a record can be
         random."""
         age = self._policy.max_age
         return age is not None and since is not None and self._clock.monotonic() - since > age

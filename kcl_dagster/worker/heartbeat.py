@@ -1,4 +1,5 @@
-"""The worker's row. It shows that the worker is alive, its state and lag, and whether it was asked to drain."""
+"""Writes the worker's row, which shows that the worker is alive, its state and lag, and whether it was asked to
+drain."""
 
 import threading
 from collections.abc import Mapping
@@ -24,13 +25,13 @@ class Identity:
 
 
 class Utilization(Protocol):
-    """Measures how busy the machine is, in the form of the KCL's rows."""
+    """Measures how busy the machine is. The results have the form in which the KCL's rows store them."""
 
     def step(self) -> None:
         """Take a sample if one is due. Called several times per second; does not raise."""
 
     def averages(self) -> dict[str, tuple[float, ...]]:
-        """The series per metric, oldest first. If there is none, the leader judges this worker by its
+        """The averages per metric, oldest first. If there are none, the leader judges this worker by its
         throughput."""
 
     def operating_range(self) -> dict[str, tuple[int, ...]]:
@@ -38,7 +39,7 @@ class Utilization(Protocol):
 
 
 class Unmeasured:
-    """For a worker that publishes no utilization."""
+    """The `Utilization` of a worker that publishes no metrics."""
 
     def step(self) -> None:
         return None
@@ -51,7 +52,7 @@ class Unmeasured:
 
 
 class Heartbeat:
-    """Writes the worker's row. One thread calls `step` every `timings.heartbeat` seconds. Another thread may set
+    """Writes the worker's row. One thread calls `step` every `timings.heartbeat` seconds. Another thread can set
     `state`, `lag_ms`, `behind`, `stopped`, `why_stopped`, `failing`, `attempts`, `slow_since` and `held_since`."""
 
     def __init__(
@@ -122,7 +123,7 @@ class Heartbeat:
             # is deleting the row, a heartbeat that is under way must not create it again.
             if self._over.is_set():
                 return
-            self._is_written = True  # even if the response is lost
+            self._is_written = True  # also if the response is lost, because the table may have the row
             # The process may have paused since the row was built, and a row that is too old is not written.
             self._row = row = replace(row, last_update=int(self._clock.now()))
             written = self._table.put(row)
@@ -146,7 +147,7 @@ class Heartbeat:
             return
         try:
             if not self._table.delete(self._row):
-                # A heartbeat was under way: the row may be older or newer than the one that was written last.
+                # A heartbeat was under way, so the row in the table can be older or newer than `self._row`.
                 current = self._table.get(self._row.id)
                 if current is not None and current.run_id == self._row.run_id:
                     self._table.delete(current)

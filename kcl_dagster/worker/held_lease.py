@@ -11,8 +11,8 @@ from kcl_dagster.model.stored import BatchCounts
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A held lease at the time it was read. `token`: identifies this ownership. Work that began under one token may
-    not be finished under another."""
+    """A held lease at the time it was read. `token`: identifies this ownership. Work that began under one token
+    must not be finished under another."""
 
     lease: Lease
     token: int
@@ -26,7 +26,7 @@ class Holding:
 @dataclass(frozen=True, slots=True)
 class Unwritten:
     """What is stored of a lease beyond the checkpoint in its row, for a worker that uses a chain. The next renewal
-    writes it to the row. `counts`: None if not known. `number`: the number of the last batch."""
+    writes this to the row. `counts`: None if not known. `number`: the number of the last batch."""
 
     through: Checkpoint
     stored_through: int | None = None
@@ -44,8 +44,8 @@ class Unwritten:
 
 @dataclass(slots=True)
 class Unpublished:
-    """What entry `number` of a chain has decided and readers do not see yet. It is not written to the row until
-    they see it, because neither the checkpoint nor the stored moment may be ahead of what readers see."""
+    """What entry `number` of a chain has decided for a lease, while readers do not see the batch yet. It is written
+    to the row when readers see the batch, so that the row is never ahead of what they see."""
 
     number: int
     stored: Unwritten
@@ -68,16 +68,16 @@ class HeldLease:
     in_doubt: bool = False  # a write was sent, and its outcome is not known
     pinned: int | None = None  # the number of the batch that this owner pinned last
     unwritten: Unwritten | None = None
-    in_flight: Unwritten | None = None  # what the write with the unknown outcome contained
+    in_flight: Unwritten | None = None  # the content of the last write, until its outcome is known
     claimed: Claim | None = None  # the claim that this worker has written since it acquired the lease
-    is_deciding: bool = False  # whether an entry for the lease may have been made: its claim may not be ended
+    is_deciding: bool = False  # whether an entry for the lease may have been made, so that its claim must remain
     unpublished: list[Unpublished] = field(default_factory=list)  # in the order of their numbers
 
     def snapshot(self) -> Holding:
         return Holding(self.lease, self.token, self.handoff_since)
 
     def caught_up(self, lease: Lease) -> None:
-        """Keep the row that a request read before it failed, so that at most one write remains in doubt."""
+        """Keep the row that a request read before it failed. So the outcome of at most one write is unknown."""
         self.lease = lease
 
     def add_stored(self, stored: Unwritten) -> None:
@@ -88,17 +88,19 @@ class HeldLease:
         return self.claimed is not None and self.claimed.chain == chain
 
     def newer_moment(self, committed: int | None = None) -> int | None:
-        """The moment to write. None if the row has this moment or a later one. The moment never falls unless the
-        lease is reset."""
+        """The moment through which the lease is stored, to be written to its row. None if the row has this moment
+        or a later one. The moment in the row never falls unless the lease is reset."""
         newest = max(self.stored_through or 0, committed or 0)
         return newest if newest > (self.lease.stored_through or 0) else None
 
     def next_number(self, stored: Unwritten) -> int | None:
-        """The batch number to write. It never falls, because late rows are detected by it."""
+        """The batch number to write to the row. None if it is not known. The number never falls, because late rows
+        are detected by it."""
         return None if stored.number is None else max(stored.number, self.lease.batch + 1)
 
 
 def renewed_claim(claim: Claim, at: Checkpoint) -> Claim:
-    """The claim to write with the checkpoint `at`. A begun batch is left out when it is stored."""
+    """The claim to write with the checkpoint `at`. It has no note of a begun batch if `at` is beyond the batch's
+    beginning, because the batch is stored then."""
     begun = claim.begun
     return replace(claim, at=at, begun=begun if begun is not None and begun.after >= at else None)

@@ -1,5 +1,6 @@
-"""The leases that this worker holds. This module combines the modules that list them, write them, write the claims
-of chains on them, and release them. All writes of leases by the worker are in these modules."""
+"""The leases that this worker holds. This module combines `lease_registry`, which lists them, `lease_writes`, which
+writes their rows, `claimed_leases`, which writes the claims of chains into the rows, and `lease_handover`, which
+gives leases up."""
 
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.runtime import Runtime
@@ -11,7 +12,7 @@ from kcl_dagster.worker.lease_writes import LeaseWrites
 
 
 class Holdings(LeaseWrites):
-    """The leases that this worker holds. Called from the batch thread and from the renewal thread. Every method may
+    """The leases that this worker holds. Called from the batch thread and from the renewal thread. Every method can
     block for one table write."""
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Record processors in processes of the executors. Each shard has one process for as long as the worker holds its
-lease.
+"""Record processors in processes of the executors. Each shard has one process for as long as the worker holds the
+lease of the shard.
 
 A processor keeps state between calls. It therefore needs a process that lives from batch to batch, and its records
 have to be read in that process. If the process is lost, the state is lost, too. A new processor in another process
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 
 class HostLost(BatchError):
-    """The process of a processor has ended. The failure is not attributed to a record."""
+    """Raised if the process of a processor has ended. This failure is not attributed to a record."""
 
 
 class ProcessorFailed(Exception):
-    """A processor raised an error: the failure is in user code. `kind`: the class of the error."""
+    """Raised if a processor raised an error, so that the failure is in user code. `kind`: the class of that
+    error."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -52,7 +53,8 @@ class HostedProcessor(Protocol):
     def shard_ended(self, context: "ProcessorContext") -> None: ...
 
     def lease_lost(self) -> None:
-        """Make the last call of a processor, like `shutdown_requested`."""
+        """Call the processor for the last time, because its lease is lost. `shutdown_requested` is a last call,
+        too."""
 
     def shutdown_requested(self, context: "ProcessorContext") -> None: ...
 

@@ -1,4 +1,4 @@
-"""Calls one record processor, and offers the operations that the processor may request during a call.
+"""Calls one record processor, and offers the operations that the processor can request during a call.
 
 This module runs in the process of the processor, in an executor. The worker's counterpart is
 `kcl_dagster.worker.hosted_processor`.
@@ -27,7 +27,7 @@ MAX_ERROR_TEXT: Final = 8192  # characters, for a log and a dead letter
 
 
 class ProcessorContext(Protocol):
-    """The requests that a processor may make during a call, on the thread of the call."""
+    """The requests that a processor can make during a call, on the thread of the call."""
 
     def checkpoint(self, at: Checkpoint | None, delivered: Checkpoint | None) -> str | None:
         """Checkpoint at `at`, or (None) after all delivered records. `delivered`: the last delivered record; None
@@ -36,12 +36,12 @@ class ProcessorContext(Protocol):
 
     def set_aside(self, record: PoisonRecord, error_type: str, error: str) -> bool:
         """Report a failure of a record that was delivered alone. Returns True if the record was set aside, so that
-        the next record may follow."""
+        the next record can follow."""
 
 
 class Instance:
     """One record processor. Errors of the processor are raised unchanged. After an error, the instance must not be
-    used any more, except that `shard_ended` may be called again."""
+    used any more, except that `shard_ended` can be called again."""
 
     def __init__(self, processor: RecordProcessor, shard_id: str, error: type[Exception]) -> None:
         """`error`: the class that the processor catches if a checkpoint is refused."""
@@ -62,7 +62,7 @@ class Instance:
         one_by_one: bool = False,
     ) -> Checkpoint | None:
         """Deliver records in order, several at a time. Returns the position of the last record. With `one_by_one`,
-        each record is delivered alone, and `set_aside` is called for each that fails."""
+        each record is delivered alone, and `set_aside` is called for each record that fails."""
         for some in records:
             if one_by_one:
                 for record in some:

@@ -1,7 +1,8 @@
-"""A replacement for the `amazon_kclpy` package, so that processors which import that package need not install it.
+"""A replacement for the `amazon_kclpy` package. With it, processors can import `amazon_kclpy` although that package
+is not installed.
 
-The original package downloads a hundred Java archives that are not needed here. If it is installed, it is not
-changed, and its own exception class is raised.
+The original package downloads a hundred Java archives that are not needed here. If the original is installed, it is
+used unchanged, and a refused checkpoint raises its exception class.
 """
 
 import importlib.util
@@ -15,7 +16,8 @@ _PACKAGE = "amazon_kclpy"
 
 
 class KCLProcess:
-    """Scripts use this class under `if __name__ == "__main__"`. Processors are not started in this way here."""
+    """The class with which scripts for the Java KCL start a processor under `if __name__ == "__main__"`. Its `run`
+    raises an error, because kcl_dagster starts processors itself."""
 
     def __init__(self, record_processor: object, *_: object, **__: object) -> None:
         self.processor = record_processor
@@ -27,7 +29,7 @@ class KCLProcess:
 
 
 def install_stand_in() -> bool:
-    """Make `import amazon_kclpy` work. Returns False if the original is installed. May be called repeatedly."""
+    """Make `import amazon_kclpy` work. Returns False if the original is installed. Can be called repeatedly."""
     if _is_installed():
         return False
     if _PACKAGE in sys.modules:
@@ -79,4 +81,4 @@ def _module(name: str, **content: object) -> None:
     sys.modules[full] = module
     parent, _, child = full.rpartition(".")
     if parent:
-        setattr(sys.modules[parent], child, module)  # as an import would
+        setattr(sys.modules[parent], child, module)  # an import does this, too

@@ -1,4 +1,4 @@
-"""The lag of a worker. This is the lag of its shard that is furthest behind."""
+"""Calculates the lag of a worker, which is the lag of its shard that is furthest behind."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class LagReport:
     """The leases of unfinished shards that the worker has to read; see `Holdings.to_be_read`."""
 
     behind: Mapping[LeaseKey, int]
-    """Milliseconds, the largest first. Shards whose lag is not known yet are left out."""
+    """The lag by lease in milliseconds, the largest first. Shards whose lag is not known yet are left out."""
 
     hung: tuple[LeaseKey, ...] = ()
 
@@ -44,8 +44,8 @@ class Unstored:
 
 
 def unstored_of(leases: Iterable[Lease], failing: Collection[LeaseKey]) -> dict[LeaseKey, Unstored]:
-    """For each lease, the batch that is begun and not stored, as the lease's row records it. The row also shows a
-    batch of a former owner.
+    """For each lease, the batch that is begun and not stored, as the lease's row records it. A former owner may
+    have begun the batch.
 
     If the row records no such batch and the lease is in `failing`, the result has the moment through which its
     shard is stored. Other leases are left out.
@@ -72,10 +72,10 @@ def begun_of(lease: Lease) -> Begun | None:
 
 
 class Lag:
-    """Calculates lags. The basis is the lag that the stream reported when a shard was last read to the end of a
-    batch. A shard is not read while its batch fails or hangs, or while it is stopped. Its lag then grows with the
-    clock. If a former owner has begun its batch, or the batch takes longer than usual, the lag is at least the age
-    of the batch's first record.
+    """Calculates the lags of shards. The basis is the lag that the stream reported when a shard was last read to
+    the end of a batch. A shard is not read while its batch fails or hangs, or while it is stopped. Its lag then
+    grows with the clock. If a former owner has begun the shard's batch, or the batch takes longer than usual, the
+    lag is at least the age of the batch's first record.
 
     `see` is called on the main thread and `measure` on the housekeeping thread, so the lag also grows while the
     main thread waits for a batch.
@@ -85,10 +85,10 @@ class Lag:
         """`patience`: seconds within which a healthy shard is read again."""
         self._clock = clock
         self._patience = patience
-        # Replaced and never changed, because two threads use it
+        # This dict is replaced and never changed, because two threads use it
         self._behind: dict[LeaseKey, tuple[int, float]] = {}
         self._held_since: dict[LeaseKey, float] = {}
-        # lease -> the number of the unfinished batch, and since when it is known
+        # For each lease: the number of the unfinished batch, and since when it is known
         self._begun: dict[LeaseKey, tuple[int, float]] = {}
 
     def see(self, leases: Iterable[LeaseReport], held: Collection[LeaseKey]) -> None:
@@ -107,7 +107,7 @@ class Lag:
         self, held: Collection[LeaseKey], unstored: Mapping[LeaseKey, Unstored] | None = None
     ) -> dict[LeaseKey, int]:
         """The lag in milliseconds by shard, the largest first. The lag of a shard that was never read grows from
-        the time at which the worker got it. At first, such a shard is left out."""
+        the time at which the worker got it. For the first `patience` seconds, such a shard is left out."""
         now, behind = self._clock.monotonic(), self._behind
         ages = self._ages(unstored or {}, now)
         self._held_since = {key: self._held_since.get(key, now) for key in held}

@@ -25,7 +25,8 @@ class Late(Generic[T]):
         return self._opened.result()
 
     def is_settled(self, seconds: float) -> bool:
-        """Wait up to `seconds`. Returns whether the object is open, or could not be opened."""
+        """Wait up to `seconds` for the end of the opening. Returns True if it has ended, with success or with an
+        error."""
         wait([self._opened], seconds)
         return self._opened.done()
 
@@ -36,7 +37,8 @@ class Late(Generic[T]):
         return self._opened.result()
 
     def why_failed(self) -> str | None:
-        """Why the object could not be opened; None otherwise. A `surroundings.Watch`."""
+        """The reason why the object could not be opened; None if it is open, or is still being opened. Can be used
+        as a `surroundings.Watch`."""
         if not self._opened.done():
             return None
         error = self._opened.exception()

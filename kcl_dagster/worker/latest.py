@@ -1,4 +1,4 @@
-"""Calls functions whose results may hang, each on a thread of its own. The caller gets the last result."""
+"""Calls functions that can hang, each on a thread of its own. The caller gets the last result without waiting."""
 
 import threading
 from collections.abc import Callable
@@ -16,10 +16,11 @@ def on_a_thread(function: Callable[[], None]) -> None:
 
 
 class Latest(Generic[T]):
-    """The last result of a function. `ask` never waits. For one caller at a time."""
+    """Keeps the last result of a function. `ask` never waits. Two threads must not call the methods at the same
+    time."""
 
     def __init__(self, question: Callable[[], T], start: Start = on_a_thread) -> None:
-        """If the function raises an exception, the last result is kept."""
+        """`question`: the function. If it raises an exception, the last result is kept."""
         self._question = question
         self._start = start
         self._answer: T | None = None
@@ -27,7 +28,7 @@ class Latest(Generic[T]):
 
     def ask(self) -> T | None:
         """Call the function again, unless a call is still running. Returns the last result; None before the first
-        one."""
+        result."""
         if not self._is_asking:
             self._is_asking = True
             try:
@@ -45,7 +46,7 @@ class Latest(Generic[T]):
     def _find_out(self) -> None:
         try:
             self._answer = self._question()
-        except Exception:  # noqa: S110 (the next question may be answered)
+        except Exception:  # noqa: S110 (the next call can succeed)
             pass
         finally:
             self._is_asking = False

@@ -1,4 +1,4 @@
-"""A worker's check of whether there is a leader, and of what an operator has paused."""
+"""Checks for a worker whether there is a leader, and reads what an operator has paused."""
 
 from kcl_dagster import aws
 from kcl_dagster.model.standing import Standing
@@ -13,8 +13,8 @@ _NO_LEADER = "none"
 
 
 class LockWatch:
-    """Reads the leader's lock without trying to get it. A living leader changes the version of the lock. If the
-    lock was released or never taken, nothing changes either."""
+    """Reads the leader's lock without trying to get it. A living leader changes the version of the lock at
+    intervals. A lock that was released or never taken does not change, like the lock of a leader that has ended."""
 
     def __init__(
         self, client: aws.Client, layout: TableLayout, runtime: Runtime, control: ControlRow | None = None

@@ -13,18 +13,18 @@ from kcl_dagster.worker.lease_writes import LeaseWrites
 from kcl_dagster.worker.pending import pin_of
 
 GoesOn = Callable[[WorkerId], bool]
-"""Returns whether a worker may be given a lease, because it has neither ended nor been asked to drain. May read a
+"""Returns whether a worker can be given a lease, because it has neither ended nor been asked to drain. Can read a
 table once; must not raise."""
 
 
 def every_worker_goes_on(_: WorkerId) -> bool:
-    """For callers without access to the rows of workers."""
+    """Return True. For callers without access to the rows of workers."""
     return True
 
 
 @dataclass(slots=True)
 class LeaseHandover:
-    """Transfers and releases leases. Called from the batch thread and from the renewal thread. Every method may
+    """Transfers and releases leases. Called from the batch thread and from the renewal thread. Every method can
     block for several table writes."""
 
     _leases: LeaseWrites
@@ -116,7 +116,8 @@ class LeaseHandover:
     def _release(self, lease: Lease) -> bool:
         if self._let_go(lease) is not None:
             return True
-        # The condition names both owners, so the write fails if a handoff began that this worker has not read yet.
+        # The write fails if a handoff began that this worker has not read yet, because its condition names the
+        # owner and the next owner.
         current = self._leases.table.get(lease.key)
         if current is None or current.actual_owner != self._leases.worker:
             return False

@@ -15,9 +15,9 @@ from kcl_dagster.worker.throughput import Throughput
 class LeaseRegistry:
     """The held leases. Called from the batch thread and from the renewal thread. No method waits for a write.
 
-    A lease is trusted until the time at which the last successful write was *sent*, plus `duration`, on this
-    process's monotonic clock. Every other process observes the change of the counter later than that, so no other
-    process can have taken the lease in between.
+    A lease is trusted for `duration` seconds after the last successful write was *sent*, on this process's
+    monotonic clock. Every other process observes the change of the counter after the write was sent, and waits for
+    at least `duration` from then on. So no other process can take the lease while it is trusted.
     """
 
     def __init__(
@@ -34,7 +34,9 @@ class LeaseRegistry:
         self._runtime = runtime
         self._on_event = on_event
         self._held: dict[LeaseKey, HeldLease] = {}
-        self._expired: dict[LeaseKey, Lease] = {}  # not acquired again; this worker may still be their owner
+        self._expired: dict[LeaseKey, Lease] = {}
+        """Leases that expired and were not acquired again. The table may still name this worker as their owner."""
+
         self.left: dict[tuple[LeaseKey, ChainId], Checkpoint] = {}
         """The checkpoints of claimed leases when they were dropped, by lease and chain; SHARD_END if the claim was
         ended."""
@@ -44,7 +46,7 @@ class LeaseRegistry:
     # Views
 
     def holdings(self) -> list[Holding]:
-        """The leases that may be worked on now, ordered by key."""
+        """The leases that can be worked on now, ordered by key."""
         now = self.now()
         with self.map_lock:
             held = sorted(self._held.items())
@@ -105,8 +107,8 @@ class LeaseRegistry:
         return [key for key, _, waited in asked if waited >= waiting_longer_than]
 
     def tip_of(self, key: LeaseKey) -> int | None:
-        """The latest moment (epoch seconds) before which no record beyond the checkpoint had arrived. The row may
-        not have it yet."""
+        """The latest known moment (epoch seconds) through which the lease is stored. The row may still have an
+        earlier one."""
         held = self._held.get(key)
         if held is None:
             return None

@@ -34,7 +34,7 @@ class EndWasWritten(KclError):
 
 class LeaseWrites(LeaseRegistry):
     """Adds the writes to `LeaseRegistry`. Called from the batch thread and from the renewal thread; every method
-    here may block for one table write."""
+    here can block for one table write."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class LeaseWrites(LeaseRegistry):
         return self.get(lease.key)
 
     def renew(self, key: LeaseKey, token: int | None = None) -> None:
-        """Renew a lease. Raises LeaseLost if the lease is lost, which drops it. Raises a ServiceError if the table
+        """Renew a lease. If the lease is lost, drop it and raise LeaseLost. Raises a ServiceError if the table
         fails; the lease is then kept while it is trusted."""
         held = self.find(key, token)
         with held.lock:
@@ -156,7 +156,7 @@ class LeaseWrites(LeaseRegistry):
                 )
             self.wrote(held, written, sent)
 
-    # Also used for claims and handoffs
+    # The methods below are also used by the modules for claims and handoffs.
 
     def ready(self, held: HeldLease, token: int | None = None) -> None:
         """Check, under the lock of the lease, that this worker still holds the lease. If the outcome of its last
@@ -204,7 +204,8 @@ class LeaseWrites(LeaseRegistry):
         children: frozenset[str] = frozenset(),
         ends_claim: bool = False,
     ) -> None:
-        """Write what is stored of the lease. Called under its lock."""
+        """Write `held.unwritten` to the row: what is stored of the lease beyond the row's checkpoint. Called under
+        the lock of the lease."""
         stored = held.in_flight = held.unwritten
         assert stored is not None
         held.unwritten = None
@@ -251,7 +252,8 @@ class LeaseWrites(LeaseRegistry):
         self._learn(held, current)
 
     def _learn(self, held: HeldLease, lease: Lease) -> None:
-        """Detect a handoff, or an ownership that ended without one."""
+        """Detect from the newest row whether a handoff has begun, or the ownership has ended without a handoff. In
+        the second case, drop the lease and raise LeaseLost."""
         if lease.in_handoff and lease.checkpoint_owner == self.worker and lease.owner != self.worker:
             if held.handoff_since is None:
                 held.handoff_since = self.now()

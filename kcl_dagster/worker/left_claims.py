@@ -1,8 +1,8 @@
-"""Refuses leases that name a chain, for workers that do not use chains because the consumer had another sink
-before.
+"""Refuses leases whose row names a chain. A worker that uses no chain finds such a row if the consumer had another
+sink before.
 
-A worker that stops settles its chain. A lease therefore names a chain only if its last owner ended without giving
-it up.
+An owner removes the name of its chain from the row when it gives up the lease. A row therefore names a chain only
+if a former owner could not do this, for example because it was killed.
 """
 
 from kcl_dagster.errors import Unsafe
@@ -10,8 +10,9 @@ from kcl_dagster.model.lease import Lease
 
 
 def refuse_claim(lease: Lease) -> None:
-    """Raise Unsafe if the chain may have entries that the row of the lease does not include. Entries that were made
-    before a reset are no progress of the lease. A worker with the former sink publishes them."""
+    """Raise Unsafe if the row names a chain that may have stored more of the lease than the row's checkpoint says.
+    After a reset, the claim has no id, and nothing is raised: the entries of the chain are no progress of the
+    lease, and a worker with the former sink publishes them."""
     if lease.claim is not None and lease.claim.id is not None:
         raise Unsafe(
             f"{lease.key}: its last worker had another sink, of Parquet, Delta or Iceberg, and may have stored "

@@ -4,11 +4,12 @@
     round          plan, fetch, prepare, write, commit: see `kcl_dagster.worker.protocol`
     drain          if the leader requests it, or at the end of the lifetime: continue until the leader has moved the
                    leases
-    bound          in a bounded run: everything that had arrived before a given time is stored; then as `stop`
+    bound          in a bounded run: when everything that had arrived before a given time is stored, stop
     stop           finish the batch or give it up, give the leases to other workers, delete the row; end the process
                    even if user code does not return
 
-Everything is a step. `run` and its threads call the steps in real time, a simulator calls them one by one.
+All work is divided into steps. `run` and its threads call the steps in real time. A simulator calls them one by
+one.
 """
 
 from collections.abc import Callable, Sequence
@@ -86,7 +87,7 @@ class Rounds(Protocol):
 
 
 class Every:
-    """Reports when something is due again. The first call reports it at once."""
+    """A timer. `is_due` returns True at the first call, and then once per `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -100,7 +101,7 @@ class Every:
 
 
 class Worker(Generic[D]):
-    """A worker. `run` blocks until the worker has stopped. Instead of calling `run`, one thread may call the steps
+    """A worker. `run` blocks until the worker has stopped. Instead of calling `run`, one thread can call the steps
     one at a time."""
 
     def __init__(
@@ -112,8 +113,8 @@ class Worker(Generic[D]):
         for_each: ForEach = several_at_once,
         renew_each: ForEach | None = None,
     ) -> None:
-        """`renew_each`: calls the renewal of each lease. The default is `WithoutWaiting`. If `for_each` is not the
-        default, `renew_each` is `for_each` unless it is given."""
+        """`for_each`, `renew_each`: call a function for several leases; `renew_each` calls renewals. Its default is
+        `WithoutWaiting`, or `for_each` if that is given."""
         self._around = surroundings
         self._service_time = surroundings.service_time or runtime.clock.now
         self.identity = identity
@@ -156,7 +157,7 @@ class Worker(Generic[D]):
             self.renew_each,
         )
         self.discoverer = Discoverer(surroundings.leases, identity.worker, self.holdings, self.tell, self._clock)
-        # The process of a record processor does not belong to the worker
+        # Record processors run in other processes, which the worker does not interrupt
         is_interruptible = surroundings.processors is None
         limit = surroundings.application.batch.max_process_seconds if is_interruptible else None
         self.processing = ProcessingWatch(self._clock, self.tell, limit, surroundings.interrupt)
@@ -386,9 +387,9 @@ class Worker(Generic[D]):
         self.heartbeat.stopped = report.stopped[:STOPPED_TOLD]
         self.heartbeat.why_stopped = {key: report.why_stopped[key] for key in report.stopped[:SHARDS_TOLD]}
         behind = self.heartbeat.behind
-        # A shard may fail and recover before any record of it is read.
+        # A shard can fail and recover in rounds that read no lease. These rounds are reported, too.
         is_failing = bool(report.failing or self.heartbeat.failing)
-        # Shards that are in the row's `behind` come first, because the leader uses both lists together.
+        # Shards that are in the row's `behind` come first, because the leader uses `behind` and `failing` together.
         self.heartbeat.failing = tuple(sorted(report.failing, key=lambda key: key not in behind)[:SHARDS_TOLD])
         self.heartbeat.attempts = {
             key: report.attempts[key] for key in self.heartbeat.failing if key in report.attempts
@@ -413,7 +414,7 @@ class Worker(Generic[D]):
         return self.renewer.seconds_until_due()
 
     def step_housekeeping(self) -> None:
-        """All other steps that are due. Called on the housekeeping thread."""
+        """Call all other steps that are due. Called on the housekeeping thread."""
         self.threads.begins(HOUSEKEEPING)
         now = self._clock.monotonic()
         if self.stop.is_requested():
@@ -456,7 +457,7 @@ class Worker(Generic[D]):
         return is_starting and self._beats_while_starting > 0 and self.is_ready()
 
     def _measure_lag(self, hung: tuple[LeaseKey, ...]) -> None:
-        self.holdings.expire()  # also called here, because the renewal thread may wait
+        self.holdings.expire()  # also called here, because the renewal thread may be waiting for a request
         leases = self.holdings.to_be_read()
         delivered = self.protocol.delivered() if isinstance(self.protocol, ProcessorProtocol) else {}
         unstored = unstored_of(unfinished(leases, delivered), self._last_round.failing)
@@ -475,7 +476,7 @@ class Worker(Generic[D]):
 
     def step_leaderless(self) -> list[LeaseKey]:
         """If no leader was observed for a long time, take unserved leases, and request leases from workers that
-        have too many. Discovery acquires the leases that were taken."""
+        have too many. Discovery acquires the leases later. Returns the keys of the leases."""
         leader = self._around.leader
         if leader is None or self._draining_since is not None or self.stop.is_requested():
             return []
@@ -549,7 +550,8 @@ class Worker(Generic[D]):
             self._end_hung()
 
     def _end_patience(self) -> float:
-        """The seconds for which to wait for a batch. A read ends by itself when its time is over."""
+        """The seconds for which to wait for a batch after a stop request. While records are being read, this
+        includes the time after which a read ends by itself."""
         is_reading = self.processing.running_for() is None
         return self.settings.end_patience + (self.settings.budget.seconds if is_reading else 0.0)
 
@@ -573,7 +575,7 @@ class Worker(Generic[D]):
         )
 
     def _goes_on(self, worker: WorkerId) -> bool:
-        """Whether another worker may be given a lease: it has a row, and does not drain. True if the table does not
+        """Whether another worker can be given a lease: it has a row, and does not drain. True if the table does not
         answer, which is safe: if that worker has ended, the leader reassigns the lease."""
         try:
             row = self._around.workers.get(worker)
@@ -619,7 +621,7 @@ class Worker(Generic[D]):
 
 
 def _readable(scan: ScanResult) -> Sequence[Lease]:
-    """All leases. Raises Unsafe if a row cannot be read, because it may name a chain."""
+    """All leases. Raises Unsafe if a row cannot be read, because this row may name a chain."""
     if scan.unreadable:
         raise Unsafe(f"rows of the lease table cannot be read, the first of them: {scan.unreadable[0]}")
     return scan.leases

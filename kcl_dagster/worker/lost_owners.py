@@ -19,7 +19,7 @@ from kcl_dagster.worker.holdings import Holdings
 
 @dataclass(slots=True)
 class LostOwners:
-    """Reads and writes the records of begun batches. Called on the worker's main thread."""
+    """Reads and writes, in the claims on leases, the notes of begun batches. Called on the worker's main thread."""
 
     holdings: Holdings
     code: str | None = None
@@ -40,7 +40,8 @@ class LostOwners:
         return begun.losses - (not begun.is_open) >= LOSSES_TO_ISOLATE
 
     def until(self, holding: Holding) -> Checkpoint | None:
-        """The last record that the next batch may have, if it is limited because of losses. Otherwise None."""
+        """The last record that the next batch is allowed to have, if the batch is limited because of losses.
+        Otherwise None."""
         begun = self.holdings.claims.begun(holding.key)
         return begun.through if begun is not None and begun.losses >= LOSSES_TO_NARROW else None
 
@@ -53,8 +54,8 @@ class LostOwners:
         return begun.losses
 
     def begin(self, holding: Holding, progress: Progress, *, is_piece: bool) -> None:
-        """If it is due, record that a batch is about to be staged. `is_piece`: the batch is a piece of a batch that
-        has ended processes. Raises KclError if it is not known whether the row has the record."""
+        """Write into the claim that a batch is about to be staged, if this is due. `is_piece`: whether the batch is
+        a piece of a batch that has ended processes. Raises KclError if the row may lack this note."""
         key, through = holding.key, progress.through
         known = self.holdings.claims.begun(key)
         is_first = self._first.get(key) != holding.token

@@ -50,7 +50,7 @@ class StreamLookup:
         self._kinesis = kinesis
         self._application = application.name
         self._configured = {settings.name: settings.start for settings in application.streams}
-        # If the configuration sets an epoch, any stream with this name is accepted.
+        # If the configuration sets a stream's creation epoch, any stream with its name is accepted.
         self._renamed = {settings.name for settings in application.streams if settings.creation_epoch is not None}
         self._starts = starts
         self._runtime = runtime
@@ -96,7 +96,8 @@ class StreamLookup:
 
 
 class LayoutWatch:
-    """A watch that stops the worker if the fleet changes its protocol or its tables. Reads once per minute."""
+    """A `surroundings.Watch` that stops the worker if the fleet changes its protocol or its tables. It reads the
+    tables once per minute."""
 
     def __init__(
         self, dynamodb: aws.Client, application: Application, layout: TableLayout, runtime: Runtime
@@ -141,7 +142,7 @@ def open_surroundings(
     on_event: OnEvent = ignore,
     parallel: Callable[..., Any] | None = None,
 ) -> Surroundings[D]:
-    """All that `Worker` needs, with deadlines of requests that fit its lease duration.
+    """Build all that `Worker` needs. The deadlines of its requests fit the lease duration.
 
     Needs either an engine and a sink, or hosts of record processors. `chains`: see `Surroundings`. `parallel`:
     reads the segments of a scan, as `map` does. Raises LayoutRefused for tables that must not be used.

@@ -13,22 +13,22 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent
 
-IN_A_ROW: Final = 3  # failures without a success in between; fewer may concern single leases
+IN_A_ROW: Final = 3  # failures without a success in between; fewer failures can have causes in single leases
 FIRST_PAUSE: Final = 0.25  # seconds, doubled with every step that fails
 LONGEST_PAUSE: Final = 1.0  # seconds; a lease expires after a few missed renewals, so the pause is short
 REPORT_SECONDS: Final = 60.0  # between two events of one outage
 
 
 class Outage:
-    """The state of one kind of step. `begin` and `end` are called on the thread of the steps. `may_try`,
-    `succeeded` and `failed` may be called on any thread, even after the end of the step. Views of the dicts are
-    therefore copied first."""
+    """Detects outages of one kind of step, such as renewals. `begin` and `end` are called on the thread of the
+    steps. `may_try`, `succeeded` and `failed` can be called on any thread, even after the end of the step. The
+    dicts are therefore copied before they are iterated."""
 
     def __init__(
         self, kind: EventKind, clock: Clock, on_event: OnEvent, longest_pause: float = LONGEST_PAUSE
     ) -> None:
         """`kind`: the kind of events. Events are reported at the beginning of an outage and then once per minute.
-        Each event is about all leases."""
+        Each event covers the failures of all leases."""
         self._kind = kind
         self._clock = clock
         self._on_event = on_event
@@ -43,12 +43,12 @@ class Outage:
         self._reported_at: float | None = None
 
     def rests_for(self) -> float:
-        """Seconds until the next step may begin; 0 if it may begin now."""
+        """Seconds until the next step can begin; 0 if it can begin now."""
         return max(0.0, self._retry_at - self._clock.monotonic())
 
     def begin(self, keys: Iterable[LeaseKey]) -> list[LeaseKey]:
         """Begin a step. Returns the leases in the order in which they should be tried. Leases that failed come
-        last, and the most recent failure is the very last."""
+        last, and among them the lease that failed most recently."""
         self._failed_now = {}
         self._in_a_row = 0
         keys = list(keys)
@@ -67,7 +67,7 @@ class Outage:
         return self._in_a_row < self._limit
 
     def succeeded(self, key: LeaseKey | None = None) -> None:
-        """Record that the service answered. The result may be an error of the request."""
+        """Record that the service answered the request, possibly with an error."""
         self._in_a_row = 0
         self._limit = IN_A_ROW
         self._failing.pop(key, None)
@@ -78,7 +78,7 @@ class Outage:
         self._failing[key] = self._failed_now[key] = str(error)
 
     def end(self) -> None:
-        """End a step: determine the pause, and report."""
+        """End a step: determine the pause, and report failures if that is due."""
         now = self._clock.monotonic()
         if self._in_a_row >= self._limit:
             self._limit = 1

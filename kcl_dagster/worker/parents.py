@@ -19,11 +19,11 @@ def sibling_key(lease: Lease, shard_id: str) -> LeaseKey:
 
 
 IsListed = Callable[[Lease, str], bool]
-"""Returns whether the stream of a lease still has the shard with this id. May raise a ServiceError."""
+"""Returns whether the stream of a lease still has the shard with this id. Can raise a ServiceError."""
 
 
 def none_listed(_lease: Lease, _shard: str) -> bool:
-    """For streams that cannot be listed."""
+    """Return False. For streams that cannot be listed."""
     return False
 
 
@@ -35,9 +35,9 @@ class Parents:
     is one exception, a parent whose lease was lost, see `Lease.awaited_parents`. Such a parent blocks its children
     while the stream has it, because the leader creates its lease again.
 
-    Called from the batch thread. For a new lease, this costs one consistent read per parent. While the lease is
-    blocked, it costs one read per parent every `poll_seconds`, and nothing later: a free lease is never blocked
-    again.
+    Called from the batch thread. The check of a new lease costs one consistent read per parent. While the lease is
+    blocked, the check is repeated every `poll_seconds`. A lease that was found free is never blocked again, so its
+    parents are not read any more.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Parents:
         self._blocked: dict[LeaseKey, tuple[LeaseKey, float]] = {}  # the blocking parent, and when to read it again
 
     def is_blocked(self, lease: Lease) -> bool:
-        """Whether the lease has to wait for a parent. If this raises a ServiceError, it is not known, and the lease
-        may not be read."""
+        """Whether the lease has to wait for a parent. If this raises a ServiceError, the lease must not be read
+        either."""
         if not lease.parents or lease.key in self._free:
             return False
         now = self._clock.monotonic()
@@ -72,7 +72,8 @@ class Parents:
         return False
 
     def finished(self, parent: LeaseKey) -> None:
-        """Record that this worker itself finished a shard. Its children are checked at once."""
+        """Record that this worker itself has finished the shard `parent`. Its children are checked again at the
+        next call of `is_blocked`."""
         self._blocked = {
             child: (by, 0.0 if by == parent else again) for child, (by, again) in self._blocked.items()
         }

@@ -1,4 +1,5 @@
-"""Stores batches exactly once that belong to no lease: replays of windows, and dead letters.
+"""Stores the batches of replays exactly once. A replay processes the records of a window, or dead letters, again.
+Its batches belong to no lease.
 
 These batches are decided in a chain, like the batches of a worker (`worker.chain_protocol`). A worker records in
 the rows of its leases through which record they are stored. A replay has no such rows: its chain itself records
@@ -27,7 +28,7 @@ from kcl_dagster.worker.former_chains import store_errors
 from kcl_dagster.worker.publishing import publisher_of
 from kcl_dagster.worker.staging import StagingSink
 
-NO_CLAIM = ClaimId("")  # rows of leases name only chains of workers
+NO_CLAIM = ClaimId("")  # no row of a lease names the chain of a replay
 
 
 class PartsSink(Sink[D_contra], Protocol[D_contra]):
@@ -43,7 +44,7 @@ class PartsSink(Sink[D_contra], Protocol[D_contra]):
 
 @dataclass(frozen=True, slots=True)
 class RepeatingSink(Generic[D]):
-    """For sinks that do not know which parts they have stored. Parts may be written repeatedly."""
+    """Wraps a sink that does not know which parts it has stored. Parts can be written repeatedly."""
 
     sink: Sink[D]
 
@@ -92,8 +93,9 @@ class PartsChain(Generic[D]):
         return (part.lease, part.number) in self._stored
 
     def write(self, data: D, batch: Batch) -> None:
-        """Store a batch of which no part is stored. Raises SinkError. The next process that opens the chain then
-        reads the outcome. Errors of the user's function are raised unchanged."""
+        """Store a batch. Does nothing if all its parts are stored already. Raises SinkError if only some are, or if
+        storing fails. The next process that opens the chain then finds out whether the batch is stored. Errors of
+        the user's function are raised unchanged."""
         chain = self._opened()
         held = [part for part in batch.parts if self.holds(part)]
         if len(held) == len(batch.parts):
@@ -115,7 +117,7 @@ class PartsChain(Generic[D]):
                 raise self._is_another_at_work()
             self._publisher.publish(chain.id, chain.last, entry)
             self._publisher.finish({chain.id: chain.last})
-            # Record that earlier entries are visible, because a table may be removed from the sink later.
+            # Record that earlier entries are visible, because a table can be removed from the sink later.
             if len(self.sink.destinations) > 1:
                 if chain.decide((), ()) is None:
                     raise self._is_another_at_work()
@@ -124,7 +126,7 @@ class PartsChain(Generic[D]):
         self._chain = chain
 
     def _opened(self) -> Chain:
-        """The chain with its contents. All of its entries are visible to readers."""
+        """The chain, after its entries were read. All of its entries are visible to readers."""
         if self._chain is None:
             with store_errors(self.sink.entries, self.owner, "could not be read"):
                 self._chain = self._read()
@@ -152,8 +154,8 @@ class PartsChain(Generic[D]):
 
     def _remove_left_behind(self, chain: Chain) -> None:
         """Remove the files that a killed process has staged. The files are too old to belong to a running process.
-        But the process that staged them may only be paused, and may try to decide them later. So this process first
-        makes the next entry, after which the paused process cannot make that entry any more."""
+        But the process that staged them is possibly only paused, and tries to decide them later. So this process
+        first makes the next entry, after which the paused process cannot make that entry any more."""
         before = self.runtime.clock.now() - MIN_AGE_SECONDS
         stores = [one.files for one in self.sink.destinations.values()]
         if not any(left_behind(store, chain.id, before, ()) for store in stores):

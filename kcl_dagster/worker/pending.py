@@ -13,7 +13,7 @@ import msgspec
 from kcl_dagster.model.checkpoint import is_sequence_number
 from kcl_dagster.model.lease import Lease, LeaseKey
 
-MOST_LOSSES: Final = 1000  # no worker writes more
+MOST_LOSSES: Final = 1000  # no worker writes a higher number
 MOST_CODE: Final = 64  # characters; no worker writes a longer version
 
 
@@ -32,8 +32,8 @@ class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 class Pin:
     """The content of a pin.
 
-    - `first`: the sequence number of the batch's first record. On a shard that was quiet for long, the record
-      before it may have left the stream when the batch is repeated, while the batch's own records have not.
+    - `first`: the sequence number of the batch's first record. A repetition of the batch begins at this record. The
+      record before it may have left the stream by then, especially on a shard that was quiet for long.
     - `instead_of`: if this batch is a piece of a failing batch, the number of the failing batch.
     - `losses`: how many owners of the lease ended while they wrote the batch, before the owner that wrote this pin.
     - `code`: the version of that owner's code (the consumer's code); None if not known.

@@ -34,8 +34,8 @@ def is_bound(lease: Lease) -> bool:
 
 @dataclass(slots=True)
 class PinnedLeases(Generic[D]):
-    """Settles pinned leases, in rounds of their own. Called on the worker's main thread. `reading.holds` has to use
-    `parts`."""
+    """Settles pinned leases, in rounds of their own. Called on the worker's main thread. `reading.holds` has to
+    look up parts in `parts`."""
 
     reading: Reading[Fetched[D]]
     holdings: Holdings

@@ -24,8 +24,8 @@ from kcl_dagster.worker.stored_counts import WindowRules
 
 @dataclass(slots=True)
 class PoisonHandling:
-    """Treats failed batches. The protocol calls this right after a batch of one lease failed, while its records are
-    still held."""
+    """Treats failed batches. Called by the protocol right after a batch of one lease has failed, before its records
+    are released."""
 
     holdings: Holdings
     failures: Failures
@@ -40,7 +40,7 @@ class PoisonHandling:
     def treat(
         self, fetched: Fetched[Any], progress: Progress, holding: Holding, part: Part, error: Exception
     ) -> Outcome:
-        """Treat a failed batch. Returns the outcome. If treating the batch fails, its pin is not changed, and it is
+        """Treat a failed batch. Returns the outcome. If treating the batch fails, the batch keeps its pin and is
         tried again."""
         key = holding.key
         try:
@@ -119,9 +119,9 @@ class PoisonHandling:
         self._tell(EventKind.BATCH_NARROWED, f"to the records through {middle}", holding, records=progress.records)
 
     def _pin_instead(self, progress: Progress, holding: Holding, through: Checkpoint, losses: int = 0) -> None:
-        """Pin the range that the lease stores instead of a failing batch. The range gets a new number, because a
-        stalled former owner may still be writing the whole batch under the old number, and a sink must be able to
-        distinguish the two. Raises LeaseLost."""
+        """Pin a piece of a failing batch, to be stored instead of the batch. The piece gets a new number: a stalled
+        former owner can still be writing the whole batch under the old number, and a sink must be able to
+        distinguish them. Raises LeaseLost."""
         failed = progress.range
         first_number = failed.number if failed.instead_of is None else failed.instead_of
         arrived = None if progress.first_arrival_ms is None else progress.first_arrival_ms // 1000
@@ -153,7 +153,7 @@ class PoisonHandling:
 
 
 def middle_of(fetched: Fetched[Any], progress: Progress) -> Checkpoint | None:
-    """A record that splits the batch into two parts; None if there is none."""
+    """The last record of the first half of a batch; None if the batch cannot be divided."""
     middle = fetched.midpoint(progress.range.lease)
     if middle is None or progress.through is None or not progress.range.after < middle < progress.through:
         return None

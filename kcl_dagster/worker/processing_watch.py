@@ -1,8 +1,9 @@
 """Measures how long the consumer's code works on the present batch, and limits this time.
 
-The worker's main thread waits for the code, so the housekeeping thread watches. It reports a batch that takes long.
-It interrupts a batch that takes longer than `batch.max_process_seconds`, which counts as a failure of the code. It
-also interrupts the batch of a worker that stops and has lost its leases, which does not count as a failure.
+The worker's main thread waits for the code, so the housekeeping thread measures the time. It reports a batch that
+takes long. It interrupts a batch that takes longer than `batch.max_process_seconds`, which counts as a failure of
+the code. It also interrupts the batch of a worker that stops and has lost its leases, which does not count as a
+failure.
 """
 
 import threading
@@ -16,12 +17,12 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 
 FIRST_NOTICE_SECONDS = 45.0  # a hanging batch is reported within a minute
-NOTICE_FACTOR = 2.0  # between events, so that a batch that hangs for a night causes ten events
+NOTICE_FACTOR = 2.0  # by which the time to the next event grows; a batch that hangs for a night causes ten events
 INTERRUPT_SECONDS = 10.0  # between two attempts to interrupt the code
 
 Interrupt = Callable[["Attempt"], None]
-"""Interrupts the code. Called on the housekeeping thread. May do nothing, must not raise, must not block for
-long."""
+"""Interrupts the code. Called on the housekeeping thread. It is allowed to do nothing. It must not raise, and must
+not block for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Attempt:
 
 
 def cannot_interrupt(_: Attempt) -> None:
-    """For code that cannot be interrupted."""
+    """Do nothing. For code that cannot be interrupted."""
 
 
 class _Uninterrupted(threading.local):
@@ -46,10 +47,10 @@ _uninterrupted = _Uninterrupted()
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Wraps work of the sink itself while the consumer's code is limited, such as a table's commit. An attempt to
-    interrupt does nothing meanwhile; the next attempt follows after `INTERRUPT_SECONDS`. An exception during a
-    commit would leave unknown whether the batch is stored, and would attribute a slow catalog to the consumer's
-    code. Applies to the calling thread only."""
+    """Protects work of the sink itself, such as a table's commit, from interruptions that are meant for the
+    consumer's code. An attempt to interrupt does nothing meanwhile; the next attempt follows after
+    `INTERRUPT_SECONDS`. An exception during a commit would leave unknown whether the batch is stored, and would
+    attribute a slow catalog to the consumer's code. Applies to the calling thread only."""
     _uninterrupted.depth += 1
     try:
         yield
@@ -73,7 +74,8 @@ class _Work:
 
 @dataclass(slots=True)
 class ProcessingWatch:
-    """`running` is called on the main thread, `step` on the housekeeping thread."""
+    """Measures and limits the time of the consumer's code. `running` is called on the main thread, `step` on the
+    housekeeping thread."""
 
     clock: Clock
     on_event: OnEvent = ignore
@@ -83,8 +85,8 @@ class ProcessingWatch:
     _is_given_up: bool = False
 
     def give_up(self) -> None:
-        """Interrupt the code at every step, whatever the limit. Called when the worker stops and has no lease any
-        more."""
+        """Interrupt the code at every step from now on, even before the limit. Called when the worker stops and has
+        no lease any more."""
         self._is_given_up = True
 
     def running_for(self) -> float | None:
@@ -94,13 +96,13 @@ class ProcessingWatch:
 
     @contextmanager
     def running(self, leases: Collection[LeaseKey]) -> Iterator[None]:
-        """Wraps the consumer's code.
+        """Measures and limits the consumer's code that runs in this block, and converts its errors.
 
         - An error that an interruption caused is replaced by ProcessingTimeout.
-        - Errors of the sink or about a record are not replaced. If a sink was slow and then failed, no records
-          should be set aside.
-        - SystemExit is replaced by CodeExited. Otherwise it would end this worker with all its shards, and then the
-          next owner.
+        - Errors of the sink or about a record are not replaced, because no record should be set aside if a sink was
+          slow and then failed.
+        - SystemExit is replaced by CodeExited. Otherwise it would end this worker, and then each next owner of the
+          shard.
         """
         work = self._work = _Work(leases, self.clock.monotonic())
         try:
@@ -117,7 +119,7 @@ class ProcessingWatch:
                     f"{self.limit:g}"
                 ) from error
             if isinstance(error, SystemExit):
-                # The message of the error is left out, because it may quote a record. The place in the code is
+                # The message of the error is left out, because it can quote a record. The place in the code is
                 # reported with the error.
                 status = f"status {error.code}" if isinstance(error.code, int) else "no status"
                 raise CodeExited(f"the consumer's code raised SystemExit with {status}") from error
@@ -141,8 +143,9 @@ class ProcessingWatch:
             self.interrupt(Attempt(work.attempts, lambda: self._work is work))
 
     def slow_since(self) -> Mapping[LeaseKey, int]:
-        """The shards of the batch on which the code has worked for longer than `FIRST_NOTICE_SECONDS`, with the
-        time at which it began, in epoch seconds. May be called on any thread."""
+        """The shards of a batch on which the code has worked for longer than `FIRST_NOTICE_SECONDS`, each with the
+        time at which the code began, in epoch seconds. Empty if there is no such batch. Can be called on any
+        thread."""
         work = self._work
         if work is None:
             return {}

@@ -142,7 +142,7 @@ def name_in_the_kcl(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InitializeInput:
-    """`sequence_number`: the checkpoint. It may be a sentinel such as TRIM_HORIZON."""
+    """`sequence_number`: the checkpoint. It can be a sentinel such as TRIM_HORIZON."""
 
     shard_id: str
     sequence_number: str
@@ -179,9 +179,9 @@ class RecordProcessor(Protocol):
     """A record processor. There is one instance per shard and ownership. All calls are made on one thread, one
     after another.
 
-    An exception from `process_records` counts as a failure of the batch. The application's failure policy decides,
-    and a new instance begins at the last checkpoint. (The KCL logs the exception and continues with the next
-    records.)
+    An exception from `process_records` counts as a failure of the batch. A new instance then begins at the last
+    checkpoint, until the application's failure policy decides otherwise. (The KCL logs the exception and continues
+    with the next records.)
     """
 
     def initialize(self, initialize_input: InitializeInput) -> None: ...

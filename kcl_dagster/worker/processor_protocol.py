@@ -43,8 +43,8 @@ FAILURES_ALONE = 2  # failures of one record, in different processors, before it
 
 @dataclass(slots=True)
 class ProcessorProtocol:
-    """Fetches and delivers, round by round. Called on the worker's main thread. Shards whose processors are in
-    different processes get their records at the same time, on threads of the hosts."""
+    """Reads records and delivers them to processors, in rounds. Called on the worker's main thread. Shards whose
+    processors are in different processes get their records at the same time, on threads of the hosts."""
 
     reading: Reading[Read]
     holdings: Holdings
@@ -58,11 +58,11 @@ class ProcessorProtocol:
     _attempts: Attempts = field(init=False)
     _processes: dict[LeaseKey, ShardProcess] = field(default_factory=dict)
     _careful: set[LeaseKey] = field(default_factory=set)
-    """Shards that get their records one by one, to find the one that fails."""
+    """Shards that get their records one by one, so that the failing record is found."""
 
     _failed_alone: dict[LeaseKey, dict[str, int]] = field(default_factory=dict)
-    """For each of these shards: how often a record failed when it was delivered alone, by position. One failure may
-    be random. A record is set aside only when the next processor fails at it, too."""
+    """For each shard in `_careful`: how often a record failed when it was delivered alone, by position. One failure
+    can be random. A record is set aside only when the next processor fails at it, too."""
 
     _to_confirm: set[LeaseKey] = field(default_factory=set)
     """Shards whose last failure was the first failure of a record that was delivered alone."""
@@ -70,13 +70,13 @@ class ProcessorProtocol:
     _failed_through: dict[LeaseKey, Checkpoint] = field(default_factory=dict)
     """The last record of the delivery at which each shard failed. The next processor begins at the checkpoint.
     Until it has passed this record, its progress does not count as a success. Otherwise every failure would count
-    as the first one."""
+    as the first failure."""
 
     def __post_init__(self) -> None:
         self._attempts = Attempts(self.holdings, self.reading.clock, self.reading.settings.code)
 
     def delivered(self) -> dict[LeaseKey, Checkpoint]:
-        """The last record that was delivered to each living processor. May be called on any thread."""
+        """The last record that was delivered to each living processor. Can be called on any thread."""
         return {key: process.position for key, process in list(self._processes.items())}
 
     def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
@@ -117,7 +117,7 @@ class ProcessorProtocol:
         return replace(planned, after=process.position, timestamp_ms=None)
 
     def _let_go(self) -> None:
-        """Remove the processors that have ended, and those whose leases are lost or in a handoff."""
+        """Remove the processors that have ended, and the processors whose leases are lost or in a handoff."""
         for key, process in sorted(self._processes.items()):
             holding = self.holdings.get(key)
             if holding is None or holding.token != process.token:
@@ -176,8 +176,8 @@ class ProcessorProtocol:
             process.process(progress, put_aside, one_by_one=key in self._careful)
 
     def _is_stopped_by_losses(self, this: Round, progress: Progress) -> bool:
-        """Decide whether the records are not delivered now, because they have ended the processes of former owners.
-        No record is set aside, because the failing record cannot be found without ending more processes."""
+        """Return True if the records must not be delivered now, because they have ended the processes of former
+        owners. No record is set aside, because the failing record cannot be found without ending more processes."""
         key, failures = progress.range.lease, self.reading.failures
         losses = self._attempts.losses(progress, this.holdings[key])
         if not progress.records or losses < LOSSES_TO_NARROW:
@@ -268,8 +268,8 @@ class ProcessorProtocol:
         self.reading.tell(EventKind.SHARD_FINISHED, "by its processor", key)
 
     def _failed(self, this: Round, progress: Progress, error: Exception) -> None:
-        """Handle an error of a processor. The processor may be in any state, so a new one replaces it and begins at
-        the checkpoint."""
+        """Handle an error of a processor. The processor can be in any state, so a new processor replaces it and
+        begins at the checkpoint."""
         key, failures = progress.range.lease, self.reading.failures
         process = self._processes.pop(key, None)
         if process is not None:

@@ -1,7 +1,8 @@
 """Exactly-once batches: plan, fetch, prepare, write, commit.
 
-    plan     choose the leases that may be read: held, not finished, parents done, not in a handoff
-    fetch    freeze their next records; a lease with a pinned batch is read exactly through the pinned record
+    plan     choose the leases that can be read: held, not finished, parents done, not in a handoff
+    fetch    read their next records, which do not change any more; a lease with a pinned batch is read exactly
+             through the pinned record
     prepare  pin: write the batch's end and number to each lease, by a conditional write; if the write for a lease
              fails, the lease is left out of the batch
     write    pass the records to the sink, under the identity of their parts
@@ -65,7 +66,7 @@ class BatchProtocol(Generic[D]):
 
     def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
         """Run one round. `abandon` is called before anything is pinned. If it returns True, the batch is given up,
-        at no cost.
+        and nothing has to be undone.
 
         Errors of AWS, the sink and user code are not raised. They are in the report and in events.
         """
@@ -117,7 +118,8 @@ class BatchProtocol(Generic[D]):
                 self._commit(this, ours)
 
     def _is_treated_for_losses(self, this: Round, fetched: Fetched[D], progress: Progress) -> bool:
-        """Whether the batch is not written now, because it has ended the processes of former owners."""
+        """Treat a batch that has ended the processes of former owners. Returns True if the batch must not be
+        written now."""
         outcome = self.poison.treat_lost(
             fetched, progress, this.holdings[progress.range.lease], self.reading.part(progress)
         )
@@ -128,10 +130,10 @@ class BatchProtocol(Generic[D]):
     # Prepare
 
     def _prepare(self, this: Round, found: Sequence[Progress]) -> list[Progress]:
-        """Pin the batch on its leases. Returns the results that may be written. If a former owner pinned the batch,
-        one loss is added, unless that owner gave up the lease or ran another version of the code. If the outcome of
-        the write is not known, the lease is read again before its next write; if the lease has the pin, the batch
-        is read exactly through it."""
+        """Pin the batch in the rows of its leases. Returns the ranges that are pinned, so that their records can be
+        written. If a former owner pinned the batch, one loss is added, unless that owner gave up the lease or ran
+        another version of the code. If the outcome of the write is not known, the lease is read again before its
+        next write; if the lease has the pin, the batch is read exactly through it."""
         read = {progress.range.lease: progress for progress in found}
         refused = errors_of(self.for_each, lambda key: self._pin(this.holdings[key], read[key]), read)
         for key, error in refused.items():

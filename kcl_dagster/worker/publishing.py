@@ -1,7 +1,7 @@
 """Makes decided batches visible in all tables of a sink: in folders at once, in tables with the next commit.
 
-An entry publishes the files of all tables of its batch. It takes effect in all of them or in none, but readers may
-see its files in one table earlier than in another. When all tables have the files of an entry, a worker may delete
+An entry publishes the files of all tables of its batch. It takes effect in all of them or in none, but readers can
+see its files in one table earlier than in another. When all tables have the files of an entry, a worker can delete
 the entry.
 """
 
@@ -28,7 +28,7 @@ def publisher_of(
     complete: Callable[[], WrittenThrough | None] = lambda: None,
     spans: Spans = NO_SPANS,
 ) -> Publisher:
-    """`complete`: see `TableCommitter`."""
+    """Make the publisher of a sink's folders and tables. `complete`: see `TableCommitter`."""
     folders = {name: FolderPublisher(one.files) for name, one in destinations.items() if one.commits is None}
     committed = {name: one for name, one in destinations.items() if one.commits is not None}
     commits = {name: one.commits for name, one in committed.items() if one.commits is not None}
@@ -115,8 +115,8 @@ class TablesPublisher:
             publisher.forget(chain)
 
     def remove_left_behind(self, beginning: str, before: float, known: Collection[ChainId]) -> None:
-        """Remove old staged files. Files of chains that are stored in a folder are kept, because a further folder
-        of this sink may be the first folder of another sink."""
+        """Remove old staged files. If a folder contains chains, their staged files in it are kept: a further folder
+        of this sink can be the first folder of another sink, in which that sink's chains are stored."""
         for name, folder in self.folders.items():
             beside = () if name == FIRST else Entries(folder.files).chains(beginning)
             folder.remove_left_behind(beginning, before, {*known, *beside})

@@ -19,9 +19,10 @@ See `first_number_at`."""
 
 
 def first_number_at(now: float) -> int:
-    """The milliseconds since the epoch. `now`: epoch seconds by the service's clock.
+    """The number of the first batch of a lease: the milliseconds since the epoch. `now`: epoch seconds by the
+    service's clock.
 
-    A lease may be deleted and created again: by a reset, by hand, or with a stream or lease table that was
+    A lease can be deleted and created again: by a reset, by hand, or with a stream or lease table that was
     recreated. Sinks remember the numbers of the former lease, and the new row does not show which numbers were
     used. Numbers grow by one per batch, and a batch takes longer than a millisecond, so this number is higher than
     all former numbers.
@@ -40,9 +41,9 @@ class Planner:
     """The version of the consumer's code."""
 
     def plan(self, lease: Lease, until: Checkpoint | None = None) -> Range:
-        """The next range of a lease that may be read. If the lease is pinned to a begun batch, this is the range of
-        that batch. Otherwise the range ends at `until`, or is open. An open range keeps the losses that record
-        processors have counted."""
+        """The next range of a lease that can be read. If the lease is pinned to a begun batch, this is the range of
+        that batch. Otherwise the range ends at `until`, or is open if that is None. The range has the losses that
+        the pin counts, also if the pin was written for a record processor and does not bind the range."""
         stream = lease.stream or self.single_stream
         after = lease.checkpoint or TRIM_HORIZON
         pin = pin_of(lease)

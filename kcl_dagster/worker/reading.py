@@ -28,7 +28,7 @@ from kcl_dagster.worker.spans import NO_SPANS, Spans
 from kcl_dagster.worker.stored_counts import WindowRules
 
 PlanRange = Callable[[Holding], Range]
-"""Plans the range of a lease. May raise a ServiceError."""
+"""Plans the range of a lease. Can raise a ServiceError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Round:
     blocked: int = 0
     error: str | None = None
     empty: list[Progress] = field(default_factory=list)
-    """Ranges without records. They are read ahead together with the others. Otherwise a shard with few records
-    would be read only when all other shards were read ahead."""
+    """Ranges without records. The ranges after them are read ahead together with those of the other shards.
+    Otherwise reading a shard with few records would begin only after all other shards were read ahead."""
 
     fetch_began: float | None = None
     """When the fetch began, in epoch seconds by the clock that all workers share; None if not known."""
@@ -70,7 +70,7 @@ class Round:
     and is valid for all shards that the fetch has read."""
 
     unread: set[LeaseKey] = field(default_factory=set)
-    """Leases that continue after a batch that cannot be read again."""
+    """Leases whose reading continues after a batch that cannot be read again."""
 
     fatal: ConfigurationError | None = None
     """The error because of which this worker cannot work at all."""
@@ -114,7 +114,7 @@ class Round:
         )
 
 
-FIRST_SECONDS = 0.5  # limit of the first batch after a lease was acquired: two reads of each shard
+FIRST_SECONDS = 0.5  # limit of the first batch after a lease was acquired; enough for two reads of each shard
 
 ConfirmStream = Callable[[StreamIdentifier], None]
 """Checks a stream. Raises StreamRecreated if the stream was deleted and created again, or a ServiceError."""
@@ -125,12 +125,12 @@ HoldsPart = Callable[[Part], bool]
 
 
 def believed(_: StreamIdentifier) -> None:
-    """For streams that are never recreated."""
+    """Accept every stream. For streams that are never recreated."""
 
 
 def stored_through(progress: Progress) -> int | None:
     """The moment (epoch seconds) through which a shard is stored when this range is stored. It is the second of the
-    last record, because more records of that second may follow."""
+    last record, because more records of that second can follow."""
     return None if progress.last_arrival_ms is None else progress.last_arrival_ms // 1000
 
 
@@ -140,8 +140,8 @@ def every_lease(_: Lease) -> bool:
 
 @dataclass(slots=True)
 class Reading(Generic[R]):
-    """Reads for one worker. Keeps no progress, but remembers results that are costly to find again: which leases
-    are blocked, failing, or near the end of their retention."""
+    """Chooses and reads the ranges of one worker's leases. Keeps no progress, but remembers results that are costly
+    to find again: which leases are blocked, failing, or near the end of their retention."""
 
     settings: RoundSettings
     holdings: Holdings
@@ -152,12 +152,12 @@ class Reading(Generic[R]):
     clock: Clock
     processing: ProcessingWatch
     service_time: Callable[[], float | None]
-    """Epoch seconds by a clock that all workers share; None if not known. May sometimes block for one request."""
+    """Epoch seconds by a clock that all workers share; None if not known. Can sometimes block for one request."""
 
     on_event: OnEvent = ignore
     confirm: ConfirmStream = believed
     holds: HoldsPart | None = None
-    """Whether the sink has stored a part. None if the sink cannot tell."""
+    """Returns whether the sink has stored a part. None if the sink cannot tell."""
 
     spans: Spans = NO_SPANS
 
@@ -166,8 +166,8 @@ class Reading(Generic[R]):
 
     _rounds: int = 0
     _answered: dict[int, int] = field(default_factory=dict)
-    """The round in which each lease was last read, by token. A batch may not have room for records of every shard.
-    """
+    """The round in which each lease was last read, by token. The lease that was read longest ago is read first,
+    because a batch may lack room for records of every shard."""
 
     _given_up: dict[int, Range] = field(default_factory=dict)
     """Begun batches that are not stored and cannot be repeated, by token. Their remaining records are read as a new
@@ -177,7 +177,7 @@ class Reading(Generic[R]):
     """The beginning and the end of the last loss that was reported, by token."""
 
     def plan(self, this: Round, plan_range: PlanRange, is_wanted: Callable[[Lease], bool] = every_lease) -> None:
-        """Choose the leases that may be read now: held, not finished, not in a handoff, not pausing after a
+        """Choose the leases that can be read now: held, not finished, not in a handoff, not pausing after a
         failure, and with finished parents. `is_wanted`: leases for which it returns False are not read in this
         round."""
         held = self.holdings.holdings()
@@ -218,7 +218,7 @@ class Reading(Generic[R]):
             self.failed(this, [holding.key], error)
             blocked = True
         else:
-            if blocked:  # a blocked lease is not read, so the recorded failure was one of this check
+            if blocked:  # a blocked lease is not read, so a recorded failure can only be a failure of this check
                 self.failures.succeeded(holding.key, SHARD_END)
         this.blocked += blocked
         return not blocked
@@ -278,9 +278,9 @@ class Reading(Generic[R]):
         return sound
 
     def _without_the_lost(self, holding: Holding, planned: Range) -> Range:
-        """If the begun batch of the lease is given up: a range that begins like the batch, and has an open end. The
-        range has a new number, so that a sink can distinguish it from the old batch, which a former owner may still
-        store."""
+        """The range to read instead of `planned`, if the begun batch of the lease is given up; otherwise `planned`.
+        The new range begins like the batch, and has an open end. It has a new number, so that a sink can
+        distinguish it from the old batch, which a former owner can still store."""
         begun = self._given_up.get(holding.token)
         if begun is None or not planned.is_pinned or planned.number != begun.number:
             self._given_up.pop(holding.token, None)
@@ -370,7 +370,7 @@ class Reading(Generic[R]):
         return this.confirmed[stream]
 
     def _is_bearable(self, this: Round, progress: Progress) -> bool:
-        """Whether the range may be processed although records left the stream or soon will. Reports such
+        """Whether the range can be processed although records left the stream or soon will. Reports such
         records."""
         key = progress.range.lease
         # The broken aggregates of a pinned range were reported when it was first read.
@@ -439,7 +439,8 @@ class Reading(Generic[R]):
         rules: WindowRules | None,
         abandon: Callable[[], bool],
     ) -> Batch:
-        """The batch for a sink. The engine meanwhile reads the next records, unless the worker is about to stop."""
+        """Make the batch for a sink, and start to read the next records ahead. Nothing is read ahead if the worker
+        is about to stop."""
         settings, time_column = self.settings, None if rules is None else rules.time_column
         for progress in found:
             self.holdings.delivered(progress.range.lease, progress.bytes)
@@ -450,8 +451,8 @@ class Reading(Generic[R]):
 
     def _is_live(self, found: Sequence[Progress]) -> bool:
         """Whether records are stored as soon as they arrive, and no record is waiting. Nothing is read ahead in
-        this case. A batch that is read ahead would be closed early, too, and another process would read it, so that
-        subscriptions would not continue."""
+        this case. A batch that is read ahead would be closed early, too. It would also be read in another process,
+        so that subscriptions would be interrupted."""
         is_early = self.settings.budget.linger is not None
         return is_early and all(is_near_tip(progress.millis_behind) for progress in found)
 

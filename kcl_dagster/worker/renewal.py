@@ -32,7 +32,7 @@ class RenewalReport:
 class Renewer:
     """Renews and hands over leases. `interval`: a lease that was not written for this long is renewed; a checkpoint
     counts as a write. `handoff_timeout`: if the next owner of a lease waits for longer than this for the end of a
-    batch, the lease is handed over before the end."""
+    batch, the lease is handed over before the batch ends."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Renewer:
         self._for_each(lambda key: self._renew(key, report), due[alone:])
 
     def seconds_until_due(self) -> float:
-        """The longest time for which the thread may sleep, in seconds."""
+        """The longest time for which the thread can sleep, in seconds."""
         oldest = self._holdings.oldest_write()
         if oldest is None:
             return self._interval

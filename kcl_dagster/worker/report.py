@@ -1,4 +1,4 @@
-"""The report of a batch."""
+"""The report of a round, with the outcome for each lease."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

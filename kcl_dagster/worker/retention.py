@@ -1,7 +1,8 @@
 """Detects shards that are about to lose records, or have lost some.
 
 A stream drops records after its retention. A later read causes no error, because the stream simply begins with its
-oldest record. This module reports such records as events with the range of records, in advance and afterwards.
+oldest record. This module reports lost records as events with their range. It also reports when a shard is about to
+lose records.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.batch import Progress, Range
 
 ASK_AGAIN_SECONDS = 600.0  # a change of the retention is detected after this time, by one request
-# The shortest retention of any stream at any time: records that arrived more recently cannot have left it.
+# The shortest retention of any stream at any time: records that arrived more recently cannot have left their
+# stream.
 SHORTEST_RETENTION = 24 * 3600.0
 # The largest difference between the clocks of two workers. AWS rejects signed requests if a clock is off by more.
 CLOCK_SKEW = 600.0
@@ -63,10 +65,11 @@ def loss_in(
     seconds.
 
     - The record at the checkpoint should still be in the stream. If it is not, later records may have left, too.
-      No record has left if the shard had no later records a short while ago (`stored_through`). A shard that gets
-      no records for days is such a shard.
-    - At an initial position there is no such record. Records may be lost if the retention has passed since the last
-      time at which there was no record beyond the position. Only then is the retention requested.
+      But if the shard was stored through a recent moment (`stored_through`), no record has left unread. An example
+      is a shard that gets no records for days.
+    - At an initial position there is no such record. Records can be lost if the retention has passed since the last
+      time at which no record was waiting beyond the position. The retention is requested only if the shortest
+      possible retention has passed.
     - A closed shard that left the stream counts as lost, because nothing shows that it was read to its end.
     - An open shard that is empty, and whose `stored_through` is not known, does not count as lost. After a Java
       KCL, every quiet shard is in this state.
@@ -91,16 +94,16 @@ def loss_in(
 
 
 def _empty_at(begun: Range, stored_through: float | None) -> float | None:
-    """The last time at which there was no wanted record beyond an initial position. None if the application starts
-    with all records of the stream, and this is one of its first shards."""
+    """The last known time at which no record was waiting to be read beyond an initial position. None if the
+    application starts with all records of the stream, and this is one of its first shards."""
     if begun.after == LATEST and begun.timestamp_ms is not None:
         return max(begun.timestamp_ms / 1000, stored_through or 0.0)
     return stored_through
 
 
 class RetentionWatch:
-    """Warns when a shard approaches the end of its retention: once per step, and again if the shard had recovered
-    meanwhile."""
+    """Warns when the lag of a shard approaches the retention: once per step of `WARNING_STEPS`, and again if the
+    shard had recovered meanwhile."""
 
     def __init__(self, retention_of: RetentionOf, clock: Clock) -> None:
         self._retention_of = retention_of

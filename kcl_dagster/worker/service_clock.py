@@ -9,16 +9,16 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.listing import describe
 
 COMPARE_SECONDS: Final = 600.0  # a machine's clock drifts by less than a millisecond in this time
-ASK_AGAIN_SECONDS: Final = 10.0  # while the service's time is not known
-LONGEST_COMPARISON_SECONDS: Final = 5.0  # the largest error of the time
-MOST_APART_SECONDS: Final = 1.0  # a clock that was set by less than this is not detected
+ASK_AGAIN_SECONDS: Final = 10.0  # between two requests while the service's time is not known
+LONGEST_COMPARISON_SECONDS: Final = 5.0  # a slower response is not used, so this is the largest error
+MOST_APART_SECONDS: Final = 1.0  # a smaller change of the machine's clock is not detected
 
 
 class ServiceClock:
-    """Compares the service's clock with the monotonic clock from time to time, and calculates the service's time
-    from it.
+    """Compares the service's clock with the monotonic clock from time to time. In between, it calculates the
+    service's time from the monotonic clock.
 
-    The machine's own clock may be wrong. It is used only if the service's responses have no date.
+    The machine's own clock can be wrong. It is used only if the service's responses have no date.
     """
 
     def __init__(self, kinesis: aws.Client, stream: str, runtime: Runtime) -> None:

@@ -7,7 +7,7 @@ from kcl_dagster.worker.batch import Budget
 
 DISCOVERY_SECONDS = 1.0  # an index query costs half a read unit: 43,000 units per day and worker, about one cent
 PARENT_POLL_SECONDS = 2.0  # one consistent read per blocked lease; a reshard delays reading by about this long
-ROUNDS_TO_WAIT = 5  # writing a batch may take several times as long as fetching it
+ROUNDS_TO_WAIT = 5  # writing a batch can take several times as long as fetching it
 # How long a draining worker waits for the leader before it releases its leases itself, in handoff timeouts.
 DRAIN_PATIENCE = 2.0
 # The longest read of a bounded run. Its records are already in the stream, so it does not wait for more.
@@ -16,18 +16,18 @@ BOUNDED_SECONDS = 5.0
 # more.
 S3_BATCH_SECONDS = 6.5
 # A record processor gets records about as often as from the KCL. It does not get them more often, because each call
-# may cost a checkpoint.
+# can cost a checkpoint.
 LINGER_OF_PROCESSORS = {Retrieval.FANOUT: 0.05, Retrieval.POLLING: 1.0}
 TASK_BYTES = 2 * 1024 * 1024  # a smaller batch is read by one task, into one file
 # A leader replaces workers at the end of their lifetime one after another. A worker that was not replaced for
 # another lifetime ends by itself, at a random time within one more lifetime, so that workers do not all end at
 # once.
 OVERTIME = 2.0
-# How long a batch may take after a stop request, in handoff timeouts. After the first timeout, the batch has lost
-# its leases and is interrupted. After the last one, the process ends, because the batch could not be committed any
-# more.
+# How long a batch is allowed to take after a stop request, in handoff timeouts. After the first timeout, the batch
+# has lost its leases and is interrupted. After the last timeout, the process ends, because the batch could not be
+# committed any more.
 END_PATIENCE = 2.0
-REQUESTS_PER_RENEWAL = 2  # a renewal that hangs leaves time for another one before the next is due
+REQUESTS_PER_RENEWAL = 2  # if a request hangs, there is time for another one before the next renewal is due
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,8 @@ class WorkerSettings:
 
     @property
     def round_patience(self) -> float:
-        """Seconds after which a shard that was not read counts as not being read, and no longer as waiting."""
+        """Seconds within which a healthy shard is read again. After this time, the lag of a shard that was not read
+        grows with the clock."""
         return ROUNDS_TO_WAIT * (self.budget.seconds + self.idle)
 
     @property

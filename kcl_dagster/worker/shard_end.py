@@ -1,11 +1,11 @@
 """The end of a shard. Leases for its children are created first, then SHARD_END is written.
 
 Child leases always start at TRIM_HORIZON, whatever the application's start is, because every record of a child
-comes after its parent's end. They exist before the parent is finished, so every part of the hash range always has a
-lease. A worker may own them early, because they are not read before their parent is finished.
+comes after its parent's end. They exist before the parent is finished, so every hash key always belongs to a shard
+with a lease. A worker can own them early, because they are not read before their parent is finished.
 
-A worker may be paused at any point here. Meanwhile, other workers may finish the shard and read its children to
-their end, and the leader may clean up. Each child's lease is therefore created in one transaction with a write to
+A worker can be paused at any point here. Meanwhile, other workers can finish the shard and read its children to
+their end, and the leader can clean up. Each child's lease is therefore created in one transaction with a write to
 its parent's lease, which must still be unfinished. It would be cheaper to read the parent again afterwards and then
 delete the child's lease, but another worker may have begun to read the child in between. Modelled in
 spec/Reshard.tla as ChildrenAreFenced.
@@ -28,7 +28,8 @@ ListShards = Callable[[StreamIdentifier], Sequence[Shard]]
 
 
 class ShardEndWaits(KclError):
-    """A shard was read to its end but cannot be finished yet. The worker tries again later; nothing is lost."""
+    """Raised if a shard was read to its end but cannot be finished yet. The worker tries again later; nothing is
+    lost."""
 
 
 class ShardEnds:
@@ -56,8 +57,8 @@ class ShardEnds:
         return names
 
     def _listed_children(self, lease: Lease, progress: Progress) -> tuple[ChildShard, ...]:
-        """List the children, if the last response named none. If the shard left the stream, it may have no children
-        any more."""
+        """List the children in the stream. Called if the last response named none. If the shard has left the
+        stream, its children may have left it, too."""
         children = tuple(
             ChildShard(shard.id, shard.hash_range, shard.parents)
             for shard in self._list_shards(progress.range.stream)
@@ -68,8 +69,9 @@ class ShardEnds:
         return children
 
     def _check_other_parents(self, lease: Lease, child: ChildShard, progress: Progress) -> None:
-        """Raise ShardEndWaits if another parent of a merged shard is in the stream and has no lease yet. That
-        parent would be read after its child. It does not matter if that parent has ended."""
+        """Raise ShardEndWaits if another parent of a merged shard is in the stream and has no lease yet. This
+        ensures that no parent is read after its child. If the child's lease was created at the end of the other
+        parent, nothing is raised."""
         for parent in child.parents:
             if parent == lease.shard_id or self._table.get(sibling_key(lease, parent)) is not None:
                 continue
@@ -84,7 +86,8 @@ class ShardEnds:
 
 def _empty_at(parent: Lease, progress: Progress) -> int | None:
     """A moment (epoch seconds) at which the children had no records, because they were opened after their parent's
-    last record. With it, the first reader of a child detects whether records may have left the stream before."""
+    last record. From this moment, the first reader of a child calculates whether records may have left the stream
+    unread."""
     known = [parent.stored_through, None if progress.last_arrival_ms is None else progress.last_arrival_ms // 1000]
     return max((moment for moment in known if moment is not None), default=None)
 

@@ -51,7 +51,7 @@ class _LeaseStore:
         """Record a range before it is delivered.
 
         If records are counted, all ranges are kept until the processor checkpoints all delivered records, because
-        that checkpoint counts their records. Otherwise only the last range is kept. A processor may run for days
+        that checkpoint counts their records. Otherwise only the last range is kept. A processor can run for days
         without such a checkpoint, and the list would grow all the time.
         """
         if self.rules is None:
@@ -59,7 +59,7 @@ class _LeaseStore:
         self.delivered.append(progress)
 
     def _counts(self) -> BatchCounts | None:
-        """The counts of the delivered records. Which of them the processor stores is not known."""
+        """The counts of the delivered records. It is not known which of them the processor has stored."""
         if self.rules is None:
             return None
         found = [self.rules.counts(self.lease, progress, PartCounts(None)) for progress in self.delivered]
@@ -135,7 +135,7 @@ class ShardProcess:
         self._processor.initialize(self.start)
 
     def process(self, progress: Progress, set_aside: SetAside, *, one_by_one: bool) -> None:
-        """Deliver the records that were read. The processor may checkpoint them during the call."""
+        """Deliver the records that were read. The processor can checkpoint them during the call."""
         self._store.add(progress)
         answers = _Answers(self._places, set_aside)
         try:

@@ -16,7 +16,7 @@ from kcl_dagster.worker.table_committer import ChainedTable
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """The staged files of a batch. Each file may have rows of several shards. `counts`: the counts of these rows by
+    """The staged files of a batch. Each file can have rows of several shards. `counts`: the counts of these rows by
     lease, in all tables; leases whose counts are not known are missing. `files`, `rules`, `others`: see
     `PublishingEntry`."""
 
@@ -33,8 +33,8 @@ class StagedBatch:
 
 @dataclass(frozen=True, slots=True)
 class PublishedByCommits:
-    """For a table whose entries are published by commits, instead of by moving files. `seconds`: the time between
-    two commits. `stages`: whether files are first staged, like those of a folder."""
+    """A table whose entries are published by commits, instead of by moving files. `seconds`: the time between two
+    commits. `stages`: whether files are staged first, like the files of a folder."""
 
     table: ChainedTable
     seconds: float
@@ -45,7 +45,7 @@ class PublishedByCommits:
 class Destination:
     """A table or folder of a sink.
 
-    - `files`: the store in which its files are staged, below the root.
+    - `files`: the store in which its files are staged, below the root of the store.
     - `commits`: None for a folder, whose entries are published by moving files.
     - `place`: a text that is the same in all processes, and unique to this table.
     """
@@ -60,13 +60,14 @@ class FormerParts(Protocol):
     lease to each batch before they stored it."""
 
     def stored_to(self, part: Part) -> Checkpoint | None:
-        """If the part is stored completely, its end. If the part is a piece of a stored part (`instead_of`), the
-        end of that part. None if neither is stored, or if the sink cannot tell. Raises SinkError."""
+        """The checkpoint through which the part is stored: its end, or, if it is a piece of a stored larger part
+        (`instead_of`), the end of that larger part. None if neither is stored completely, or if the sink cannot
+        tell. Raises SinkError."""
 
     def withdraw(self, part: Part) -> None:
         """Remove the files and records of attempts at the part, and at the parts that it replaces. From now on,
-        existing tables refuse all these parts. No worker has stored this part itself. Raises SinkError, also if one
-        of the parts was stored meanwhile."""
+        existing tables refuse all these parts. The part itself must have a new number, under which no worker has
+        stored it. Raises SinkError, also if one of the replaced parts was stored meanwhile."""
 
 
 class StagingSink(Protocol[D_contra]):
@@ -85,20 +86,20 @@ class StagingSink(Protocol[D_contra]):
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         """Store, with the data, the moment through which the application is complete, unless this moment is stored
-        already. If a commit of a table has `wanted` (epoch seconds) or a later moment of the epoch, the table needs
-        no separate entry. Called on a thread of its own, possibly while a batch is staged. May take long, and may
-        raise any error."""
+        already. If a commit of a table has `wanted` (epoch seconds) or a later moment of the same epoch, the table
+        needs no separate entry. Called on a thread of its own, possibly while a batch is staged. Can take long, and
+        can raise any error."""
 
     def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
         """Prepare for batches of this chain. Called before the first records are read, because the fetch of a batch
-        may already write the batch's files. `time_column`: see `Batch`. Does not raise."""
+        can already write the batch's files. `time_column`: see `Batch`. Does not raise."""
 
     def stage(self, data: D_contra, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """Write the whole output of the batch durably below `chains.publication.staged_path` of the chain, and
         check that no row is missing. `number`: unique within the chain. Readers must not see the files. The files
         of a table are written under their final names, because readers of a table see only committed files.
 
-        The batch may still be given up later. Its records are then staged again, together with other records, by
-        this worker or another one. The output may differ every time. Raises SinkError if staging failed. The staged
+        The batch can still be given up later. Its records are then staged again, together with other records, by
+        this worker or another one. The output can differ every time. Raises SinkError if staging failed. The staged
         files are then removed when the chain is settled. Any other error counts as a failure of user code.
         """

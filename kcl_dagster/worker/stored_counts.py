@@ -1,5 +1,5 @@
-"""Calculates what a commit adds to the counts of a lease: rows by window. Pure. Runs on the driver, which has the
-windows."""
+"""Calculates what a commit adds to the counts of a lease: the number of rows by window. Pure. Runs on the driver,
+which has the windows."""
 
 import logging
 from collections import Counter
@@ -21,10 +21,10 @@ DAY: Final = 86_400
 EARLIEST_SECONDS: Final = 365 * DAY  # the longest retention of a stream
 LATEST_SECONDS: Final = DAY  # a local time that was mistaken for UTC is wrong by less
 WINDOWS_AHEAD: Final = 8
-"""How much earlier or later than the arrival of its record a row's time may be: in seconds, and in windows after
-the window of the arrival. Other times come from wrong clocks or units. Rows with such times are not counted for any
-window, because their windows would not be complete for years, and would take the room of windows that are being
-stored."""
+"""A row is counted if its time is at most `EARLIEST_SECONDS` before the arrival of its record, and at most
+`LATEST_SECONDS` and `WINDOWS_AHEAD` windows after it. Other times come from wrong clocks or units. Rows with such
+times are not counted for any window, because their windows would not be complete for years, and would take the room
+of windows that are being stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class WindowRules:
     """The rules by which a worker counts rows.
 
     - `event_time`: the output's column with the time to which a row belongs; None for the arrival of its record.
-    - `allowed_lateness`: seconds; later rows count as late.
+    - `allowed_lateness`: seconds after a window's end; rows whose records arrive later are late.
     - `margin`: see `Timings.arrival_margin`.
-    - `most_bytes`: the room that a lease's row has; see `model.stored`.
+    - `most_bytes`: the size limit of the counts in a lease's row; see `model.stored`.
     """
 
     windows: Windows
@@ -52,9 +52,9 @@ class WindowRules:
         return rules_of(self.windows, self.event_time, self.allowed_lateness)
 
     def counts(self, lease: Lease, progress: Progress, stored: PartCounts | None) -> BatchCounts | None:
-        """What `progress` adds to the counts of `lease`, given the lease before the commit. `stored`: what the sink
-        reports about the part; None if not known. Does not raise: the counted times are user data, and the rows are
-        stored anyway."""
+        """What `progress` adds to the counts of `lease`. `lease`: as it was before the commit. `stored`: what the
+        sink reports about the part; None if not known. Does not raise: the rows are stored anyway, and their times
+        are user data, which can have any value."""
         try:
             return self._counts(lease, progress, stored)
         except Exception:
@@ -85,8 +85,8 @@ class WindowRules:
 
     def _until(self, rows: Iterable[StoredRows], progress: Progress) -> int:
         """The moment until which the lease must not be deleted, because the leader needs its counts to declare
-        windows. For a window in time, this is the window's end plus the allowed lateness. A window with late rows
-        is declared at the leader's next tick, so for late rows it is the arrival of the last record."""
+        windows. For a window without late rows, this is the window's end plus the allowed lateness. A window with
+        late rows is declared at the leader's next tick, so the arrival of the last record counts, too."""
         arrived = (progress.last_arrival_ms or 0) // 1000
         ends = [self.windows.end_of(one.start) + self.allowed_lateness for one in rows]
         return max([0, *ends, *(arrived for one in rows if one.late)])
@@ -97,8 +97,7 @@ class WindowRules:
         return BatchCounts((), shared_until, restart, rules=self._rules, most_bytes=self.most_bytes)
 
     def _of_records(self, read: Iterable[MinuteRecords], stored: PartCounts) -> list[StoredRows]:
-        """Count records as rows. The bytes are those of the files. If no file is known, they are those of the
-        payloads."""
+        """Count records as rows. The bytes are counted in the files, or in the payloads if no file is known."""
         found = by_start(
             StoredRows(self.windows.start_of(one.minute), one.records, one.bytes, 0, 0, one.first, one.last)
             for one in read
@@ -116,8 +115,8 @@ class WindowRules:
         from their arrival.
 
         A file's bytes are divided among windows by rows, and the file counts for each window of which it has rows.
-        Sequence numbers are those of the records that arrived in the window. With event times, they are those of
-        the whole batch, and no materialization shows them.
+        The sequence numbers are the first and the last of the records that arrived in the window. With event times,
+        they are the first and the last of the whole batch, and no materialization shows them.
         """
         counted: list[StoredRows] = []
         outside = 0
@@ -176,8 +175,8 @@ class WindowRules:
         rows.
 
         Arrivals are known by the minute. Rows therefore count as late from the beginning of the minute in which the
-        allowed lateness ends. Some rows count as late that are not. The opposite would be worse, because a late row
-        that is not counted as late does not update its window.
+        allowed lateness ends. Some rows that are in time count as late, too. The opposite would be worse, because a
+        late row that is not counted as late does not update its window.
         """
         if self.event_time is None:
             return False
@@ -187,10 +186,10 @@ class WindowRules:
         return arrived >= deadline - deadline % MINUTE
 
     def _shared_until(self, lease: Lease, progress: Progress) -> int:
-        """The end of the window until which the parents of a child may have records. A child that was not read yet
-        has the moment of its parents, and the parents may have records of the window with this moment. If a Java
-        worker created the child's lease, it has no moment. The parents then ended before the child's first record
-        arrived."""
+        """The end of the window until which the parents of a child may have records. If a child was not read yet,
+        its lease has the `stored_through` of its parents, and the parents may have records of the window with this
+        moment. If a Java worker created the child's lease, the lease has no such moment. The parents then ended
+        before the child's first record arrived."""
         if lease.stored_through is not None:
             return self._end_of_window(lease.stored_through)
         return self._restart(lease, progress) if lease.parents else 0

@@ -18,15 +18,16 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 
-FRESH_BEATS: Final = 2.5  # an older row may belong to a worker that has just ended
-LEASE_KBPS: Final = 16.0  # the cost of a lease in addition to its bytes; it matters for shards without records
+FRESH_BEATS: Final = 2.5  # heartbeats; an older row can belong to a worker that has just ended
+LEASE_KBPS: Final = 16.0  # the cost of a lease in addition to its throughput; it matters for shards without records
 # Workers with these policies release their leases, as in the KCL, and give them to no worker.
 _POLICIES_OF_THE_KCL: Final = frozenset({"kcl", "taker"})
 
 
 @dataclass(frozen=True, slots=True)
 class SuccessionRules:
-    """The limits for successors. `fresh_seconds`: how old the row of a worker may be. Caps are per worker."""
+    """The limits for successors. `fresh_seconds`: the highest age of a successor's row. `max_leases` and `max_kbps`
+    apply to each worker."""
 
     fresh_seconds: float
     max_leases: int | None = None
@@ -62,7 +63,7 @@ def choose_successors(
     now: float,
     rules: SuccessionRules,
 ) -> dict[LeaseKey, WorkerId]:
-    """Assign the heaviest leases first, each to the least loaded worker that may hold it. `now`: epoch seconds.
+    """Assign the heaviest leases first, each to the least loaded worker that can hold it. `now`: epoch seconds.
 
     Only workers of kcl_dagster that wrote their row recently are considered, because Java workers of older
     generations do not look for leases that were given to them. A worker that is starting is considered if no worker

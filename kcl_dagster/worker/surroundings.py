@@ -34,18 +34,18 @@ raise."""
 
 Watch = Callable[[], str | None]
 """Returns the reason why this worker should stop, such as that its parent process ended or its run was cancelled,
-or None. Called on the thread that writes the heartbeat: it must not wait and must not raise. Requests that may hang
+or None. Called on the thread that writes the heartbeat: it must not wait and must not raise. Requests that can hang
 should use a `worker.latest.Latest`."""
 
 
 class LeaderWatch(Protocol):
     def silent_for(self) -> float:
-        """For how many seconds this worker has observed no change by a leader. Reads a table; may raise a
+        """For how many seconds this worker has observed no change by a leader. Reads a table; can raise a
         ServiceError."""
 
     def control(self) -> Control:
         """What an operator has paused. If there is no leader, the workers themselves apply the pauses. Reads a
-        table; may raise a ServiceError."""
+        table; can raise a ServiceError."""
 
 
 class NoSink:
@@ -71,17 +71,17 @@ It must not wait."""
 
 
 def at_once_ready() -> bool:
-    """For engines that need no time to start: always True."""
+    """Return True. For engines that need no time to start."""
     return True
 
 
 EndProcess = Callable[[str], None]
 """Ends the process of a worker whose batch does not end, and records the reason in its run. Called once, on the
-housekeeping thread, after the worker's row and leases are gone. May not return. Must not raise."""
+housekeeping thread, after the worker's row and leases are gone. It need not return. It must not raise."""
 
 
 def cannot_end(_: str) -> None:
-    """For workers that share their process: does nothing."""
+    """Do nothing. For workers that share their process with other work."""
 
 
 def ignore_batch(_: BatchReport) -> None:
@@ -99,7 +99,7 @@ def unresolved_start(_: StreamIdentifier) -> int | None:
 @dataclass(frozen=True, slots=True)
 class Surroundings(Generic[D]):
     """What a worker needs from outside. `list_shards`, `retention_of`, `resolved_start` and `confirm_stream` are
-    rarely called. Implementations may cache the results, except those of `confirm_stream`."""
+    rarely called. Implementations can cache the results, except those of `confirm_stream`."""
 
     application: Application
     leases: LeaseTable
@@ -120,7 +120,8 @@ class Surroundings(Generic[D]):
     """The windows by which stored rows are counted. None if they are not counted."""
 
     event_time: str | None = None
-    """The output's column with the time to which a row belongs. None if its record's arrival counts."""
+    """The output's column with the time to which a row belongs. None if a row belongs to the time at which its
+    record arrived."""
 
     allowed_lateness: int = 0
     """Seconds for which a window waits after its end for further rows, if `event_time` is set."""
@@ -129,7 +130,7 @@ class Surroundings(Generic[D]):
     resolved_start: ResolvedStart = unresolved_start
     confirm_stream: ConfirmStream = believed
     service_time: Callable[[], float | None] | None = None
-    """Epoch seconds by a clock that all workers share; None if not known. May block for one request. Called at most
+    """Epoch seconds by a clock that all workers share; None if not known. Can block for one request. Called at most
     once per lease. Default: the worker's own clock."""
 
     load_completeness: LoadCompleteness = nothing_known

@@ -2,14 +2,15 @@
 
 Each worker has a committer. The first committer that finds that a commit is due plans the commit: see
 `chains.table_commits`. There is no election. The worker that made the last commit usually makes the next one, too.
-The other workers measure the interval from when they see a commit, or from when their oldest entry began to wait.
-So if that worker ends or has nothing to commit, another one continues, and no entry waits longer than the interval.
-If a worker ends after it has planned a commit, another one carries out the plan.
+The other workers measure the interval from the time at which they see a commit, or at which their oldest entry
+began to wait. So if the worker of the last commit ends or has nothing to commit, another one continues, and no
+entry waits longer than the interval. If a worker ends after it has planned a commit, another one carries out the
+plan.
 
 A table skips a commit whose number it contains. If the folder of plans was removed or replaced by an older copy,
 new plans could have numbers that a table contains, and their entries would be lost. So before a worker decides its
-first batch, it makes sure that there is a plan, or that no table contains a commit (`_begin`), and that no table
-contains a commit with a higher number than the last plan (`_refuse_higher`).
+first batch, it makes two checks. There must be a plan, or no table with a commit (`_begin`). And no commit in a
+table must have a higher number than the last plan (`_refuse_higher`).
 
 Modelled in spec/TableCommits.tla.
 """
@@ -39,15 +40,15 @@ from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.spans import NO_SPANS, TABLE_COMMIT, Spans
 from kcl_dagster.worker.waiting_entries import WaitingEntries
 
-COMMIT_SECONDS: Final = 30.0  # between two commits: each one costs the readers of a table
+COMMIT_SECONDS: Final = 30.0  # between two commits; many small commits make a table slower to read
 PATIENCE_SECONDS: Final = 10.0  # a commit takes a second; if it takes longer, another worker carries it out
-MERGE_PATIENCE_SECONDS: Final = 120.0  # a commit of changes has to read the table
-RETRY_SECONDS: Final = 5.0  # after a failure; an operator has to repair a table that was altered
-TRIES: Final = 100  # attempts at a commit; another worker may be faster at each of them
+MERGE_PATIENCE_SECONDS: Final = 120.0  # a commit of changes takes longer, because it has to read the table
+RETRY_SECONDS: Final = 5.0  # between two attempts after a failure, which can last until an operator repairs a table
+TRIES: Final = 100  # attempts at a commit; another worker can be faster at each of them
 
 
 class ChainedTable(Protocol):
-    """A table from the committer's point of view. Called on the worker's main thread."""
+    """A table to which a committer commits. Called on the worker's main thread."""
 
     def committed(self, series: str) -> int:
         """The number of the last commit of a series that the table contains; 0 if it contains none. See
@@ -91,16 +92,16 @@ class TableCommitter:
     spans: Spans = NO_SPANS
 
     _contained: Mapping[ChainId, int] = field(default_factory=dict)
-    """The last entry of each chain that the table is known to contain."""
+    """For each chain, the last entry that the tables are known to contain."""
 
     _seen: tuple[int, float] = (-1, float("-inf"))
     """The number of the last plan, and when it was first seen (monotonic)."""
 
     _is_begun: bool = False
-    """Whether there is known to be a plan, or no table to contain a commit."""
+    """Whether this worker has found that there is a plan, or that no table contains a commit."""
 
     _is_numbered: bool = False
-    """Whether no table contains a commit with a higher number than the last plan, as far as is known."""
+    """Whether this worker has found that no table contains a commit with a higher number than the last plan."""
 
     _waiting: WaitingEntries = field(default_factory=WaitingEntries)
     _look_due: float = float("-inf")
@@ -109,8 +110,8 @@ class TableCommitter:
     # The interface of `chains.publication.Publisher`
 
     def check(self) -> None:
-        """Raise SinkError while the table accepts no commit. No further batch should be decided meanwhile: its
-        files would be safe, but readers would not see them. The first call compares the plans with the tables."""
+        """Raise SinkError while a table accepts no commit. No further batch should be decided meanwhile. Its files
+        would be safe, but readers would not see them. The first call compares the plans with the tables."""
         if self._failure is not None and (self._has_begun or self._rests(self.clock.monotonic())):
             raise SinkError(self._failure[1])
         self.begin()
@@ -129,7 +130,8 @@ class TableCommitter:
         """Does nothing, because the next commit publishes the entry."""
 
     def visible(self, chain: ChainId) -> int:
-        """The last entry of the chain that the table is known to contain; 0 if none is known. Sends no request."""
+        """The last entry of the chain that the tables are known to contain; 0 if none is known. Sends no
+        request."""
         return self._contained.get(chain, 0)
 
     def settle(self, chain: ChainId, decided: Mapping[int, PublishingEntry]) -> None:
@@ -152,9 +154,9 @@ class TableCommitter:
     def forget(self, chain: ChainId) -> None:
         """Remove the staged files of the chain. A chain without entries is no longer in the next plan.
 
-        If the commit of the last plan has been made, also make a plan without entries. Without it, a worker would
-        look for that commit in a table that was dropped and made again after an orderly stop. It would not find the
-        commit, and could not make it again, because its entries are deleted."""
+        If the commit of the last plan has been made, also make a plan without entries. Without this plan, a worker
+        would look for that commit in a table that was dropped and made again after an orderly stop. The worker
+        would not find the commit, and could not make it again, because its entries are deleted."""
         number, plan = self._newest()
         if plan is not None and plan.entries and self._is_carried_out(number, plan):
             self._refuse_higher(plan)
@@ -221,7 +223,7 @@ class TableCommitter:
             raise OutcomeUnknown(f"other workers have made a commit before each of {TRIES} tries")
 
     def _are_gone(self, wanted: Mapping[ChainId, int]) -> bool:
-        """Whether the wanted chains that the table is not known to contain have no entries any more."""
+        """Whether no entry is left of those chains in `wanted` whose entries the table is not known to contain."""
         existing = {one.chain for one in self._all()}
         return all(chain not in existing for chain, number in wanted.items() if self.visible(chain) < number)
 
@@ -244,8 +246,8 @@ class TableCommitter:
         return all(self.visible(chain) >= number for chain, number in wanted.items())
 
     def _newest(self) -> tuple[int, TableCommit | None]:
-        """The last plan. Raises Unsafe if this worker has seen a later one: the table would skip the commit that
-        would be planned next. If there is no plan at all, see `_begin`."""
+        """The last plan. Raises Unsafe if this worker has seen a later plan. A table may then contain the number of
+        the next plan, and would skip its commit. If there is no plan at all, see `_begin`."""
         number, plan = self._plans.newest()
         if 0 < number < self._seen[0]:
             raise Unsafe(_older_copy(self.entries.files.root, number, f"this worker has seen plan {self._seen[0]}"))
@@ -263,7 +265,7 @@ class TableCommitter:
         known = [name for name in plan.tables if name in self.tables]
         if not all(self._committed(name, plan.place) >= number for name in known):
             return False
-        # Workers delete an entry when all of its tables contain it. If an entry still exists, it may be missing in
+        # Workers delete an entry when all of its tables contain it. If an entry still exists, it can be missing in
         # a table that the sink no longer has.
         for name in plan.tables:
             if name not in known and any(self.entries.read(*one) is not None for one in plan.entries):
@@ -274,7 +276,7 @@ class TableCommitter:
         return self._table(name).committed(self._series(name, place))
 
     def _series(self, name: str, place: str) -> str:
-        """`place`: of the plan. A plan of an earlier version does not name it."""
+        """The series of a table. `place`: the place of the plan; empty in a plan of an earlier version."""
         return series_of(self.application, name, place or self._place)
 
     @property
@@ -339,8 +341,8 @@ class TableCommitter:
     def _of_folders_alone(
         self, contained: Mapping[ChainId, int], gone: Mapping[ChainId, float]
     ) -> dict[ChainId, int]:
-        """The last entries of chains that have gaps and were made while the sink had only folders. Their workers
-        deleted entries that the folders had. No files of such a chain belong to a table."""
+        """The last entries of chains that have gaps because they were made while the sink had only folders: their
+        workers deleted the entries that the folders had. No files of such a chain belong to a table."""
         if FIRST not in self.folders:
             return {}
         found: dict[ChainId, list[int]] = defaultdict(list)
@@ -370,8 +372,8 @@ class TableCommitter:
         chosen = selected(contained, self._all(), gone)
         if self._missing(chosen, wanted):
             return None
-        # While the list is read, an owner may make an entry and delete the former one, so that the list has
-        # neither. If such a chain counted as ended, its entries would be missed.
+        # While the list is read, an owner can make an entry and delete the former one, so that the list has neither
+        # of them. If the chain counted as ended because of that, its entries would be missed.
         is_new = chosen.gone.keys() - gone.keys()
         return None if any(self.entries.numbers(chain) for chain in sorted(is_new)) else chosen
 
@@ -380,8 +382,8 @@ class TableCommitter:
         return [*chosen.gaps, *(chain for chain in chosen.passed_over if chain in wanted)]
 
     def _read(self, chosen: Selection) -> list[tuple[FoundEntry, PublishingEntry]] | None:
-        """The publishing entries among the chosen ones. None if a chosen entry was deleted meanwhile, which means
-        that there is a newer plan."""
+        """The chosen entries that publish files. None if a chosen entry was deleted meanwhile, which means that
+        there is a newer plan."""
         found = []
         for one in chosen.entries:
             entry = self.entries.read(one.chain, one.number)
@@ -393,7 +395,7 @@ class TableCommitter:
         return found
 
     def _carry_out(self, number: int, plan: TableCommit) -> None:
-        """Carry out a plan. Any worker may do so, and several at the same time."""
+        """Carry out a plan. Any worker can do so, and several at the same time."""
         if plan.entries:
             with self.spans.span(TABLE_COMMIT) as span:
                 span.note("kcl.commit", number)
@@ -436,7 +438,8 @@ class TableCommitter:
     def _refuse_higher(self, plan: TableCommit | None) -> None:
         """Raise Unsafe if a table contains a commit with a number that is not planned yet. The table would skip the
         commit that will be planned with this number. A commit is made after its plan, so the plans are listed last.
-        If the folder of plans was moved since `plan` was made, it may be an older copy of either place."""
+        The folder of plans may have been moved since `plan` was made. A further table then has a series for each of
+        its two places, and both are checked."""
         if self._is_numbered:
             return
         places = {self._place, self._place if plan is None else plan.place or self._place}
@@ -452,13 +455,14 @@ class TableCommitter:
         """Make sure that there is a plan if a table contains commits. Returns False if there is a plan now and
         there was none before.
 
-        If there is no plan, the first table was made anew together with its chains and plans, or these were
-        removed. Further tables still contain commits. If there are no entries, the plans begin above the highest of
-        their numbers. If there are entries, only the plans would show whether the tables contain them. The same
-        applies to a first table that contains commits. Raises Unsafe in both cases.
+        If there is no plan although a table contains commits, there are two cases. If there are no entries, and
+        only further tables contain commits, the first table was made anew together with its chains and plans. New
+        plans then begin above the highest number of a commit. In all other cases, plans were removed, and only they
+        would show what the tables contain. This raises Unsafe.
 
-        No worker decides a batch before it has done this, so entries that exist are older. The entries are listed
-        first and the plans last. If there is no plan then, no other worker has begun before the numbers were read.
+        Every worker calls this method before it decides a batch, so the entries that exist in this case are older.
+        The entries are listed first and the plans last. If there is still no plan then, no other worker had begun
+        when the numbers were read.
         """
         if self._plans.numbers():
             self._is_begun = True

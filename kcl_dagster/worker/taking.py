@@ -21,8 +21,8 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 
 
 class Taker:
-    """Takes and requests leases. `step` is called about twice per lease duration while there is no leader, and
-    otherwise not."""
+    """Takes unserved leases, and requests leases from other workers. While there is no leader, `step` is called
+    about twice per lease duration."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Taker:
         self._known: set[LeaseKey] = set()
 
     def step(self, control: Control | None = None) -> list[LeaseKey]:
-        """Take or request leases. Returns their keys; discovery acquires the leases. Paused leases are neither
-        taken nor requested. Raises a ServiceError from the scan."""
+        """Take or request leases. Returns the keys of these leases; discovery acquires them later. Paused leases
+        are neither taken nor requested. Raises a ServiceError from the scan."""
         control = control or Control()
         leases, plan = self.look(control.leases)
         if control.paused:
@@ -65,7 +65,8 @@ class Taker:
         return leases, plan_taking(candidates, self._worker, self._rules, self._chance)
 
     def forget(self) -> None:
-        """Discard all observations, because there is a leader again. They would not be valid later."""
+        """Discard all observations. Called while there is a leader. Later, after the leader has ended, old
+        observations would not be valid any more."""
         self._standing = Standing()
         self._known = set()
 

@@ -1,6 +1,6 @@
 """Detects background threads of a worker that make no progress. Each of the two threads watches the other one.
 
-A step is designed to end soon, but a lock, an extension that does not return, or a bug may block a thread for ever.
+A step is designed to end soon, but a lock, an extension that does not return, or a bug can block a thread for ever.
 If the renewal thread is blocked, the leases expire. If the housekeeping thread is blocked, heartbeats end.
 
 Only time in which the watching thread itself made progress is counted. If the whole process was paused, nothing is
@@ -22,9 +22,9 @@ RENEWALS: Final = "renewals"
 HOUSEKEEPING: Final = "housekeeping"
 PATIENCE_SECONDS: Final[Mapping[str, float]] = {
     RENEWALS: 15.0,  # a step waits for three seconds at most, and the next one follows within half a second
-    HOUSEKEEPING: 45.0,  # a step may have several requests, each with a deadline of its own
+    HOUSEKEEPING: 45.0,  # a step can have several requests, each with a deadline of its own
 }
-LONGEST_LOOK = 5.0  # seconds between two checks; if more have passed, the process may have paused
+LONGEST_LOOK = 5.0  # the most seconds counted between two checks; in a longer time, the process may have paused
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class _Thread:
     ident: int
     began: float  # when the last step began; monotonic
     at: float  # the same time by the wall clock
-    held_for: float = 0.0  # for how long it made no progress while the other thread did
+    held_for: float = 0.0  # the time in which only the other thread made progress
     is_told: bool = False
 
 
@@ -45,8 +45,8 @@ class ThreadWatch:
         self._threads: dict[str, _Thread] = {}  # each thread replaces its own entry
 
     def begins(self, name: str) -> None:
-        """Record that a step of this thread begins, and check the other thread. One event per episode without
-        progress."""
+        """Record that a step of the thread `name` begins, and check the other thread. If the other thread makes no
+        progress, report this once, until it continues."""
         now = self._clock.monotonic()
         mine = self._threads.get(name)
         looked = min(now - mine.began, LONGEST_LOOK) if mine is not None else 0.0
@@ -66,14 +66,14 @@ class ThreadWatch:
         self._on_event(WorkerEvent(EventKind.THREAD_HELD, message, facts=facts))
 
     def held_since(self) -> dict[str, int]:
-        """The threads that make no progress, with the time since when, in epoch seconds. May be called on any
-        thread."""
+        """The threads that make no progress, each with the time at which its last step began, in epoch seconds. Can
+        be called on any thread."""
         return {name: round(seen.at) for name, seen in sorted(self._threads.items()) if seen.is_told}
 
 
 def _place_of(ident: int) -> str:
-    """The place of a thread: its innermost line, and the innermost line of this package. Reads no file, because the
-    thread may be waiting for the disk that has the code."""
+    """A text with the place of a thread in the code: its innermost line, and the innermost line of this package.
+    Reads no file, because the thread may be waiting for the disk that has the code."""
     frames: dict[int, FrameType] = sys._current_frames()  # noqa: SLF001 (documented in spite of its name)
     frame = None if ident == threading.get_ident() else frames.get(ident)
     if frame is None:

@@ -15,8 +15,8 @@ from typing import Protocol, Self
 
 log = logging.getLogger(__name__)
 
-LONGEST_NAP = 0.5  # seconds; how late a new lease may be detected
-SHORTEST_NAP = 0.02  # seconds; a failing table is not called in a tight loop
+LONGEST_NAP = 0.5  # seconds; after this time at most, a new lease is detected
+SHORTEST_NAP = 0.02  # seconds; so that a failing table is not called in a tight loop
 HOUSEKEEPING_NAP = 0.1  # seconds; the resolution of the heartbeat, discovery and watchdog intervals
 JOIN_SECONDS = 15.0  # a request in flight ends within its own deadline
 
@@ -25,7 +25,7 @@ class Steps(Protocol):
     """The steps that the threads of a worker call repeatedly. They must not raise."""
 
     def step_renewal(self) -> float:
-        """Renew what is due. Returns the seconds until the next lease is due."""
+        """Renew the leases that are due. Returns the seconds until the next lease is due."""
 
     def step_housekeeping(self) -> None:
         """Do everything else that is due."""

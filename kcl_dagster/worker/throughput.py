@@ -27,8 +27,9 @@ class _Meter:
 class Throughput:
     """The bytes delivered per lease, as a moving average over windows of at least `window_seconds`.
 
-    `publish` closes a window, so the windows follow the renewals. A checkpoint soon after a renewal gets the last
-    value. `monotonic` returns seconds. Not thread-safe: the holder of the leases makes one call at a time.
+    `publish` is called for each write of a lease's row. It closes the present window if that is long enough.
+    Otherwise it returns the former value again, for example for a checkpoint soon after a renewal. `monotonic`
+    returns seconds. Not thread-safe: the caller has to make one call at a time.
     """
 
     def __init__(self, monotonic: Callable[[], float], window_seconds: float) -> None:
@@ -41,12 +42,14 @@ class Throughput:
         self._meters[lease] = _Meter(since=self._monotonic(), average=stored)
 
     def record(self, lease: LeaseKey, delivered_bytes: int) -> None:
-        """Count payload bytes that were passed to processing. Does nothing for a lease that was not started."""
+        """Count payload bytes that were passed to processing. Does nothing if `start` was not called for the
+        lease."""
         if lease in self._meters:
             self._meters[lease].delivered += delivered_bytes
 
     def publish(self, lease: LeaseKey) -> float | None:
-        """The value to store with the next write. None if no bytes were ever delivered; then nothing is stored."""
+        """The throughput in KB/s, to be stored with the next write of the row. None if no bytes of the lease were
+        ever delivered."""
         meter = self._meters.get(lease)
         if meter is None:
             return None

@@ -1,4 +1,4 @@
-"""Since when the entries of a worker wait for a commit of the table."""
+"""Records since when entries of a worker's chains wait for a commit of the table."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -9,13 +9,13 @@ from kcl_dagster.model.claim import ChainId
 
 @dataclass(slots=True)
 class WaitingEntries:
-    """For each chain, the entries that were seen waiting, and when each of them was first seen (monotonic)."""
+    """For each chain, the entries that were found to wait, and when each of them was first found (monotonic)."""
 
     _since: dict[ChainId, deque[tuple[int, float]]] = field(default_factory=dict)
 
     def note(self, wanted: Mapping[ChainId, int], visible: Callable[[ChainId], int], now: float) -> None:
-        """Record what waits now. `wanted`: the last entry of each chain that may wait. `visible`: the last entry of
-        a chain that does not wait any more."""
+        """Record which entries wait now. `wanted`: for each chain, the last entry that possibly waits. `visible`:
+        returns the last entry of a chain that the table contains, and that therefore does not wait any more."""
         for chain in self._since.keys() - wanted.keys():
             del self._since[chain]
         for chain, number in wanted.items():
@@ -27,5 +27,6 @@ class WaitingEntries:
 
     @property
     def oldest(self) -> float:
-        """When the entry that waits longest was first seen. Infinite if none waits."""
+        """The time at which the entry that waits longest was first found (monotonic). Infinite if no entry
+        waits."""
         return min((seen[0][1] for seen in self._since.values() if seen), default=float("inf"))

@@ -17,7 +17,7 @@ _UNLIMITED_V2 = "max"
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """CPU seconds used since the container started, and how many cores it may use."""
+    """CPU seconds used since the container started, and how many cores it can use."""
 
     seconds: float
     cores: float
@@ -48,7 +48,7 @@ def parse_v2(cpu_stat: str, cpu_max: str, cpuset: str) -> CpuUse:
 
 
 def percent(before: CpuUse, now: CpuUse, elapsed: float) -> float:
-    """The use in percent of the cores that the container may use. `elapsed`: seconds between the two readings.
+    """The CPU use in percent of the cores that the container can use. `elapsed`: seconds between the two readings.
     Raises Unmeasurable."""
     if elapsed <= 0:
         raise Unmeasurable("no time has passed since the last sample")

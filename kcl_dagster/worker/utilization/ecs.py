@@ -1,7 +1,7 @@
 """The CPU use of a container in an ECS task, from the task metadata endpoint, version 4.
 
 A container's share of the task's CPUs is its CPU units divided by those of all containers of the task. A task
-without a CPU limit may use the whole machine.
+without a CPU limit can use the whole machine.
 """
 
 import json
@@ -24,7 +24,7 @@ ReadJson = Callable[[str], Mapping[str, Any]]
 
 
 def percent(stats: Mapping[str, Any], task: Mapping[str, Any], container: Mapping[str, Any]) -> float:
-    """The use in percent. `stats`, `task` and `container` are the endpoint's documents. Raises KeyError if they
+    """The CPU use in percent. `stats`, `task` and `container` are the endpoint's documents. Raises KeyError if they
     lack fields."""
     cpu, before = stats["cpu_stats"], stats["precpu_stats"]
     used, used_before = cpu["cpu_usage"]["total_usage"], before["cpu_usage"]["total_usage"]
@@ -47,7 +47,7 @@ def _share(task: Mapping[str, Any], me: str) -> float:
     units = {c["DockerId"]: (c.get("Limits") or {}).get("CPU", FEWEST_UNITS) for c in task["Containers"]}
     total = sum(units.values())
     mine: float = units.get(me, FEWEST_UNITS)
-    return mine / total if total else 1.0  # no container reserves CPU: each may use the whole task
+    return mine / total if total else 1.0  # no container reserves CPU: each can use the whole task
 
 
 def read_json(address: str) -> Mapping[str, Any]:
@@ -57,7 +57,7 @@ def read_json(address: str) -> Mapping[str, Any]:
 
 
 class EcsProbe:
-    """Reads the use from the endpoint, which compares with a sample that it took a second earlier.
+    """Reads the CPU use from the endpoint. The endpoint measures it since a sample that it took a second earlier.
 
     The first reading waits for the endpoint and shows whether it can be used. Later readings return the response to
     the previous request, because the thread that samples also writes the heartbeat and must not wait.

@@ -1,4 +1,4 @@
-"""The common interface of all ways of measuring."""
+"""The interface of a probe, which measures how busy the machine or container of a worker is."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,18 +7,19 @@ from typing import Protocol
 FULL = 100.0  # percent
 
 ReadText = Callable[[str], str]
-"""The content of a file. Raises OSError."""
+"""Returns the content of a file. Raises OSError."""
 
 
 class Unmeasurable(Exception):
-    """Raised if a reading could not be taken or understood. The next reading may succeed."""
+    """Raised if a reading could not be taken or understood. The next reading can succeed."""
 
 
 class Probe(Protocol):
-    """Measures the use since the last call. The first call returns 0, because there is no earlier reading."""
+    """Measures how busy the machine or container was since the last call. If there is no earlier reading, the first
+    call returns 0."""
 
     def percent(self) -> float:
-        """The use from 0 to 100. Raises Unmeasurable."""
+        """The use in percent, from 0 to 100. Raises Unmeasurable."""
 
 
 def read_file(path: str) -> str:

@@ -33,7 +33,7 @@ def parse(text: str) -> CpuTimes:
 
 def percent(before: CpuTimes, now: CpuTimes) -> float:
     total, idle = abs(now.total - before.total), abs(now.idle - before.idle)
-    if total == 0 or total < idle:  # iowait may go backwards
+    if total == 0 or total < idle:  # iowait can go backwards
         return 0.0
     return (total - idle) / total * FULL
 
