@@ -1,1 +1,1 @@
-"""Spark: the session, the fetch in the executors, batches that cannot change, and the sinks."""
+"""The use of Spark: the session, the fetch in the executors, fetched records that cannot change, and the sinks."""

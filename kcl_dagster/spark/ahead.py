@@ -14,8 +14,8 @@ from kcl_dagster.spark.fetched_batch import FetchedRanges
 from kcl_dagster.spark.session import is_classic
 from kcl_dagster.worker.batch import Budget, Range
 
-STOP_ATTEMPTS: Final = 20
-STOP_SECONDS: Final = 0.25  # between two attempts; a task reacts within a few hundredths of a second
+STOP_ATTEMPTS: Final = 20  # requests to cancel the jobs of a read
+STOP_SECONDS: Final = 0.25  # between two requests; a task reacts within a few hundredths of a second
 
 Read = Callable[[Sequence[Range], Budget], FetchedRanges]
 
@@ -24,8 +24,8 @@ class ReadAhead:
     """Runs at most one read at a time, on a separate thread. Its methods are called on the worker's main thread."""
 
     def __init__(self, spark: SparkSession, read: Read, name: str) -> None:
-        """Create the thread. `name`: the tag of the Spark jobs of this object. It must be unique in the session,
-        because jobs are cancelled by their tag."""
+        """Create the thread. `name`: the tag of the Spark jobs of this object. The tag must be unique in the
+        session, because jobs are cancelled by their tag."""
         self._spark = spark
         self._read = read
         self._name = name
@@ -43,10 +43,10 @@ class ReadAhead:
             self._future = self._pool.submit(self._tagged, self._planned, budget)
 
     def take(self, ranges: Sequence[Range]) -> FetchedRanges | None:
-        """Wait for the read and return its result. If the read has none of these ranges, stop and discard it.
+        """Wait for the read and return its result. If the read has none of these ranges, stop and discard the read.
 
-        Returns None if there is no result: no read was started, it was discarded, or it failed. The caller then
-        reads the ranges itself, and gets the error if they fail again.
+        Returns None if there is no result: no read was started, or the read was discarded, or the read failed. The
+        caller then reads the ranges itself, and gets the error if this read fails too.
         """
         future, self._future = self._future, None
         if future is None:

@@ -1,6 +1,6 @@
 """Converts the columns of Arrow tables to types with which readers can read all files of a folder. Pure.
 
-The types of a DataFrame follow from its plan. The types of an Arrow table may follow from its values: a column may
+The types of a DataFrame follow from its plan. The types of an Arrow table can follow from its values: a column can
 have integers in one table, floats in the next, and nulls in a third. So each column gets the type that it has in
 the first table that contains it. The column must fit this type in later tables.
 """
@@ -22,7 +22,7 @@ Types = Mapping[str, pa.DataType]
 """The types of columns by their names. A column whose type is not known yet is absent."""
 
 WIDEST_DECIMAL: Final = 38  # digits; the maximum of Spark and of most readers
-# Views of lists are not among them, because pyarrow's cast of a view to a list makes an invalid array.
+# The types of list views are left out, because pyarrow's cast of a list view to a list makes an invalid array.
 _ARE_LISTS: Final = (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list)
 _AS_THEY_ARE: Final = (
     kinds.is_boolean,
@@ -35,7 +35,7 @@ _AS_THEY_ARE: Final = (
 
 
 def plain(kind: pa.DataType) -> pa.DataType | None:
-    """The type in which values of `kind` are stored. None if readers have no such type."""
+    """The type in which values of `kind` are stored. None if Spark and other readers have no type for them."""
     if any(is_kind(kind) for is_kind in _AS_THEY_ARE):
         return kind
     if isinstance(kind, pa.BaseExtensionType):
@@ -74,7 +74,7 @@ def _plain_nested(kind: pa.DataType) -> pa.DataType | None:
 
 
 def has_null(kind: pa.DataType) -> bool:
-    """Whether a type, or a type nested in it, is null. Then the type of its future values is not known."""
+    """Whether a type, or a type nested in it, is null. If so, the type of values in later tables is not known."""
     if kinds.is_map(kind):
         return has_null(kind.key_type) or has_null(kind.item_type)
     if kinds.is_struct(kind):
@@ -93,8 +93,8 @@ class OutputColumns:
     column without values and without a known type is left out until it has values.
 
     `known`: the types of the columns in stored files. `partitions`: columns whose values become names of folders.
-    They are in no file, so their types are not fixed. `evolve`: what happens to a new column if there are stored
-    files.
+    These columns are in no file, so their types are not fixed. `evolve`: what happens to a new column if there are
+    stored files.
     """
 
     known: Types
@@ -103,8 +103,8 @@ class OutputColumns:
     _found: dict[str, pa.DataType] = field(default_factory=dict)
 
     def conformed(self, output: pa.Table) -> pa.Table:
-        """Return the table with the same columns as the other tables. Raises TransformError if a column cannot be
-        stored or does not fit its type, and RecordRefused if a single value does not fit."""
+        """Return the table with the columns that all tables of the task get. Raises TransformError if a column
+        cannot be stored or does not fit its type, and RecordRefused if a single value does not fit."""
         self._check_names(output.column_names)
         columns = {
             name: column

@@ -32,13 +32,14 @@ def decode_json(
     compression: Compression | None = None,
 ) -> pa.Table:
     """Parse `data` as JSON (UTF-8) into the columns of `schema`. A missing field is null; other fields are ignored.
-    A payload with a value of another type is malformed, and null in every column.
+    A payload with a value that does not have the type of its column is malformed: its row is null in every column.
 
     Types: integers, floats, decimals, texts, booleans, bytes (as base64), dates and timestamps (as in ISO 8601),
     lists and structs.
 
-    With `compression`, payloads are decompressed first: `"gzip"`, `"zstd"`, or `"auto"` to detect it by the first
-    bytes. A payload that cannot be decompressed, or contains more than 64 MiB, is malformed.
+    With `compression`, payloads are decompressed first: `"gzip"`, `"zstd"`, or `"auto"`, which detects the
+    compression by the first bytes. A payload that cannot be decompressed, or that contains more than 64 MiB, is
+    malformed.
     """
     parse, empty = _json_decoder(schema)
     decode = parse if checked(compression) is None else lambda payload: parse(opened(payload, compression))
@@ -67,7 +68,7 @@ def decode_table(
 ) -> pa.Table:
     """Decode `data` into the columns of `schema`, with `avro(...)`, `registered_avro(...)`, `protobuf(...)`, or
     your own function that makes a decoder. A missing field is null; other fields are ignored. A payload with a
-    value that does not fit its column is malformed, and null in every column.
+    value that does not fit its column is malformed: its row is null in every column.
 
     `compression`: see `decode_json`. Each process makes one decoder for each `make_decoder` object. So create
     `make_decoder` once, outside of your function of tables, and not for each table.
@@ -103,8 +104,8 @@ def _kept(
 
 
 def _names(schema: pa.Schema) -> list[str]:
-    """Names of Python attributes for the columns of a schema. A column's own name may be no valid attribute
-    name."""
+    """Names of Python attributes for the columns of a schema. They are made up, because a column can have a name
+    that is no valid attribute name."""
     return [f"field_{place}" for place in range(len(schema))]
 
 

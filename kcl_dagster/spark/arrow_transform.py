@@ -35,15 +35,15 @@ class ArrowTransform:
     function: TableFunction
 
     def table(self, records: pa.Table) -> pa.Table:
-        """Call the function with records. If it raises an error class of this package other than Unavailable, the
-        error becomes a TransformError, so that it is not taken for an error of this package."""
+        """Call the function with records and return its output. If the function raises an error class of this
+        package other than Unavailable, raise TransformError, so that the error counts as one of the function."""
         try:
             output = self.function(records)
         except Unavailable:
             raise
         except KclError as error:
             raise TransformError(f"the function raised {type(error).__name__}: {redacted(str(error))}") from error
-        except SystemExit as error:  # would end the Python worker, which would look like a lost process
+        except SystemExit as error:  # it would end the Python worker, which would look like a lost process
             raise CodeExited("the function raised SystemExit") from error
         return table_of(output)
 
@@ -56,7 +56,7 @@ class ArrowTransform:
 
 
 def table_of(output: object) -> pa.Table:
-    """The result of a function as a table. Raises TransformError if it is no table."""
+    """Convert the result of the consumer's function to a table. Raises TransformError if the result is no table."""
     if isinstance(output, pa.Table):
         return output
     if isinstance(output, pa.RecordBatch):
@@ -90,7 +90,8 @@ def tables(records: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True, slots=True)
 class ApplyFunction:
-    """A step of a task: calls the function, and gives its rows the columns to store. See `OutputColumns`."""
+    """A step of a task: calls the consumer's function, and gives its rows the columns to store, see
+    `OutputColumns`."""
 
     transform: ArrowTransform
     known: Types
@@ -122,7 +123,8 @@ class _ColumnsOf:
 
 @dataclass(frozen=True, slots=True)
 class _InFrame:
-    """A function for `mapInArrow` that returns the output, with all columns of `types` in each batch."""
+    """A function for `mapInArrow` that returns the output of the consumer's function, with all columns of `types`
+    in each batch."""
 
     transform: ArrowTransform
     types: Types

@@ -68,7 +68,7 @@ class _Inlining:
         if name in _PRIMITIVE:
             return name
         near = f"{namespace}.{name}" if namespace and "." not in name else name
-        for full in (near, name):  # the order of Avro for Java
+        for full in (near, name):  # Avro for Java searches in the same order
             if full in self._defined:
                 return full
             if full in self._definitions:

@@ -13,9 +13,9 @@ from kcl_dagster.spark.staged_ranges import StagedRecords
 
 @dataclass(slots=True)
 class Records:
-    """The records of a batch. `held`: the records as the fetch returned them, for sinks that can store them
-    directly; None if they do not have one common form. `frame` is made at its first use, because many sinks do not
-    need it: they only move files, in less time than Spark needs to make a DataFrame."""
+    """The records of a batch. `held`: the records in the form in which the fetch returned them, for sinks that can
+    store this form directly; None if the records do not all have the same form. `frame` is made at its first use,
+    because many sinks only move files, in less time than Spark needs to make a DataFrame."""
 
     held: Sealed | StagedRecords | None
     _make: Callable[[], DataFrame]
@@ -27,7 +27,7 @@ class Records:
 
     @property
     def frame(self) -> DataFrame:
-        """The records as a DataFrame. Always the same object."""
+        """The records as a DataFrame. Each call returns the same object."""
         if self._frame is None:
             self._frame = self._make()
         return self._frame

@@ -4,11 +4,11 @@ Java's name for such archives is class data sharing. A JVM writes the classes th
 file. Later JVMs map the file instead of unpacking and verifying twenty thousand classes from Spark's jars again.
 `kcl-dagster prepare` makes the archive; a local session uses it if it exists.
 
-The JVM itself checks whether an archive was made by the same Java from the same jars (path, size, time). Otherwise
-the JVM ignores the archive and starts normally. The file's name depends on the same facts. So after an upgrade of
-Java or Spark, there is no archive until `kcl-dagster prepare` makes a new one.
+The JVM itself checks whether an archive was made by the same Java from the same jars (path, size, time). If not,
+the JVM ignores the archive and starts normally. The name of the archive's file depends on the same facts. So after
+an upgrade of Java or Spark, there is no archive until `kcl-dagster prepare` makes a new one.
 
-An archive may be damaged, for example by a loss of power or an incomplete copy of a cache. A truncated archive
+An archive can be damaged, for example by a loss of power or an incomplete copy of a cache. A truncated archive
 would crash the JVM, so the size of the archive is stored beside it and checked. If the archive is damaged in
 another way, the JVM detects a wrong checksum and ignores the archive.
 """
@@ -44,8 +44,8 @@ class ClassArchive:
         return is_whole(self.path)
 
     def used_by(self, java_options: str) -> str:
-        """Return the Java options with the archive added. They are returned unchanged if the archive does not
-        exist, or if they already control archives."""
+        """Return the Java options with the archive added. Returns the options unchanged if the archive does not
+        exist, or if the options control archives already."""
         if not self.exists or any(own in java_options for own in OWN_OPTIONS):
             return java_options
         archives = os.pathsep.join([*([str(self.base)] if is_whole(self.base) else []), str(self.path)])

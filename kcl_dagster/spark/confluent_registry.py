@@ -31,7 +31,8 @@ from kcl_dagster.worker.error_text import redacted
 Secret = str | Callable[[], str]
 """A text, a `dagster.EnvVar`, or a function that is called for each request and returns the text."""
 
-REPEAT_SECONDS: Final = 15.0  # of retries, enough for a node to restart; then the batch fails and is retried
+# The time for retries of a request, enough for a node to restart. After it, the batch fails and is retried.
+REPEAT_SECONDS: Final = 15.0
 LARGEST_ANSWER: Final = 16 * 1024 * 1024  # bytes; a registry accepts schemas of a megabyte
 MOST_REFERENCES: Final = 1_000  # of one schema, including indirect references
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
@@ -47,7 +48,7 @@ class ConfluentRegistry:
     - Credentials: `user` and `password` are sent as basic authentication, `token` as a bearer token, `headers` with
       each request.
     - Secrets: use `dagster.EnvVar("NAME")`. The worker reads the variable when it sends the decoder to the
-      executors. A function is called in the executor for each request, and may renew a token. Secrets appear in no
+      executors. A function is called in the executor for each request, and can renew a token. Secrets appear in no
       log and no plan.
     - The registry's TLS certificate is checked against the authorities of the machine and of `SSL_CERT_FILE`.
 
@@ -84,7 +85,7 @@ class ConfluentRegistry:
         return fetched_once(self, id_, lambda: self._fetched(id_))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle with the values of environment variables, because executors may not have these variables."""
+        """Pickle with the values of environment variables, because executors can lack these variables."""
         here = (_read_here(secret) for secret in (self.user, self.password, self.token))
         return type(self), (self.url, *here, dict(self.headers))
 
@@ -110,7 +111,7 @@ class ConfluentRegistry:
             if len(seen) == MOST_REFERENCES:
                 raise UnknownSchema(f"a schema refers to more than {MOST_REFERENCES} others")
             seen[subject, version] = None
-            # A schema may still refer to a version that was deleted softly.
+            # A schema can still refer to a version that was deleted softly.
             path = f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true"
             found = self._asked(path, f"version {version} of the subject {subject}")
             yield from self._referenced(found, seen)
@@ -125,7 +126,7 @@ class ConfluentRegistry:
             raise Unavailable(f"{what} cannot be read from the schema registry: {error}") from error
 
     def _first_answer(self, path: str, what: str) -> dict[str, Any]:
-        """The response of the first URL that responds. If none does, raises the error of the last one."""
+        """The response of the first URL that responds. If no URL responds, raises the error of the last URL."""
         *others, last = self._urls
         for url in others:
             try:
@@ -159,7 +160,7 @@ class ConfluentRegistry:
             pair = f"{_plain(self.user, 'user')}:{_plain(self.password, 'password')}"
             found["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         for name, value in found.items():
-            # http.client would raise an error whose text contains the value, which may be a secret.
+            # http.client would raise an error whose text contains the value, which can be a secret.
             if not (value.isascii() and value.isprintable()):
                 raise ConfigurationError(
                     f"the header {name} for the schema registry has characters that it may not"
@@ -248,7 +249,7 @@ def _refuse(status: int, body: bytes, url: str, what: str) -> NoReturn:
 
 
 def _fault(body: bytes) -> tuple[str, str]:
-    """The code and the message of a registry's error; empty for any other body."""
+    """The code and the message in the body of a registry's error; two empty texts for any other body."""
     try:
         found = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError):

@@ -10,7 +10,7 @@ As with batches, the first number of a journal is the time in milliseconds. Ther
 
 - If a former journal was removed together with its folder, sinks still remember its numbers. New numbers are
   higher.
-- Sinks take lower numbers for numbers of version 0.1, which named files without the application.
+- Sinks treat numbers below 10^12 as numbers of version 0.1, whose file names do not contain the application.
 """
 
 import re
@@ -52,7 +52,7 @@ class Recipient(Protocol):
     """Processes and stores dead letters."""
 
     def begin(self) -> bool:
-        """Called before letters are listed. Returns True if the recipient guarantees both of the following:
+        """Return whether the recipient guarantees both of the following. Called before letters are listed.
 
         - If another replay stores letters after this call, this replay fails.
         - If letters were stored under a number, nothing is stored again under this number, whatever letters are
@@ -102,7 +102,7 @@ def replay(
 
 class _Entry(msgspec.Struct, frozen=True):
     """The state of a number in the journal. The letters with these names are in progress, or, if `is_stored`, were
-    stored and not removed yet. Without letters, the number is used up."""
+    stored and not removed yet. Without letters, the number was used and nothing remains to be done for it."""
 
     letters: tuple[str, ...] = ()
     is_stored: bool = False
@@ -130,7 +130,7 @@ class _Replay:
             elif entry.letters:
                 under_way.append((number, entry.letters))
         # If two replays recorded the same letters and one of the replays has stored them, the number of that replay
-        # comes first. This removes the letters, so that they are not stored under the other number.
+        # is processed first. This removes the letters, so that they are not stored under the other number.
         for number, names in sorted(under_way, key=lambda noted: not self._is_stored(*noted)):
             letters = self._under_way(names)
             if letters:
@@ -156,10 +156,10 @@ class _Replay:
         return bool(letters) and self.recipient.has_stored(list(letters.values()), number)
 
     def _under_way(self, names: tuple[str, ...]) -> dict[str, DeadLetter]:
-        """Read the letters that were recorded under a number and may be stored already. Raises if a letter is
-        missing or was changed, because the number would then stand for different letters. If the recipient knows
-        its numbers, missing letters are skipped instead: another replay has stored and removed them, and a paused
-        replay has recorded them again."""
+        """Read the letters that were recorded under a number and are possibly stored already. Raises if a letter is
+        missing or was changed, because the number would then stand for different letters. With `knows_numbers`,
+        missing letters are skipped instead: another replay has stored and removed them, and a paused replay has
+        recorded them again."""
         letters = {}
         for name in names:
             content = found_content(self.store, name) if self.knows_numbers else self.store.get(name)
@@ -230,7 +230,7 @@ class _Replay:
 
 @dataclass(frozen=True, slots=True)
 class ToSink:
-    """Passes letters as batches to the application's own sink, which runs its transform."""
+    """Passes letters as batches to the application's own sink, which runs the application's transform."""
 
     spark: SparkSession
     sink: PartsSink[Records]
@@ -311,8 +311,8 @@ class _Nowhere:
 
 
 def _may_be_caused_by_a_record(error: Exception) -> bool:
-    """Whether a letter may have caused the error, so that other letters may still be stored. This includes the loss
-    of a process, because a letter may crash the process that works on it."""
+    """Whether a letter may have caused the error, so that other letters can still be stored. This includes the loss
+    of a process, because a letter can crash the process that works on it."""
     return class_of(error) in {ErrorClass.RECORD, ErrorClass.CODE} or isinstance(error, ProcessLost)
 
 

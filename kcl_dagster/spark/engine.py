@@ -39,19 +39,19 @@ __all__ = ["EngineSettings", "SparkEngine", "local_slots"]
 log = logging.getLogger(__name__)
 
 # A task reads all its shards at the same time. So more tasks use more cores, but do not read more shards at a time.
-# Each task writes its own files, so one task reads a batch of less than TASK_BYTES.
+# Each task writes its own files. To avoid small files, one task reads a whole batch of less than TASK_BYTES.
 FETCH_TASKS: Final = 2
 RANGES_OF_TASK: Final = 100
-# After the time of its reads, a fetch has so many seconds to stage its records (write the files of the batch). Then
-# the fetch is cancelled and repeated without staging, and another job writes the files. The worker reports that job
-# if it is slow, and can limit its time.
+# After the time of its reads, a fetch has so many seconds to stage its records (write the files of the batch). If
+# this is not enough, the fetch is cancelled and repeated without staging, and another job writes the files. The
+# worker reports the other job if it is slow, and can limit its time.
 STAGING_SECONDS: Final = 60.0
 
 
 StagingOfFetches = Callable[[], FetchStaging | None]
-"""A function that returns the staging of the next fetch: a new object for each call. It returns None if the fetch
-must not stage its records, for example because the chain of the batch is not known yet. The threads that fetch call
-it.
+"""A function that returns the object with which the next fetch stages its records: a new object for each call. It
+returns None if the fetch must not stage its records, for example because the chain of the batch is not known yet.
+The threads that fetch call this function.
 """
 
 
@@ -95,7 +95,7 @@ class SparkEngine:
                 warm_up(self._spark, self._connection, self._most_tasks)
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> FetchedBatch:
-        """See `worker.batch.Engine.fetch`."""
+        """Implements `worker.batch.Engine.fetch`."""
         try:
             self._tag()
             return self._fetch(ranges, budget)
@@ -126,7 +126,7 @@ class SparkEngine:
         return FetchedBatch(parts, None if ahead is None else (ahead, self._ahead.began))
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
-        """See `worker.batch.Engine.prefetch`."""
+        """Implements `worker.batch.Engine.prefetch`."""
         self._ahead.start(ranges, budget, self._runtime.clock.monotonic())
 
     def close(self) -> None:
@@ -134,8 +134,8 @@ class SparkEngine:
         self._ahead.close()
 
     def _read(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
-        """Fetch with staging. If that fails, fetch again without staging: if the consumer's code is the cause, the
-        batch then fails later, when it is written. If the session is lost, raise instead."""
+        """Fetch with staging. If this fails, fetch again without staging, or raise if the session is lost. If the
+        consumer's code was the cause, the batch without staging fails later, when it is written."""
         staging = self._staging(ranges)
         if staging is not None:
             try:
@@ -153,8 +153,8 @@ class SparkEngine:
         return self._kept(ranges, budget) if staging is None else self._staged(ranges, budget, staging)
 
     def _staging(self, ranges: Sequence[Range]) -> FetchStaging | None:
-        """The staging of a fetch. None if a range is pinned, that is, must be read up to a given end: it is read
-        exactly as before, or is a part of a batch that is searched for the record that fails."""
+        """The staging of a fetch. None if a range is pinned, that is, must be read up to a given end. A range is
+        pinned to read it exactly as before, or while a batch is searched for the record that fails."""
         return None if any(range_.is_pinned for range_ in ranges) else self._next_staging()
 
     def _staged(self, ranges: Sequence[Range], budget: Budget, staging: FetchStaging) -> FetchedRanges:
@@ -200,7 +200,7 @@ class SparkEngine:
 
 
 def local_slots(spark: SparkSession) -> int | None:
-    """The number of task slots of a local session; None for any other."""
+    """The number of task slots of a local session; None for any other session."""
     local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?", spark.conf.get("spark.master", None) or "")
     if local is None:
         return None

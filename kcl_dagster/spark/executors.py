@@ -47,8 +47,8 @@ def check_executors(spark: SparkSession) -> None:
 def check_stream(spark: SparkSession, connection: Connection, stream: str) -> None:
     """Raise ConfigurationError if executors cannot reach Kinesis, or have no credentials.
 
-    Runs one small job. It also detects platforms that give user code in executors no network access. Missing rights
-    are not detected: any response of Kinesis is sufficient.
+    Runs one small job. The job also detects platforms that give user code in executors no network access. It does
+    not detect missing rights, because any response of Kinesis is sufficient.
     """
     ask = _Ask(connection, stream)
     try:

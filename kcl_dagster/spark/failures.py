@@ -48,10 +48,10 @@ UNAVAILABLE: Final = "KCL_UNAVAILABLE"
 
 @contextmanager
 def encodable_errors() -> Iterator[None]:
-    """A context for code in an executor that runs the consumer's code. Spark's Python worker announces an error
-    before it encodes the error's text. If encoding fails, Spark waits for the text for ever. So an error whose text
-    or traceback cannot be encoded is replaced. The new error has the same class name and traceback, and an
-    encodable text."""
+    """A context for the consumer's code in an executor, which replaces errors whose text or traceback cannot be
+    encoded. The new error has the same class name and traceback, and an encodable text. This is necessary because
+    Spark's Python worker announces an error before it encodes the error's text: if encoding fails, Spark waits for
+    the text for ever."""
     try:
         yield
     except Exception as error:
@@ -59,7 +59,8 @@ def encodable_errors() -> Iterator[None]:
         if encodable(told) == told:
             raise
         kind = type(error)
-        # The driver distinguishes errors of this package by their class, so the class is kept. Each accepts a text.
+        # The driver distinguishes errors of this package by their class, so the class is kept. Each of
+        # these classes can be called with a text.
         substitute = kind if isinstance(error, BatchError) else type(kind.__name__, (Exception,), {})
         substitute.__module__ = kind.__module__
         raise substitute(text_of(error)).with_traceback(error.__traceback__) from None
@@ -70,9 +71,9 @@ class Marks:
     """Adds marks to the texts of errors that this package raises in executors. A mark names the class of the error,
     because Spark passes on the text of an error, but not its class.
 
-    Spark's errors may quote values of records, and a value could contain a mark. So a mark contains a random token,
+    Spark's errors can quote values of records, and a value could contain a mark. So a mark contains a random token,
     which the driver creates and sends with the task, and which producers of records do not know. `sink`: the name
-    of the sink for which the task works, because one Spark job may work for several sinks.
+    of the sink for which the task works, because one Spark job can work for several sinks.
     """
 
     token: str = _TOKEN
@@ -86,7 +87,7 @@ class Marks:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Context for all work that an executor does for a sink."""
+        """A context for all work that an executor does for a sink. It adds marks to errors of this package."""
         try:
             with encodable_errors():
                 yield
@@ -118,7 +119,8 @@ def is_content_changed(error: BaseException) -> bool:
 
 
 def _is_lost_block(error: BaseException) -> bool:
-    """Whether Spark itself reports a lost block, and not a record or user code."""
+    """Whether Spark itself reports a lost block. The same words in a record or in an error of user code are
+    ignored."""
     if isinstance(error, PythonException) or not isinstance(error, PySparkException | Py4JJavaError):
         return False
     chain = chain_of(error)
@@ -127,7 +129,8 @@ def _is_lost_block(error: BaseException) -> bool:
 
 @contextmanager
 def fetch_failures() -> Iterator[None]:
-    """A context for jobs that run only the fetch, and no code of the consumer."""
+    """A context for jobs that run only the fetch, and no code of the consumer. It maps every error of Spark to a
+    BatchError."""
     try:
         yield
     except (PySparkException, Py4JError, OSError) as error:  # OSError: the JVM has ended
@@ -140,8 +143,9 @@ def fetch_failures() -> Iterator[None]:
 def write_failures(sink: str) -> Iterator[None]:
     """A context for jobs that run the consumer's transform and a sink's writer.
 
-    Maps an error if the fetched records were lost or replaced, if this package marked the error in an executor, or
-    if Spark, one of its processes or its storage failed. Any other error came from user code and remains unchanged.
+    Maps an error in three cases: the fetched records were lost or replaced; this package marked the error in an
+    executor; Spark, one of its processes or its storage failed. Any other error came from user code and remains
+    unchanged.
     """
     try:
         yield
@@ -174,7 +178,7 @@ def write_failures(sink: str) -> Iterator[None]:
 
 def _lost_process(error: BaseException) -> str | None:
     """The line in which Spark reports a lost process, or None. Only errors of the JVM can contain such a line. User
-    code on the driver raises other errors. Errors of user code in executors are recognised by their type or
+    code on the driver raises other errors. Errors of user code in executors are excluded by their type or
     condition, whatever their text is."""
     if isinstance(error, PythonException) or not isinstance(error, PySparkException | Py4JJavaError):
         return None
@@ -217,8 +221,8 @@ def _is_raised_in(error: BaseException, package: str) -> bool:
 
 def of_table(table: str, error: Exception) -> BatchError:
     """Map an error that the library of a table format raised. No code of the consumer runs in such a library. So
-    the result is a SinkError, or RecordRefused if a value could not be converted. Its text is one line, because
-    delta-rs draws a tree of causes for a terminal."""
+    the result is a SinkError, or RecordRefused if a value could not be converted. The tree of causes that delta-rs
+    draws for a terminal becomes one line of text."""
     said = " ".join(_DRAWN.sub(" ", str(error)).split())
     text = f"{table}: {type(error).__name__}: {redacted(said)}"
     return RecordRefused(text) if isinstance(error, UnicodeError | ArithmeticError) else SinkError(text)

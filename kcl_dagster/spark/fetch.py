@@ -43,8 +43,8 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 QUEUED_BATCHES: Final = 4
 READ_SECONDS: Final = 15.0  # timeout between two pieces of a page; a slow connection that delivers data is kept
 PAGE_SECONDS: Final = 60.0  # timeout of a page: 10 MiB over a slow connection
-# After the time of the batch, the fetch gives up a shard that has made no progress for so many seconds: its
-# response might arrive byte by byte.
+# After the time of the batch, the fetch gives up a shard that has made no progress for so many seconds. An example
+# is a response that arrives byte by byte, which READ_SECONDS does not detect.
 LATE_SECONDS: Final = 15.0
 LOOK_SECONDS: Final = 0.5  # between two checks for shards without progress
 CONNECTIONS: Final = 128  # one per reader thread
@@ -97,7 +97,7 @@ class FetchPlan:
         return ReadDeadline(clock.monotonic() + self.budget.seconds, clock, self.budget.linger)
 
     def allowance(self, task: int) -> Allowance:
-        """The task's part of the budget, by its number of shards."""
+        """The task's part of the budget, in proportion to its number of shards."""
         mine = len(self.tasks[task])
         part = mine / sum(len(shards) for shards in self.tasks)
         return Allowance(max(1, int(self.budget.records * part)), max(1, int(self.budget.bytes * part)), mine)
@@ -111,7 +111,7 @@ class Child(msgspec.Struct):
 
 
 class Trailer(msgspec.Struct, omit_defaults=True):
-    """The result of one range, sent by its task at the end: either `failure` or all other fields."""
+    """The result of one range, sent by its task at the end. Either only `failure` is set, or only other fields."""
 
     through: tuple[str, int] | None = None
     first: str | None = None
@@ -137,8 +137,8 @@ def said_of(error: KclError) -> tuple[str, str]:
 
 
 class FetchTask:
-    """The function for `mapInArrow`. An input row is the number of a task. The output is what `fetch` yields for
-    this task, sealed (see `kcl_dagster.spark.sealing`)."""
+    """The function that a fetch passes to `mapInArrow`. Each input row is the number of a task. The output consists
+    of the batches that `fetch` yields for this task, sealed (see `kcl_dagster.spark.sealing`)."""
 
     def __init__(self, plan: FetchPlan) -> None:
         self._plan = plan
@@ -167,7 +167,7 @@ def fetch(
     plan: FetchPlan, task: int, client: Client, runtime: Runtime, deadline: ReadDeadline | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Read the shards of one task, each on its own thread. `deadline`: by default the deadline of the plan. A
-    caller that passes one can bring it forward during the fetch.
+    caller that passes a deadline can bring it forward during the fetch.
 
     The first batch contains the id of this attempt for every shard, and comes before any record. The last batch
     contains the id again, and the trailer of every shard: how far it was read. So a task that opens the records can
@@ -352,8 +352,8 @@ def _trailer(reader: ShardReader | FanoutReader | WindowReader, unpacker: Unpack
 def record_batches(range_: Range, columns: Columns) -> Iterator[pa.RecordBatch]:
     """Split columns into Arrow batches of at most BATCH_ROWS rows, and at most BATCH_BYTES plus one row.
 
-    Keys are counted once for each record: if many records of an aggregate share a key, Python has one string for
-    all of them, but Arrow copies it for each record.
+    The bytes of a key count for each record. If many records of an aggregate share a key, Python has one string for
+    all of them, but Arrow copies the key for each record.
     """
     start = size = 0
     sizes = map(len, columns.data), utf8_sizes(columns.partition_key), _sizes(columns.explicit_hash_key)

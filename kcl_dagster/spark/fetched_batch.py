@@ -38,8 +38,8 @@ class FetchedBatch:
         ahead: tuple[FetchedRanges, float] | None = None,
     ) -> None:
         """Combine the results of jobs. `parts`: each job with the leases whose records are taken from it. Each
-        lease is taken from only one job. A job may have more leases, even another range of a lease that is taken
-        from another job. `ahead`: the job that read ahead, and the time at which it began."""
+        lease is taken from only one job. A job can have read further leases, even another range of a lease that is
+        taken from another job. `ahead`: the job that read ahead, and the time at which it began."""
         self._parts = tuple(part for part, _ in parts)
         self._part_of = {lease: part for part, leases in parts for lease in leases}
         if len(self._part_of) != sum(len(leases) for _, leases in parts):

@@ -17,8 +17,8 @@ _lock = threading.Lock()
 
 
 def fetched_once(registry: Hashable, id_: Hashable, fetch: Callable[[], Any]) -> Any:
-    """The result of `fetch` for this id of this registry. Concurrent threads wait for one fetch. An error of
-    `fetch` is raised and not kept."""
+    """Return the schema with this id in this registry. Calls `fetch` if the schema is not kept yet; concurrent
+    threads wait for this call. An error of `fetch` is raised and not kept."""
     with _lock:
         key = (registry, id_)
         if key not in _kept:
@@ -30,7 +30,7 @@ def fetched_once(registry: Hashable, id_: Hashable, fetch: Callable[[], Any]) ->
 
 
 def _new_lock() -> None:
-    """Replace the lock in a forked process, because a thread of the parent process may hold it."""
+    """Replace the lock in a forked process, because a thread of the parent process can hold it."""
     global _lock
     _lock = threading.Lock()
 

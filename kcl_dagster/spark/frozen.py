@@ -1,9 +1,9 @@
 """Records that were fetched once and cannot change any more, whatever Spark does with them.
 
 `localCheckpoint` keeps the fetched rows in the executors and removes their lineage, so nothing is read twice. Spark
-might nevertheless use rows of another attempt of a task, if a block was lost or the task was run twice. Then the
-evaluation fails. To detect this, the rows are sealed with the id of their attempt. They are opened only if the
-driver has received the result of this attempt. See `kcl_dagster.spark.sealing`.
+might nevertheless use rows of another attempt of a task, if a block was lost or the task was run twice. The use of
+such rows has to fail. So the rows are sealed with the id of their attempt, and are opened only if the driver has
+received the result of this attempt. See `kcl_dagster.spark.sealing`.
 """
 
 from collections.abc import Collection, Sequence
@@ -53,7 +53,7 @@ class FrozenRanges:
         return poison_records_of(self.form([lease]).records())
 
     def release(self) -> None:
-        """Free the blocks now if possible; otherwise Spark's cleaner does it later."""
+        """Free the blocks of the records now if possible; otherwise Spark's cleaner frees them later."""
         frame: Any = self._frame
         # DataFrame.unpersist does not free checkpointed blocks. These attributes are private, and Spark Connect
         # does not have them.

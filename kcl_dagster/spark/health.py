@@ -1,4 +1,4 @@
-"""Whether a Spark session can still be used.
+"""Finds out whether a Spark session can still be used.
 
 A session that has lost its JVM or was stopped never works again. Its worker has to end, so that another worker gets
 its leases. Otherwise the worker would keep its leases for ever, because renewals need no Spark.
@@ -16,7 +16,7 @@ _CLOSED: Final = ("SESSION_CLOSED", "SESSION_NOT_FOUND", "SESSION_CHANGED", "NO_
 
 
 class SessionHealth:
-    """The state of a session. `why_lost` may be called on any thread and never blocks; `failed` is called on the
+    """The state of a session. `why_lost` can be called on any thread and never blocks; `failed` is called on the
     thread whose job failed."""
 
     def __init__(self, spark: SparkSession) -> None:
@@ -34,8 +34,8 @@ class SessionHealth:
         return self._why
 
     def failed(self, error: BaseException) -> None:
-        """Find out whether another job can succeed. Called after a job has failed with `error`. May block until
-        Spark responds."""
+        """Find out whether the session is lost, after a job has failed with `error`. Can block until Spark
+        responds."""
         if self.why_lost() is not None:
             return
         if is_classic(self._spark):

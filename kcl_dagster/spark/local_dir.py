@@ -1,9 +1,9 @@
 """The folder for a local session's temporary files, and the removal of folders that killed processes left behind.
 
 Spark removes its files when it ends. A JVM that is killed leaves the folders `blockmgr-*` and `spark-*` behind,
-which have gigabytes after a few crashes. So each process has one folder for all its files, named by its machine,
-pid and start time. A later process removes the folder after the first process has ended. It does so only if the
-folder's name, marker file and owner show that this package has made the folder.
+which take up gigabytes after a few crashes. So each process has one folder for all its files, named by its machine,
+pid and start time. A later process removes the folder after the first process has ended, but only if the folder's
+name, marker file and owner show that this package has made the folder.
 """
 
 import fcntl
@@ -25,24 +25,24 @@ from kcl_dagster.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 LOCAL_DIR: Final = "spark.local.dir"
-LOCAL_DIRS_VARIABLE: Final = "SPARK_LOCAL_DIRS"  # Spark's variable, which takes precedence over its setting
+LOCAL_DIRS_VARIABLE: Final = "SPARK_LOCAL_DIRS"  # environment variable, which takes precedence over LOCAL_DIR
 MARKER: Final = ".kcl-dagster"
 _NAME: Final = re.compile(r"kcl-spark-([0-9a-f]{12})-([0-9]+)-([0-9]+\.[0-9]{2})")
 
-# The locked marker files of this process, by folder. The locks are never released, because a folder is in use until
-# the process ends, and its end releases them.
+# The locked marker files of this process, by folder. Only the end of the process releases the locks, because a
+# folder is in use until then.
 _held: dict[Path, int] = {}
 
 
 def is_chosen_by_user(conf: Mapping[str, str], environ: Mapping[str, str]) -> bool:
-    """Whether the user has chosen the folder for Spark's files. Then this package creates and removes nothing
+    """Whether the user has chosen the folder for Spark's files. If so, this package creates and removes nothing
     there."""
     return LOCAL_DIR in conf or bool(environ.get(LOCAL_DIRS_VARIABLE))
 
 
 def own_folder(root: Path | None) -> Path:
-    """Return the folder of this process below `root`, by default the system's temporary folder. Creates the folder
-    if it does not exist.
+    """Return the folder of this process below `root`, and create it if it does not exist. The default for `root` is
+    the system's temporary folder.
 
     Raises ConfigurationError if the folder cannot be created.
     """
@@ -70,8 +70,8 @@ def remove_left_behind(
 ) -> list[Path]:
     """Remove the folders below `root` that processes of the machine `here` have left. Returns the removed folders.
 
-    Never raises. A folder is removed only if it has a name of the form that `own_folder` gives and its marker file,
-    belongs to this user, and is no link. Links in a folder are removed, but not their targets.
+    Never raises. A folder is removed only if its name has the form that `own_folder` gives, and if it contains a
+    marker file, belongs to this user, and is no link. Links in a folder are removed, but not their targets.
     """
     removed = []
     try:

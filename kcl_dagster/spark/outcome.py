@@ -69,8 +69,8 @@ def _progress(range_: Range, trailer: Trailer) -> Progress:
 
 
 def _failure(kind: str, message: str) -> KclError:
-    """Recreate the executor's error by the name of its class. Errors without a class in `errors` become a
-    ServiceError."""
+    """Recreate the executor's error from the name of its class and its message. Errors without a class in `errors`
+    become a ServiceError."""
     known = getattr(errors, kind, ServiceError)
     error: KclError = known(message)
     return error

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 Footer = bytes
 """The footer of a finished Parquet file: `read_footer` parses it."""
 
-COMPRESSION: Final = "zstd"  # files of JSON are a third smaller than with snappy; much faster than Kinesis delivers
+COMPRESSION: Final = "zstd"  # makes JSON a third smaller than snappy, and is much faster than Kinesis delivers
 # Rows arrive in small batches. A row group for each of them would cost space and readers' time.
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 
@@ -79,9 +79,9 @@ def columns_of(footer: pq.FileMetaData, most: int) -> Iterator[tuple[str, list[p
 
 
 def has_readable_bounds(chunk: pq.ColumnChunkMetaData) -> bool:
-    """Whether Python can represent the bounds (minimum and maximum) of a column chunk. It cannot if a text is not
-    UTF-8, or for dates and times after the year 9999. Spark and Parquet support such times, which arise for example
-    if milliseconds were read as seconds."""
+    """Whether Python can represent the bounds (minimum and maximum) of a column chunk. Python cannot represent a
+    text that is not UTF-8, or a date or time after the year 9999. Spark and Parquet support such times, which
+    arise for example if milliseconds were read as seconds."""
     try:
         if chunk.statistics is not None and chunk.statistics.has_min_max:
             _ = chunk.statistics.min, chunk.statistics.max

@@ -20,7 +20,7 @@ _GZIP_FORMAT: Final = 16 + zlib.MAX_WBITS  # makes zlib expect the header of gzi
 
 
 def checked(compression: Compression | None) -> Compression | None:
-    """Return the setting. Raises ConfigurationError if it is invalid."""
+    """Return `compression`. Raises ConfigurationError if it is no valid setting."""
     if compression not in (None, "gzip", "zstd", "auto"):
         raise ConfigurationError(f"compression {compression!r} is none of 'gzip', 'zstd' and 'auto'")
     return compression
@@ -61,7 +61,7 @@ def _by_first_bytes(payload: bytes) -> Compression | None:
 
 
 def _gunzipped(payload: bytes) -> bytes:
-    """Decompress gzip, which may consist of several members."""
+    """Decompress gzip, which can consist of several members."""
     parts: list[bytes] = []
     size = 0
     rest = payload
@@ -79,7 +79,8 @@ def _of_zstd(payload: bytes) -> bytes:
         raise ValueError("the payload is not compressed by zstd")
     size = _size_said(payload)
     if 0 < size <= MOST_DECOMPRESSED_BYTES:
-        # This costs a tenth of decompressing as a stream. It fails if the payload is broken or has several frames.
+        # Decompression in one call costs a tenth of decompression as a stream. It fails if the payload is broken or
+        # has several frames.
         with suppress(OSError):
             whole: bytes = pa.Codec("zstd").decompress(payload, size, asbytes=True)
             return whole
@@ -94,7 +95,7 @@ def _of_zstd(payload: bytes) -> bytes:
 
 
 def _size_said(frame: bytes) -> int:
-    """The size of the content according to the frame's header (RFC 8878, 3.1.1.1); 0 if it is not in the header."""
+    """The size of the content according to the frame's header (RFC 8878, 3.1.1.1); 0 if the header has no size."""
     if len(frame) <= len(_ZSTD):
         return 0
     descriptor = frame[len(_ZSTD)]

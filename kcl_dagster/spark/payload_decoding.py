@@ -22,11 +22,11 @@ from kcl_dagster.spark.payload_compression import Compression, checked, inflated
 
 Malformed = Literal["null", "fail"]
 Decode = Callable[[bytes], Any]
-"""Turns one payload into a value of the given schema: dicts for structs, lists for arrays. May raise."""
+"""Turns one payload into a value of the given schema: dicts for structs, lists for arrays. It can raise errors."""
 
 Schemas = Mapping[Any, Any] | Callable[[Any], Any]
 """Writers' schemas (as parsed JSON) by their ids in a registry, or a function that returns the schema of an id. The
-function may raise.
+function is allowed to raise.
 """
 
 Framing = Literal["confluent", "glue"]
@@ -41,7 +41,7 @@ MOST_SCHEMAS: Final = 1_000  # kept by one decoder
 
 
 class UnknownSchema(LookupError):
-    """No schema was found for the id in a payload. The payload may be valid, so the batch fails even with
+    """No schema was found for the id in a payload. The payload is possibly valid, so the batch fails even with
     `malformed="null"`: it is retried, and finally the application's failure policy applies."""
 
 
@@ -54,7 +54,8 @@ def with_json(
     compression: Compression | None = None,
 ) -> DataFrame:
     """Parse `data` as JSON (UTF-8) into the struct `into`. `schema` is a StructType or `"id long, name string"`.
-    `compression` of the payloads: `"gzip"`, `"zstd"`, or `"auto"` to detect it by their first bytes."""
+    `compression` of the payloads: `"gzip"`, `"zstd"`, or `"auto"`, which detects the compression by the first
+    bytes."""
     if compression is not None:
         # Spark has no function for decompression in the JVM.
         content = with_decoded(
@@ -93,15 +94,16 @@ def with_decoded(
     """Decode `data` in the executors with the decoder that `make_decoder` returns. Each task calls `make_decoder`
     once.
 
-    This is the hook for schema registries: `make_decoder` may send requests to a registry, read the executor's
+    This is the hook for schema registries: `make_decoder` can send requests to a registry, read the executor's
     credentials, and cache results. Spark sends `make_decoder` to the executors by name or by value, so it must not
     contain open connections.
 
-    With `compression`, payloads are decompressed first: `"gzip"`, `"zstd"`, or `"auto"` to detect it by the first
-    bytes. A payload that cannot be decompressed, or contains more than 64 MiB, is malformed.
+    With `compression`, payloads are decompressed first: `"gzip"`, `"zstd"`, or `"auto"`, which detects the
+    compression by the first bytes. A payload that cannot be decompressed, or that contains more than 64 MiB, is
+    malformed.
     """
     kept = records.drop(into)
-    # Spark 4.0 has no other way to pass Arrow columns to Python, and rows would cost several times as much.
+    # In Spark 4.0, only `mapInArrow` passes Arrow columns to Python. Rows would cost several times as much.
     given = StructType([*kept.schema.fields, StructField(into, _type(schema))])
     decoding = _Decoding(make_decoder, is_strict=malformed == "fail", compression=checked(compression))
     return kept.mapInArrow(_DecodeBatches(decoding, _arrow_type(given, into)), given)
@@ -139,11 +141,12 @@ def registered_avro(
     - `schemas`: a ConfluentRegistry, a GlueRegistry, or a mapping or function from ids to the parsed JSON of
       writers' schemas. An id is the number of Confluent's registry, or the UUID (as text) of the schema version in
       AWS Glue. A function is called in the executors, once per id and task.
-    - `framing`: the form of the prefix; by default that of the registry, or Confluent's.
+    - `framing`: the form of the prefix. The default is the form of the registry, or Confluent's form if `schemas`
+      is a mapping or a function.
     - `reader`: the schema into which Avro converts values. Without it, columns are found by name.
 
     A payload whose prefix has another form is malformed. If an id has no schema, or if the function raises, the
-    batch fails with UnknownSchema, even with `malformed="null"`. If a registry cannot be reached, the function may
+    batch fails with UnknownSchema, even with `malformed="null"`. If a registry cannot be reached, the function can
     raise `kcl.Unavailable`, as the registries of this package do. The batch is then retried, and no record becomes
     a dead letter.
     """
@@ -167,7 +170,7 @@ def _struct(ddl: str) -> StructType:
 
 
 def _type(schema: str | DataType) -> DataType:
-    """The Spark type of a text such as `id long, name string`, or of a single type."""
+    """The Spark type that `schema` describes: a type, or a text such as `id long, name string` or `array<int>`."""
     return schema if isinstance(schema, DataType) else DataType.fromDDL(schema)
 
 
@@ -195,7 +198,8 @@ class _DecodeBatches:
 
 
 def as_arrow(values: Sequence[Any], kind: pa.DataType, *, is_strict: bool) -> pa.Array:
-    """Decoded values as a column. A value that does not fit the type becomes null; with `is_strict`, it raises."""
+    """Convert decoded values to a column of type `kind`. A value that does not fit the type becomes null; with
+    `is_strict`, such a value raises an error."""
     try:
         return pa.array(values, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -246,8 +250,8 @@ class _Decoding:
         except (UnknownSchema, KclError):  # not caused by the payload
             raise
         except Exception:
-            # Every class of error is caught, because decoders have no common one. The failure policy finds out
-            # which payload failed.
+            # Every class of error is caught, because decoders have no common error class. The failure policy finds
+            # out which payload failed.
             if self.is_strict:
                 raise
             return None
@@ -263,8 +267,8 @@ class _Decoding:
 def decoding_of(
     make_decoder: Callable[[], Decode], *, is_strict: bool, compression: Compression | None = None
 ) -> Callable[[bytes | None], Any]:
-    """Make a function that decodes payloads with one decoder. It returns None for a malformed payload; with
-    `is_strict`, it raises."""
+    """Make a function that decodes payloads with one decoder. The function returns None for a malformed payload;
+    with `is_strict`, it raises an error instead."""
     return _Decoding(make_decoder, is_strict=is_strict, compression=checked(compression))
 
 
@@ -300,7 +304,7 @@ class _Protobuf:
 
 
 def _plain(message: Any) -> dict[str, Any]:
-    """A message as dicts and lists."""
+    """Convert a message to dicts and lists."""
     return {
         field.name: _plain_field(field, getattr(message, field.name), message)
         for field in message.DESCRIPTOR.fields
@@ -320,7 +324,7 @@ def _plain_field(field: Any, value: Any, message: Any) -> Any:
 
 
 def _is_repeated(field: Any) -> bool:
-    """Whether a field is repeated. Its attribute `is_repeated` is new in protobuf 6, which deprecates `label`."""
+    """Whether a field is repeated. protobuf 6 has the attribute `is_repeated` for this, and deprecates `label`."""
     found = getattr(field, "is_repeated", None)
     return bool(field.label == field.LABEL_REPEATED if found is None else found)
 

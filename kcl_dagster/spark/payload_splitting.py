@@ -22,13 +22,13 @@ Records = TypeVar("Records")  # a DataFrame or a pyarrow.Table; no bound, becaus
 Row = tuple[Any, ...]
 """The content of `data`, and the values of the columns that a splitter adds."""
 
-# The most bytes of `data` in a returned batch. Rows repeat the record's columns, and a decompressed payload may be
+# The most bytes of `data` in a returned batch. Rows repeat the record's columns, and a decompressed payload can be
 # a hundred times larger.
 PIECE_BYTES: Final = 8 * 1024 * 1024
 PIECE_ROWS: Final = 32_768
 _LAST_TIME: Final = 253_402_300_799_999  # milliseconds, the end of the year 9999
 
-# Name, type in DataFrames, type in Arrow.
+# The name of each column, its type in DataFrames, and its type in Arrow.
 _LOG_COLUMNS: Final = (
     ("log_owner", StringType(), pa.string()),
     ("log_group", StringType(), pa.string()),
@@ -46,9 +46,9 @@ def split_lines(
     `with_json(split_lines(records), ...)`. In each row, `data` is the line without its end, and the other columns
     are those of the record. Blank lines are left out.
 
-    With `compression`, payloads are decompressed first: `"gzip"`, `"zstd"`, or `"auto"` to detect it by the first
-    bytes. A payload that cannot be decompressed, or contains more than 64 MiB, remains one unchanged row; with
-    `malformed="fail"` it fails the batch.
+    With `compression`, payloads are decompressed first: `"gzip"`, `"zstd"`, or `"auto"`, which detects the
+    compression by the first bytes. A payload that cannot be decompressed, or contains more than 64 MiB, remains one
+    unchanged row; with `malformed="fail"` it fails the batch.
     """
     found: Records = _split(records, _Splitting(_lines, (), checked(compression), malformed == "fail"))
     return found
@@ -62,8 +62,8 @@ def split_log_events(records: Records, *, malformed: Malformed = "null") -> Reco
     `log_subscription_filters`, `log_event_id` and `log_timestamp`. A control message, by which CloudWatch Logs
     checks that the stream can be reached, has no events and becomes no row.
 
-    A payload of another form remains one unchanged row, with nulls in these columns; with `malformed="fail"` it
-    fails the batch.
+    A payload of another form remains one unchanged row, with nulls in the `log_` columns; with `malformed="fail"`
+    it fails the batch.
     """
     found: Records = _split(records, _Splitting(_log_events, _LOG_COLUMNS, "auto", malformed == "fail"))
     return found
@@ -107,8 +107,8 @@ class _Splitting:
     """Splits the payloads of a batch into rows. It is sent to the executors, where `mapInArrow` calls it."""
 
     rows_of: Callable[[bytes], Iterator[Row]]
-    """Returns an iterator of the rows of a payload, because payloads may be large. The call may raise, but the
-    iterator may not."""
+    """Returns an iterator of the rows of a payload, because payloads can be large. The call is allowed to raise;
+    the iterator must not raise."""
 
     added: Sequence[tuple[str, Any, pa.DataType]]
     compression: Compression | None

@@ -35,7 +35,7 @@ class EngineSettings:
 
     tasks: int | None = None
     """The number of Spark tasks of each fetch. The default is one or two. In a local session, it is at most half of
-    the slots, so that the batch that is written at the same time gets the other half. If the last fetch had little
+    the slots, so that the batch that is written at the same time gets the other half. After a fetch that had little
     to read, it is one. For record processors: the number of processes among which they are distributed."""
 
     limits: ShardLimits = field(default_factory=ShardLimits)
@@ -62,7 +62,8 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """Where reading of a shard ended, and when."""
+    """The end of the last fetch of a shard: the checkpoint, the bookmark (shard iterator and waiting times), and
+    the moment."""
 
     after: Checkpoint
     bookmark: Bookmark
@@ -81,8 +82,8 @@ class Plans:
         self._lock = threading.Lock()
 
     def plan(self, tasks: Sequence[Sequence[Range]], budget: Budget) -> FetchPlan:
-        """Plan a fetch. `tasks`: the ranges of each task. Registers missing consumers. If this fails for a stream,
-        only the ranges of this stream fail."""
+        """Plan a fetch. `tasks`: the ranges of each task. Registers missing consumers. If a registration fails,
+        only the ranges of its stream fail."""
         consumers = self._consumers_of({range_.stream.name for ranges in tasks for range_ in ranges})
         return FetchPlan(
             self._connection,
@@ -104,7 +105,7 @@ class Plans:
                 else:
                     self._left.pop(range_.lease, None)
                 if trailer.failure is not None and trailer.failure[0] in _CONSUMER_IS_GONE:
-                    self._consumers.pop(range_.stream.name, None)  # the next plan registers it again
+                    self._consumers.pop(range_.stream.name, None)  # the next plan registers the consumer again
 
     def _shard(self, range_: Range, consumers: Mapping[str, str | KclError]) -> ShardPlan:
         consumer = consumers.get(range_.stream.name)
@@ -137,8 +138,8 @@ class Plans:
         return found
 
     def _bookmark(self, range_: Range) -> Bookmark | None:
-        """The bookmark at the beginning of this range, if the last fetch ended there and the bookmark is not too
-        old."""
+        """The bookmark (shard iterator and waiting times) at the beginning of this range, if the last fetch ended
+        there and the bookmark is not too old."""
         with self._lock:
             left = self._left.get(range_.lease)
         if left is None or range_.is_pinned or left.after != range_.after:

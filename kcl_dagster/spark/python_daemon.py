@@ -1,11 +1,12 @@
 """Spark's Python daemon, with workers that can send every error: the value of `spark.python.daemon.module`.
 
 Spark's Python worker announces an error before it encodes the error's text. If the text cannot be made or encoded,
-nothing follows, and Spark waits for the text for ever. An example is half of a surrogate pair from a record's JSON.
+nothing follows, and Spark waits for the text for ever. An example is a text with half of a surrogate pair, which a
+record's JSON can contain.
 
 The daemon makes its workers by fork, so it must not start threads. It imports pyspark and those modules of a fetch
 that start no thread, so that workers have them from the start. Each worker itself imports pyarrow, which starts
-threads, and modules that import pyarrow. A user may add another version of one of the daemon's libraries with
+threads, and modules that import pyarrow. A user can add another version of one of the daemon's libraries with
 `--py-files` or `addPyFile`. The worker then imports that version, as with Spark's own daemon.
 
 Spark makes its Python import pyspark from an archive, `pyspark.zip`, which every daemon compiles again. If the
@@ -36,7 +37,7 @@ PRELOADED: Final = (
     "kcl_dagster.streams.window",
     "kcl_dagster.worker.batch",
 )
-"""Modules that every fetch imports. None of them may import pyarrow, numpy or pandas, or start a thread."""
+"""Modules that every fetch imports. They must not import pyarrow, numpy or pandas, and must not start a thread."""
 
 AddPath = Callable[..., bool]
 """The type of `add_path`, which Spark's worker calls with the path of each folder or archive that a user has
@@ -87,8 +88,8 @@ def _encoded(error: BaseException) -> bytes:
 
 
 def without_archives(path: Sequence[str]) -> list[str]:
-    """Return the import path `path` without the archives of pyspark and py4j. The path is returned unchanged if one
-    of them is not also installed, or if an archive is of another installation."""
+    """Return the import path `path` without the archives of pyspark and py4j. Returns `path` unchanged if pyspark
+    or py4j exists only as an archive, or if an archive is not part of the installed pyspark."""
     archives = [Path(entry) for entry in path if Path(entry).name == ARCHIVE]
     rest = [entry for entry in path if Path(entry).parent not in {archive.parent for archive in archives}]
     spark, py4j = (PathFinder.find_spec(name, rest) for name in ("pyspark", "py4j"))
@@ -111,9 +112,9 @@ def preload() -> frozenset[str]:
 
 
 def prefers_added_files(spark: AddPath, preloaded: Collection[str]) -> AddPath:
-    """Wrap `spark`, which adds a path to the import path. If the path contains a library of `preloaded`, the worker
-    imports all preloaded modules again, because these libraries use each other. But if the worker has already
-    imported other modules of these libraries, it keeps all modules."""
+    """Wrap `spark`, which adds a path to the import path. If the added path contains a library of `preloaded`, the
+    worker imports all preloaded modules again, because these libraries use each other. If the worker has already
+    imported other modules of these libraries, it keeps all modules instead."""
     libraries = {_library(name) for name in preloaded}
 
     def add(path: str) -> bool:
@@ -166,7 +167,7 @@ def main() -> None:
     import pyspark.util
     import pyspark.worker_util
 
-    # A version of Spark without such a function behaves as with its own daemon.
+    # If a version of Spark lacks one of these functions, the worker behaves as with Spark's own daemon.
     if hasattr(pyspark.util, "handle_worker_exception"):
         pyspark.util.handle_worker_exception = sends_every_error(pyspark.util.handle_worker_exception)
     if hasattr(pyspark.daemon, "worker"):

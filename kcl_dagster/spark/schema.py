@@ -17,7 +17,7 @@
 
 (`sequence_number`, `sub_sequence_number`) orders the records of a shard and identifies each record.
 
-The output of a transform needs none of these columns, and may have any number of rows. Keep `lease_key` in the
+The output of a transform needs none of these columns, and can have any number of rows. Keep `lease_key` in the
 output in two cases. If the rows of windows are counted, they are counted by `lease_key` and the column of times. A
 function of `foreach_batch` needs `lease_key` to distinguish the parts of its batch.
 """

@@ -91,7 +91,7 @@ class Sealed:
     attempts: Mapping[str, str]
 
     def union(self, other: "Sealed") -> "Sealed":
-        """The rows of this object and of `other`. They must have no lease in common."""
+        """The rows of this object and of `other`. The two objects must have no lease in common."""
         return Sealed(self.frame.unionAll(other.frame), {**self.attempts, **other.attempts})
 
     def records(self) -> DataFrame:

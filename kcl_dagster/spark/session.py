@@ -61,7 +61,7 @@ LOCAL: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.cleaner.periodicGC.interval": "5min",
     "spark.speculation": "false",
-    # At the level WARN, Spark would warn for every released batch that its records cannot be recomputed. That is
+    # At the level WARN, Spark would warn for every released batch that its records cannot be recomputed, which is
     # intended.
     "spark.log.level": "ERROR",
     **KEEPS_MEMORY,
@@ -83,7 +83,7 @@ CLUSTER: Final = {
 # names of 42 bytes.
 LONGEST_SOCKET_FOLDER: Final = 60
 
-# These loggers of PySpark write each error with its message, which may quote a record. The events of this package
+# These loggers of PySpark write each error with its message, which can quote a record. The events of this package
 # report the error without values of records.
 QUERY_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
@@ -229,7 +229,7 @@ def stop_session(spark: SparkSession) -> None:
 
 
 def is_classic(spark: SparkSession) -> bool:
-    """Whether the session's driver runs in this process. The driver of a Spark Connect session does not."""
+    """Whether the session's driver runs in this process. With Spark Connect, the driver runs in the server."""
     return "connect" not in type(spark).__module__
 
 

@@ -39,9 +39,9 @@ class SharingProbe:
 
 def check_sharing(spark: SparkSession, store: Store | None, name: str) -> None:
     """Raise ConfigurationError if the store is a local directory and the driver does not find all files that
-    executors write there. `name`: the prefix of the names of the probe files; no other file may have this prefix.
+    executors write there. `name`: the prefix of the names of the probe files, which no other file has.
 
-    Runs one small job if the executors may be on other machines. Executors that are added later are not checked.
+    Runs one small job if executors can be on other machines. Executors that are added later are not checked.
     """
     try:
         wrong = why_not_shared(spark, store, name)
@@ -90,7 +90,7 @@ _WHAT_TO_DO: Final = (
 
 def _is_seen(store: LocalStore, probe: SharingProbe) -> bool:
     """Whether the driver finds the file with its content. The file is opened by its name, because then a network
-    file system sends a request to its server. A listing of the folder may be outdated."""
+    file system sends a request to its server, while a listing of the folder can be outdated."""
     try:
         return store.get(probe.path) == probe.path.encode()
     except OSError:

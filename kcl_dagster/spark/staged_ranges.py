@@ -5,7 +5,7 @@ The fetch task writes its rows into staged files and returns a list of these fil
 job, and no record enters the JVM. The driver receives the list of the attempt whose result Spark has accepted. The
 files of other attempts do not belong to any batch.
 
-A file may have rows of several shards. So the files of a fetch are used only if the batch stores all records of the
+A file can have rows of several shards. So the files of a fetch are used only if the batch stores all records of the
 fetch. In addition, the files must have been staged for the chain (the worker's log of its batches) in which the
 batch is decided. Otherwise the records are read from the stream again, each range up to the same end, so that it
 has the same records as before.
@@ -53,7 +53,7 @@ STAGED_DDL: Final = ddl(_STAGED)
 
 
 class WriteRows(Protocol):
-    """Writes rows into staged files. A value that can be sent to an executor."""
+    """Writes rows into staged files. Can be sent to an executor."""
 
     def write(
         self, rows: Iterator[pa.RecordBatch], task: int, attempt: int, only_lease: LeaseKey | None
@@ -114,15 +114,15 @@ def stage_fetched(
     only_lease: LeaseKey | None = None,
 ) -> list[dict[str, Any]]:
     """Stage the records of a fetch. Returns rows of `_STAGED`. `files` is null if no files contain exactly the
-    records that the trailers count. Then the consumer's code or the store has failed, or a shard has failed after
-    some of its records were staged."""
+    records that the trailers count. In this case, the consumer's code or the store has failed, or a shard has
+    failed after some of its records were staged."""
     read = _Read(fetched)
     files: Manifest | None = None
     try:
         files = staging.files.write(read.records(), task, attempt, only_lease)
     except (Exception, SystemExit) as error:
         # A separate job then stages the batch. If that job fails, the batch fails. The text of this error is not
-        # logged, because it may quote a record.
+        # logged, because it can quote a record.
         log.warning("what was fetched could not be staged meanwhile: %s", type(error).__name__)
     read.rest()
     if files is not None and not read.is_complete():
@@ -280,18 +280,18 @@ class StagedRecords:
     fetches: Mapping[StagedRanges, tuple[LeaseKey, ...]]
 
     def union(self, other: "StagedRecords") -> "StagedRecords":
-        """The records of this object and of `other`. They must have no fetch in common."""
+        """The records of this object and of `other`. The two objects must have no fetch in common."""
         return StagedRecords({**self.fetches, **other.fetches})
 
     def files(self, chain: ChainId) -> list[Manifest] | None:
-        """The files of each fetch, if all of them are staged for this chain and contain these records and no
-        others. None otherwise."""
+        """The files of each fetch, if the files of all fetches are staged for this chain, and contain these records
+        and no others; otherwise None."""
         found = [fetch.files_of(leases) for fetch, leases in self.fetches.items() if fetch.chain == chain]
         whole = [files for files in found if files is not None]
         return whole if len(whole) == len(self.fetches) else None
 
     def take(self) -> None:
-        """See `StagedRanges.take`."""
+        """Mark the files of all fetches as files of a batch, see `StagedRanges.take`."""
         for one in self.fetches:
             one.take()
 

@@ -29,7 +29,7 @@ COPIES_AT_ONCE: Final = 8  # threads, which only wait for S3
 S3_REPEAT_SECONDS: Final = 30.0
 LONGEST_NAME: Final = 255  # bytes of the name of a file or folder, on all common file systems
 LONGEST_KEY: Final = 1024  # bytes of an S3 key
-NAMED_AT_MOST: Final = 5  # keys in an error message; a request may have a thousand
+NAMED_AT_MOST: Final = 5  # keys in an error message; a request can have a thousand
 
 # S3's codes for a key that does not exist.
 NOT_THERE: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
@@ -80,7 +80,7 @@ class Store(Protocol):
 
     def move(self, names: Mapping[str, str]) -> list[str]:
         """Move each file to the path to which `names` maps it, with the guarantees of `put`. Returns the paths of
-        files that did not exist. May be repeated after a failure. Several processes may make the same call at the
+        files that did not exist. Can be repeated after a failure. Several processes can make the same call at the
         same time."""
 
     def get(self, path: str) -> bytes: ...
@@ -101,7 +101,7 @@ class Store(Protocol):
 
     def remove_empty(self, folder: str) -> None:
         """Remove a folder and its subfolders if they are empty. Does nothing on S3, which has no folders. Does not
-        raise OSError. A concurrent `put` into such a folder may fail."""
+        raise OSError. A concurrent `put` into such a folder can fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class LocalStore:
     def put(self, path: str, content: memoryview | bytes) -> None:
         target = self._changed(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        # A stale writer and its successor may write the same file with equal content at the same time, so each has
+        # A stale writer and its successor can write the same file with equal content at the same time, so each has
         # a draft of its own.
         draft = _hidden_beside(target)
         try:
@@ -184,7 +184,7 @@ class LocalStore:
             target.hardlink_to(draft)
         except FileExistsError:
             return False
-        except OSError:  # the file system has no links; readers may then find an incomplete file
+        except OSError:  # the file system has no links; readers can then find an incomplete file
             try:
                 with target.open("xb") as file:
                     file.write(content)
@@ -433,7 +433,8 @@ class S3Store:
 
 
 def check_deleted(bucket: str, errors: Sequence[Mapping[str, str]]) -> None:
-    """Raise an error if DeleteObjects reports errors for single keys. As a whole, such a request has succeeded."""
+    """Raise an error if DeleteObjects reports errors for single keys, although the request as a whole has
+    succeeded."""
     left = [error for error in errors if error.get("Code") not in NOT_THERE]
     if not left:
         return
@@ -455,8 +456,8 @@ _s3_clients: dict[S3Options, Client] = {}
 
 
 def _s3_client(options: S3Options) -> Client:
-    """The client for these options, one per process. If two threads call this at the same time, two clients may be
-    made; one of them is then not used again."""
+    """The client for these options, one per process. If two threads call this at the same time, two clients can be
+    made, and one of them is used only once."""
     client = _s3_clients.get(options)
     if client is None:
         client = options.client("s3", read_seconds=S3_READ_SECONDS, total_seconds=S3_TOTAL_SECONDS)

@@ -4,8 +4,8 @@ The lock is a series of numbered files. The file with the highest number is vali
 lock. A process acquires the lock by creating the file with the next number. If several processes try this at the
 same time, the store lets only one of them create the file. The file of a released lock remains until the lock is
 acquired again, so that no number is used twice. If a process was paused after it listed the files, the file that it
-creates may not have the highest number. The process detects this. Only the owner of a lock writes to its file. The
-owner renews the lock by writing a later end into the file from time to time.
+creates can have a lower number than another file. The process detects this. Only the owner of a lock writes to its
+file. The owner renews the lock by writing a later end into the file from time to time.
 
 If the lock has almost expired, or has expired, another process may be acquiring it at this moment. Then the owner
 renews it by creating the file with the next number, like any other process. So only one of the two gets the lock.
@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 # its own wall clock, so this time is far above the difference between clocks. If the owner was killed, other
 # processes wait until this time is over.
 LOCK_SECONDS: Final = 900.0
-RENEWALS_PER_LOCK: Final = 3  # two may be missed before another process may acquire the lock
+RENEWALS_PER_LOCK: Final = 3  # two can be missed before another process can acquire the lock
 CHECK_SECONDS: Final = 30.0  # how often a thread checks whether a renewal is due
-# If less than this remains, another process, whose clock may be ahead, may already see the lock as expired.
+# If less than this time remains, another process whose clock is ahead can already see the lock as expired.
 _ALMOST_EXPIRED_SECONDS: Final = LOCK_SECONDS / RENEWALS_PER_LOCK
 
 
@@ -67,23 +67,24 @@ class StoreLock:
         self._renewed_at = self.runtime.clock.monotonic()
 
     def renew(self) -> None:
-        """Renew the lock if a renewal is due. May be called on any thread, and often. Raises Unsafe if another
+        """Renew the lock if a renewal is due. Can be called on any thread, and often. Raises Unsafe if another
         process has acquired the lock."""
         with self._one_at_a_time:
-            # The monotonic clock stops while a machine is suspended, and the wall clock may be set back.
+            # The clock that shows the longer time counts: the monotonic clock stops while a machine is suspended,
+            # and the wall clock can be set back.
             elapsed = self.runtime.clock.monotonic() - self._renewed_at
             elapsed = max(elapsed, LOCK_SECONDS - (self.until - self.runtime.clock.now()))
             if elapsed >= LOCK_SECONDS / RENEWALS_PER_LOCK:
                 self._extend()
 
     def extend(self) -> None:
-        """Renew the lock now, so that it lasts for LOCK_SECONDS from now on. Call this directly before each change
-        that only the owner of the lock may make. Raises Unsafe if another process has acquired the lock."""
+        """Renew the lock now, so that it lasts for LOCK_SECONDS from now on. Called right before each change that
+        only the owner of the lock is allowed to make. Raises Unsafe if another process has acquired the lock."""
         with self._one_at_a_time:
             self._extend()
 
     def check(self) -> None:
-        """Raise Unsafe if another process has acquired the lock. The lock may expire right after this call, so call
+        """Raise Unsafe if another process has acquired the lock. The lock can expire right after this call, so call
         `extend` before a change."""
         with self._one_at_a_time:
             self._check()

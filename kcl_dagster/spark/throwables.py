@@ -1,6 +1,6 @@
 """Exceptions of the JVM as values: class, message and stack frames of every exception in a chain of causes.
 
-The text of an error may quote values of records, so the class of an error is never decided by searching its text.
+The text of an error can quote values of records, so the class of an error is never decided by searching its text.
 The class is decided by the type of an exception, by the error condition that Spark names, by the code that raised
 the exception, and by the beginning of its message if Spark itself wrote that beginning.
 """
@@ -24,13 +24,13 @@ _LOST: Final = (
     r"|(?:ExecutorLostFailure )?Executor heartbeat timed out"
     r"|Remote RPC client disassociated"
     r"|(?:java\.lang\.|org\.apache\.spark\.memory\.)(?:Spark)?OutOfMemoryError\b"
-    # If the JDK itself raised the exception, a frame of the JDK follows. Other code may use the same text.
+    # If the JDK itself raised the exception, a frame of the JDK follows. Other code can use the same text.
     r"|(?:java\.io\.IOException: )?No space left on device(?!\n\s*at (?!java\.|sun\.|jdk\.))"
     r"|SparkContext (?:was|has been) shut ?down"
     # An executor was lost, and the repeated evaluation has assigned rows to other tasks.
     r"|A shuffle map stage with indeterminate output was failed and retried\. However, Spark cannot rollback )"
 )
-# The texts that Spark writes before those texts. None of them contains free text, such as the message of an
+# The texts that Spark writes before a text of `_LOST`. None of them contains free text, such as the message of an
 # exception.
 _BEFORE: Final = (
     r"(?:An error occurred while calling \S+\n: "
@@ -111,7 +111,7 @@ def says_a_lost_process(text: str) -> bool:
 
 
 def says_a_lost_block(text: str) -> bool:
-    """Whether an error's text begins with Spark's own report of a lost frozen block."""
+    """Whether an error's text begins with Spark's own report of a lost block of fetched records."""
     return _LOST_BLOCK_TEXT.match(text) is not None
 
 

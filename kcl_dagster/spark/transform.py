@@ -1,4 +1,4 @@
-"""The user's transform: what it may return, and how its errors are distinguished from errors of this package."""
+"""The user's transform: checks its result, and distinguishes its errors from errors of this package."""
 
 import functools
 from collections.abc import Callable
@@ -54,15 +54,15 @@ def returns_its_argument(transform: Transform) -> bool:
     result is False for longer functions that also return their argument."""
     if isinstance(transform, (Observed, Traced)):
         return returns_its_argument(transform.transform)
-    if type(transform) is not FunctionType:  # objects may have the code and the class of a function that they wrap
+    if type(transform) is not FunctionType:  # objects can have the code and the class of a function that they wrap
         return False
     code = transform.__code__
     return (code.co_code, code.co_argcount) == (unchanged.__code__.co_code, 1)
 
 
 def guarded(transform: Transform) -> Transform:
-    """Wrap the transform: if it raises an error class of this package, the error becomes a TransformError. User
-    code may raise any class that it can import, and this must not be taken for an error of this package."""
+    """Wrap the transform, so that it raises TransformError instead of any other error class of this package. User
+    code can raise every class that it can import, and its errors must not count as errors of this package."""
     if transform is unchanged:
         return transform
 

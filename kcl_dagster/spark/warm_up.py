@@ -1,7 +1,7 @@
 """Warms up Spark before a worker counts as ready to read, so that the first batch is not delayed.
 
-The first job with a Python function takes seconds: the JVM loads and compiles the planner and starts the Python
-daemon and its workers, which import the modules of a fetch and make their clients.
+The first job with a Python function takes seconds: the JVM loads and compiles the planner, and starts the Python
+daemon and its workers. The workers import the modules of a fetch and make their clients.
 """
 
 import logging

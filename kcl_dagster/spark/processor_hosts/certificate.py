@@ -1,4 +1,4 @@
-"""The certificate of a worker. It is made at the start for one session, and not stored."""
+"""The certificate of a worker. The worker makes it at its start, for one session, and does not store it."""
 
 import ssl
 import tempfile
@@ -16,12 +16,12 @@ from cryptography.x509.oid import NameOID
 NAME: Final = "kcl-dagster worker"
 # A session trusts this one certificate as long as it runs, whatever the clocks of its machines show.
 VALID_FROM: Final = datetime(2000, 1, 1, tzinfo=UTC)
-VALID_UNTIL: Final = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # RFC 5280: no well-defined end
+VALID_UNTIL: Final = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # "no well-defined end" in RFC 5280
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A self-signed certificate. `certificate`: PEM, not secret. `key`: PEM."""
+    """A self-signed certificate. `certificate`: in PEM, not secret. `key`: the private key, in PEM."""
 
     certificate: str
     key: bytes = field(repr=False)

@@ -6,21 +6,21 @@ from contextlib import suppress
 from socket import SHUT_RDWR, socket
 from typing import Final
 
-MOST_OPEN: Final = 64  # each costs a thread
+MOST_OPEN: Final = 64  # handshakes; each has a thread
 # A handshake takes milliseconds. If `MOST_OPEN` handshakes are open and another peer waits, the oldest handshake is
 # ended after this time.
 LEAST_SECONDS: Final = 1.0
 
 
 class Handshakes:
-    """Limits how many handshakes are open at the same time, and how long each may take. Any thread may call it.
+    """Limits how many handshakes are open at the same time, and how long each takes. Any thread can use it.
 
     Each handshake has a thread of its own, and is open until this thread calls `end`. To end a handshake early, the
     peer is disconnected, which ends the thread.
     """
 
     def __init__(self, clock: Callable[[], float], seconds: float, most: int, least_seconds: float) -> None:
-        """`clock`: monotonic. `seconds`: the time limit of a handshake. `most`: how many may be open.
+        """`clock`: monotonic. `seconds`: the time limit of a handshake. `most`: the limit of open handshakes.
         `least_seconds`: the time that each handshake has even while others wait."""
         self._clock = clock
         self._seconds = seconds
@@ -31,8 +31,8 @@ class Handshakes:
         self._changed = threading.Condition()
 
     def wait_for_room(self) -> None:
-        """Block until fewer than `most` handshakes are open. This takes at most about `least_seconds`, because then
-        the peer of the oldest handshake is disconnected."""
+        """Block until fewer than `most` handshakes are open. To make room, disconnect the peer of the oldest
+        handshake when this handshake has been open for `least_seconds`."""
         with self._changed:
             while len(self._begun) >= self._most:
                 oldest = next((since for one, since in self._begun.items() if one not in self._cut), None)

@@ -26,8 +26,8 @@ class HostListener:
     """Accepts connections of hosts, on its own threads. Closes connections of clients without the secret.
 
     Such clients can occupy only a fixed number of threads, and cannot end the listener. Every client has
-    `handshake_seconds` to prove its identity. If the maximum number of handshakes is open and another client waits,
-    it has only `least_seconds`.
+    `handshake_seconds` to prove its identity, or only `least_seconds` if the maximum number of handshakes is open
+    and another client waits.
     """
 
     def __init__(

@@ -35,7 +35,8 @@ LISTENING_SECONDS: Final = 0.05  # within this time a listener detects that the 
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """How a host connects to the worker and makes processors. It is part of the task, and contains no secret."""
+    """How a host connects to the worker and makes processors. The plan is part of the task, and contains no
+    secret."""
 
     address: tuple[str, int]
     certificate: str = field(repr=False)
@@ -231,8 +232,8 @@ class ProcessorHost:
     def _until_told(self, read: Iterator[pa.RecordBatch], deadline: ReadDeadline) -> Iterator[pa.RecordBatch]:
         """Yield the batches of a fetch. Another thread brings the deadline forward when the worker sends `EndRead`.
 
-        The worker sends nothing else during a fetch. The other thread only polls, and receives nothing. So if it
-        detects the next order after the fetch, this does no harm, and nothing has to wait for the thread's end.
+        The worker sends nothing else during a fetch. The other thread only polls, and takes no message from the
+        connection. So no harm is done if this thread still polls after the fetch and detects the next order.
         """
         over = threading.Event()
 

@@ -30,15 +30,15 @@ class PeerRefused(OSError):
 
 
 class Line:
-    """One end of a connection. Objects may be sent on any thread, even while another thread receives.
+    """One end of a connection. Objects can be sent on any thread, even while another thread receives.
 
-    An object of `ssl` must not be used by two threads at once, but one thread waits in `recv` while another one
-    sends. So TLS works on buffers in memory here, and only this work is locked.
+    Two threads must not use an object of `ssl` at once, but one thread waits in `recv` while another one sends. So
+    TLS works on buffers in memory here, and only the work on these buffers is locked.
     """
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, *, is_worker: bool) -> None:
-        """Carry out the TLS handshake. Raises OSError or EOFError if it fails, for example if the certificate is
-        not trusted."""
+        """Carry out the TLS handshake. Raises OSError or EOFError if the handshake fails, for example if the
+        certificate is not trusted."""
         self._socket = connection
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_worker)

@@ -1,6 +1,6 @@
 """The messages between a worker and a host, over one connection, one order at a time.
 
-The worker sends an order. The host may send questions, and the worker answers each of them. Finally, the host sends
+The worker sends an order. The host can send questions, and the worker answers each of them. Finally, the host sends
 one end, which is the result of the order.
 """
 
@@ -54,8 +54,8 @@ class ShardEnded:
 
 @dataclass(frozen=True, slots=True)
 class CallLeaseLost:
-    """Call the processor's `lease_lost`, and discard the processor. `ShutdownRequested` and `Discard` discard it,
-    too."""
+    """Call the processor's `lease_lost`, and discard the processor. The orders `ShutdownRequested` and `Discard`
+    discard the processor, too."""
 
     lease: LeaseKey
 
@@ -91,8 +91,8 @@ class EndRead:
 
 @dataclass(frozen=True, slots=True)
 class WantsCheckpoint:
-    """See `instance.ProcessorContext.checkpoint`. The answer is None, or the KCL's name for the reason of the
-    rejection."""
+    """The processor calls `instance.ProcessorContext.checkpoint`. The answer is None, or the KCL's name for the
+    reason of the rejection."""
 
     at: Checkpoint | None
     delivered: Checkpoint | None
@@ -100,7 +100,7 @@ class WantsCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class WantsSetAside:
-    """See `instance.ProcessorContext.set_aside`. The answer is a boolean."""
+    """The processor calls `instance.ProcessorContext.set_aside`. The answer is a boolean."""
 
     record: PoisonRecord
     error_type: str

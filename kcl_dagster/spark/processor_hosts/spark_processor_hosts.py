@@ -38,7 +38,8 @@ from kcl_dagster.worker.hosted_processor import HostLost
 from kcl_dagster.worker.instance import ProcessorContext
 from kcl_dagster.worker.processor import ProcessorFactory
 
-CLUSTER_HOSTS: Final = 2  # if the number of cores is not known; each host occupies a task slot permanently
+# The number of hosts if the number of cores is not known. Each host occupies a task slot permanently.
+CLUSTER_HOSTS: Final = 2
 # A JVM takes several seconds to start its first Python process, and launching an executor takes half a minute.
 START_SECONDS: Final = 60.0
 SECRET_BYTES: Final = 32
@@ -156,7 +157,7 @@ class SparkProcessorHosts:
     # Reading
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> HostedRead:
-        """See `worker.batch.Reader.fetch`. The records remain in the hosts."""
+        """Implements `worker.batch.Reader.fetch`. The records remain in the hosts."""
         try:
             return self._fetch(ranges, budget)
         except Exception as error:
@@ -202,7 +203,7 @@ class SparkProcessorHosts:
     # Processors
 
     def create_processor(self, lease: LeaseKey, shard_id: str) -> _HostedProcessor:
-        """See `worker.hosted_processor.ProcessorHosts.create_processor`."""
+        """Implements `worker.hosted_processor.ProcessorHosts.create_processor`."""
         with self._changed:
             connection = self._connections.get(self._host_of.get(lease, -1))
         if connection is None or connection.is_lost:
@@ -210,7 +211,7 @@ class SparkProcessorHosts:
         return _HostedProcessor(lease, shard_id, connection, self._behind.get)
 
     def run_in_parallel(self, tasks: Mapping[LeaseKey, Callable[[], None]]) -> Mapping[LeaseKey, Exception]:
-        """See `worker.hosted_processor.ProcessorHosts.run_in_parallel`."""
+        """Implements `worker.hosted_processor.ProcessorHosts.run_in_parallel`."""
         failed: dict[LeaseKey, Exception] = {}
 
         def one_after_another(leases: Sequence[LeaseKey]) -> None:
@@ -228,7 +229,7 @@ class SparkProcessorHosts:
         return failed
 
     def close(self) -> None:
-        """End every host, and cancel its task if it does not end."""
+        """End every host, and cancel the tasks of hosts that do not end in time."""
         with self._changed:
             if self._is_closed:
                 return
@@ -330,7 +331,7 @@ def _fitting_hosts(spark: SparkSession, wanted: int | None) -> int:
 
 
 def _addresses(spark: SparkSession) -> tuple[str, str]:
-    """The address at which executors find the driver, and the address at which it listens."""
+    """The address at which executors find the driver, and the address at which the driver listens."""
     conf: Any = spark.sparkContext.getConf()
     host = spark.conf.get(HOST, None) or conf.get("spark.driver.host") or "127.0.0.1"
     return bare_host(host), bare_host(conf.get("spark.driver.bindAddress") or host)

@@ -49,8 +49,8 @@ MANIFEST_DDL: Final = ddl(_MANIFEST)
 
 @dataclass(frozen=True, slots=True)
 class RowsOfLease:
-    """The rows of one lease in a file. `rows`: their number. `minutes`: their numbers by minute; None if the rows
-    have no column of times."""
+    """The rows of one lease in a file. `rows`: the number of these rows. `minutes`: their number in each minute;
+    None if the rows have no column of times."""
 
     rows: int
     minutes: tuple[MinuteRows, ...] | None
@@ -84,11 +84,11 @@ def no_statistics(_: Footer) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ForTable:
-    """How files are written for a table. They are written under their final names, because readers see only the
-    files that the table contains.
+    """How files are written for a table. Without `is_staged`, they are written under their final names, because
+    readers see only the files that the table contains.
 
     - `target`: the columns of the table; None if there is no table yet.
-    - `statistics`: makes a text from a file's footer, from which the driver makes the statistics of the file.
+    - `statistics`: turns a file's footer into a text. From this text, the driver makes the statistics of the file.
     - `is_staged`: the files themselves are not added to the table, and are staged like the files of a folder.
     """
 
@@ -114,7 +114,7 @@ class StagingStore(Protocol):
 
 
 class Step(Protocol):
-    """A function that changes the rows of a task before they are stored. A value that can be sent to an
+    """A function that changes the rows of a task before they are stored. It must be possible to send it to an
     executor."""
 
     def __call__(self, rows: Rows) -> Rows: ...
@@ -133,7 +133,7 @@ class StageFiles:
     """When a file has this size, it is closed, and the next one is begun."""
 
     unseal: Unseal | None = None
-    """Set if the rows are sealed, see `spark.sealing`."""
+    """Opens sealed rows, see `spark.sealing`. None: the rows are not sealed."""
 
     time_column: str | None = None
     """The column by whose minutes rows are counted. None: rows are not counted by minutes."""
@@ -150,11 +150,11 @@ class StageFiles:
     unchanged."""
 
     is_as_read: bool = False
-    """Whether the rows are records as the fetch has read them. Their texts are valid, and it is known which columns
-    have repeated values."""
+    """Whether the rows are records as the fetch has read them. If so, their texts are valid, and it is known which
+    columns have repeated values."""
 
     table: ForTable | None = None
-    """Set if the files are for a table."""
+    """How the files are written for a table. None: the files are not for a table."""
 
     def __call__(self, batches: Rows) -> Rows:
         settle()
@@ -167,7 +167,7 @@ class StageFiles:
         yield pa.RecordBatch.from_pylist(written, schema=_MANIFEST)
 
     def write(self, rows: Rows, task: int, attempt: int, only_lease: LeaseKey | None) -> list[dict[str, Any]]:
-        """See `spark.staged_ranges.WriteRows`."""
+        """Implements `spark.staged_ranges.WriteRows.write`."""
         files = _TaskFiles(self, attempt, only_lease)
         try:
             written = files.store(rows)
@@ -246,7 +246,7 @@ class _TaskFiles:
         body = self.of.layout.body(rows)
         file = self._open.get(key)
         if file is not None and file.content.schema != body.schema:
-            self._close(self._open.pop(key))  # the output of a step may have new columns in later batches
+            self._close(self._open.pop(key))  # the output of a step can have new columns in later batches
             file = None
         if file is None:
             repeating = [name for name in body.schema.names if name in REPEATING] if self.of.is_as_read else None
@@ -308,8 +308,8 @@ class _TaskFiles:
 
 
 def batch_files(manifest: list[dict[str, Any]]) -> list[BatchFile]:
-    """The files of a batch, from the manifest that the tasks of its job have yielded. Raises SinkError if it has
-    files of two attempts of a task, because the rows of the task would be stored twice."""
+    """The files of a batch, from the manifest that the tasks of its job have yielded. Raises SinkError if the
+    manifest has files of two attempts of a task, because the rows of the task would be stored twice."""
     files = [
         BatchFile(
             row["task"],
@@ -349,8 +349,8 @@ def staged_files(files: Sequence[BatchFile]) -> tuple[StagedFile, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RequireColumns:
-    """A step that raises ConfigurationError if the rows cannot be partitioned by these columns. For outputs whose
-    columns are known only when there are rows."""
+    """A step that raises ConfigurationError if the rows cannot be partitioned by `columns`. It is used for outputs
+    whose columns are known only when there are rows."""
 
     columns: tuple[str, ...]
 
@@ -370,8 +370,8 @@ class RequireColumns:
 
 
 def refuse_invalid(batch: pa.RecordBatch) -> None:
-    """Raise RecordRefused if a text is not UTF-8. Spark's strings may contain any bytes, but a Parquet file with
-    such a text cannot be read by others, compacted, or added to a table."""
+    """Raise RecordRefused if a text is not UTF-8. Spark's strings can contain any bytes, but a Parquet file with
+    such a text cannot be read by other readers, compacted, or added to a table."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             column.validate(full=True)

@@ -1,7 +1,7 @@
 """An Iceberg table in its catalog, as a sink uses it. Executors write the files, and pyiceberg commits them.
 
-If another commit came first, this module tries the commit again, and pyiceberg does not. pyiceberg's own retry
-would add the same files to the new state of the table, although the other commit may have added them already.
+If another commit came first, this module tries the commit again. pyiceberg's own retry is switched off. It would
+add the same files to the new state of the table, although the other commit may have added them already.
 """
 
 import re
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import CommitTableResponse, Table, Transaction
 
 DEFAULT_CATALOG: Final = "default"  # pyiceberg's own name for a catalog without a given name
-COMMIT_ATTEMPTS: Final = 20  # other writers commit to the same table
+COMMIT_ATTEMPTS: Final = 20  # attempts at one commit, because other writers commit to the same table
 LONGEST_PAUSE: Final = 1.0  # seconds between two attempts; a commit takes some tenths
 MERGES: Final = "commit.manifest-merge.enabled"  # a property of Iceberg tables
 _LOGIN: Final = re.compile(r"//[^/\s]*@")  # user and password in a catalog's URI, which errors of pyiceberg quote
@@ -52,7 +52,7 @@ _NO_RETRIES: Final = {"commit.retry.num-retries": "0"}
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What one commit adds to a table.
+    """The content of one commit to a table.
 
     - `properties`: properties of the table that the commit sets.
     - `summary`: entries for the summary of the snapshot.
@@ -74,7 +74,7 @@ class CatalogTable:
 
     `catalog`: pyiceberg's properties of a catalog (`{"type": "glue"}`, `{"type": "rest", "uri": ...}`). They take
     precedence over the properties of `catalog_name` in pyiceberg's configuration file and environment variables.
-    `partition_by`: the partitioning, if this object makes the table. `keep_complete` may be called on another
+    `partition_by`: the partitioning, if this object makes the table. `keep_complete` can be called on another
     thread.
     """
 
@@ -100,7 +100,7 @@ class CatalogTable:
         self._own = iceberg_options(self.s3)
         self.open_catalog = partial(_catalog, catalog_name, self._own | dict(catalog or {}))
         self.catalog = self.open_catalog()
-        # A second client for `keep_complete`, which may run on another thread: a client need not be thread-safe.
+        # A second client for `keep_complete`, which can run on another thread. A client need not be thread-safe.
         self.beside: Catalog | None = None
         self._kept = (-1, 0)  # the epoch and the moment that `keep_complete` has found or stored in the table
         self._terms = partition_terms(partition_by)
@@ -149,7 +149,7 @@ class CatalogTable:
 
     def location(self) -> str:
         """The location of the table, or the location at which `create` would make it. Raises ConfigurationError if
-        there is no table, and only the catalog's server knows the location of a new one."""
+        there is no table, and only the catalog's server knows the location of a new table."""
         from pyiceberg.catalog import MetastoreCatalog
 
         table = self.load()
@@ -181,7 +181,7 @@ class CatalogTable:
             )
 
     def add(self, columns: pa.Schema) -> None:
-        """Add these columns to the table, and widen the types of columns that it already has."""
+        """Add these columns to the table, and widen the types of columns that the table already has."""
         table = self.catalog.load_table(self.identifier)
         with tried_once(table).update_schema() as update:
             update.union_by_name(columns)
@@ -209,7 +209,7 @@ class CatalogTable:
 
     def append(self, runtime: Runtime, prepare: Callable[["Table"], Addition | None]) -> bool:
         """Load the table and commit the addition that `prepare` returns for it. If another commit came in between,
-        do this again. If `prepare` returns None, there is nothing to add, and no commit is made.
+        load and commit again. If `prepare` returns None, there is nothing to add, and no commit is made.
 
         Returns False if there is no table. If an error of pyiceberg is raised, the commit may have been made.
         """
@@ -231,8 +231,8 @@ class CatalogTable:
         return True
 
     def version(self) -> dict[str, str]:
-        """See `spark.sinks.contract.SparkSink`. The id of the snapshot is a text, because a browser rounds numbers
-        of this size."""
+        """The id of the current snapshot, for `spark.sinks.contract.SparkSink.version`. The id is a text, because a
+        browser rounds numbers of this size."""
         from pyiceberg.exceptions import NoSuchTableError
 
         with self.errors():
@@ -243,9 +243,9 @@ class CatalogTable:
             return {} if snapshot is None else {"snapshot": str(snapshot.snapshot_id)}
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """See `worker.staging.StagingSink`. If no recent snapshot of the table has the entry, stores it as a
-        property of the table, and not in a snapshot without data. Such a snapshot would have to be expired later,
-        and would make batches fail that are being committed."""
+        """Store the moment through which the application is complete, see `worker.staging.StagingSink`. If no
+        recent snapshot has the moment, it becomes a property of the table. A snapshot without data would have to be
+        expired later, and would make batches fail that are being committed."""
         if known.through is None or (known.epoch, wanted) <= self._kept:
             return
         from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
@@ -264,7 +264,7 @@ class CatalogTable:
                     with tried_once(table).transaction() as transaction:
                         transaction.set_properties(completeness_record(application, known))
                 except CommitFailedException:
-                    return  # another commit was made; batches bring the entry, or the next call stores it
+                    return  # another commit was made; commits of batches store the moment, or the next call does
                 kept = known.through
             self._kept = known.epoch, kept
 
@@ -276,8 +276,8 @@ def recent_summaries(table: "Table", key: str) -> list[str | None]:
 
 
 def _append(table: "Table", addition: Addition) -> None:
-    """Commit the addition in one transaction. It makes one snapshot, or one for each partition spec of the files,
-    if the table's spec was changed since they were written."""
+    """Commit the addition in one transaction. The commit makes one snapshot, or one for each partition spec of the
+    files, if the table's spec was changed since the files were written."""
     from pyiceberg.table.update.snapshot import ExpireSnapshots
 
     own = table.spec().spec_id
@@ -324,13 +324,13 @@ def _name_mapping(table: "Table") -> dict[str, str]:
 def tried_once(
     table: "Table", properties: Mapping[str, str] | None = None, expired: Collection[int] = ()
 ) -> "Table":
-    """Change the table object, and return it, such that pyiceberg tries each of its commits only once.
+    """Change the table object so that pyiceberg tries each commit of the table only once. Returns the object.
 
     `properties`: further properties for pyiceberg. pyiceberg reads these settings from the metadata of the object,
     and sends only its updates to the catalog. So the properties in the catalog remain as they are.
 
-    Of the snapshots, the object keeps only the `expired` ones and those to which branches and tags refer. pyiceberg
-    copies the metadata for each step of a commit, so a commit takes less time.
+    Of the snapshots, the object keeps only the `expired` ones and those to which branches and tags refer. This
+    saves time, because pyiceberg copies the metadata for each step of a commit.
     """
     metadata = table.metadata
     needed = {*expired, *(ref.snapshot_id for ref in metadata.refs.values()), metadata.current_snapshot_id}
@@ -349,11 +349,11 @@ def tried_once(
 class _LooksUp:
     """A catalog that loads the table if a commit was refused, and checks whether the commit was made nevertheless.
 
-    If the response to a request was lost, the catalog's client may have sent it again. The first request has then
-    succeeded, and the second one was refused. pyiceberg would delete the manifests of the commit, although the
-    table refers to them.
+    If the response to a request was lost, the catalog's client may have sent the request again. The first request
+    has then succeeded, and the second one was refused. pyiceberg alone would delete the manifests of the commit,
+    although the table refers to them.
 
-    The catalog also refuses to expire snapshots that have got a tag or a branch meanwhile, see `Unreferenced`."""
+    This class also refuses to expire snapshots that have got a tag or a branch meanwhile, see `Unreferenced`."""
 
     catalog: "Catalog"
 
@@ -391,7 +391,7 @@ def _catalog(name: str, properties: Mapping[str, str]) -> "Catalog":
     try:
         return load_catalog(name, **properties)
     except Exception as error:
-        # A catalog's client may raise any class of error here. The catalog is not in use yet, so its configuration
+        # A catalog's client can raise any class of error here. The catalog is not in use yet, so its configuration
         # counts as the cause.
         said = _LOGIN.sub(f"//{REDACTED}@", str(error))
         if isinstance(error, AttributeError) and _SIGNS in said:  # pyiceberg does not check for missing credentials
@@ -400,7 +400,7 @@ def _catalog(name: str, properties: Mapping[str, str]) -> "Catalog":
 
 
 def iceberg_options(s3: S3Options) -> dict[str, str]:
-    """pyiceberg's properties for the same access to S3. Raises ConfigurationError for options that pyiceberg does
+    """Convert options for S3 to pyiceberg's properties. Raises ConfigurationError for options that pyiceberg does
     not support."""
     if s3.external_id is not None:
         raise ConfigurationError(

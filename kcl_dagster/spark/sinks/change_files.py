@@ -67,15 +67,15 @@ def without_mark(output: pa.Schema) -> pa.Schema:
 
 
 class ChangedTable(Protocol):
-    """A table to which change rows are applied, as the staging of a batch uses it."""
+    """A table to which change rows are applied: the interface that the staging of a batch uses."""
 
     @property
     def target(self) -> Target | None:
         """The columns of the table; None if there is no table yet."""
 
     def applied(self, transform: Transform) -> Transform:
-        """See `WritingRules.applied`, but for change rows. A change row that deletes may violate the table's
-        conditions."""
+        """Like `WritingRules.applied`, but for change rows. A change row that deletes is allowed to violate the
+        table's conditions."""
 
     def fulfilled(self, rows: pa.Schema) -> TableRules:
         """The rules by which rows of this schema were written. Makes the table if there is none. Raises SinkError
@@ -84,9 +84,9 @@ class ChangedTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChangeFiles:
-    """The writing of files of change rows, see `table_sink.WritingRules`. `name`: the name of the table. `store`:
-    the store in which the files are staged. `first`: the schema of the first change rows, if there is no table
-    yet."""
+    """The rules by which files of change rows are written. Implements `table_sink.WritingRules`. `name`: the name
+    of the table. `store`: the store in which the files are staged. `first`: the schema of the first change rows, if
+    there is no table yet."""
 
     name: str
     store: StagingStore
@@ -106,7 +106,7 @@ class ChangeFiles:
 
     @property
     def _accepted(self) -> Target:
-        """The columns that change rows may have. All columns but those of the key may have nulls, because a row
+        """The columns that change rows can have. All columns but those of the key can have nulls, because a row
         that deletes its key needs no other values."""
         known = self.first if self.table.target is None else self.table.target.schema
         assert known is not None

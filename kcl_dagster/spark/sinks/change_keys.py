@@ -58,8 +58,8 @@ class ChangeKeys:
 
 
 def comparable(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Convert times and dates to numbers with the same order, because Python cannot represent all of them. Other
-    values remain unchanged."""
+    """Convert times and dates to numbers with the same order, because Python cannot represent all times and dates.
+    Other values remain unchanged."""
     if pa.types.is_timestamp(values.type):
         return values.cast(pa.int64())
     return values.cast(pa.int32()) if pa.types.is_date32(values.type) else values

@@ -35,8 +35,8 @@ class ColumnTypes:
     _known: dict[str, pa.DataType] = field(default_factory=dict)
 
     def known(self) -> dict[str, pa.DataType]:
-        """The types of the columns by name. Each call lists the files until there are some, and later calls do not.
-        So columns that other workers have added since may be missing, but never columns of the first output."""
+        """The types of the columns by name. The files are read once, when there are some. So columns that other
+        workers have added since can be missing, but never columns of the first output."""
         if not self._known:
             try:
                 files = list(self.store.files(f"{FOLDER}/", hidden=True))

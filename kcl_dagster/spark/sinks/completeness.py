@@ -1,7 +1,7 @@
 """The time through which an application is complete, stored with its data for engines that do not use Dagster.
 
 Each entry means: every record that arrived at the streams before `through` was stored before the entry was written.
-A reset or an import begins a new epoch, in which records from before the former epoch's `through` may be stored
+A reset or an import begins a new epoch, in which records from before the former epoch's `through` can be stored
 again. So the valid entry is the one with the latest time in the newest epoch. Older entries are lower bounds.
 
 In a Parquet folder, the entry is a file for each application. Tables have the entry in their commits. If a table
@@ -48,12 +48,12 @@ def application_key(application: str) -> str:
 
 
 def completeness_key(application: str) -> str:
-    """The name of the entry in a table's metadata."""
+    """The key under which a table's metadata has the time through which the application is complete."""
     return f"{application_key(application)}/complete-through"
 
 
 def completeness_record(application: str, known: WrittenThrough | None) -> dict[str, str]:
-    """The entry for the metadata of a commit. Empty if no time is known."""
+    """The time through which the application is complete, as metadata of a commit. Empty if `known` has no time."""
     if known is None or known.through is None:
         return {}
     return {completeness_key(application): json.dumps({"epoch": known.epoch, "through": _iso(known.through)})}
@@ -70,8 +70,8 @@ def file_of(application: str) -> str:
 
 
 def write_file(store: Store, application: str, known: WrittenThrough) -> bool:
-    """Write the application's file, if it does not already have this time or a later one. Returns whether the file
-    was written. Raises OSError and errors of AWS.
+    """Write the time `known` to the application's file. Does nothing if the file has this time or a later one.
+    Returns whether the file was written. Raises OSError and errors of AWS.
 
     If one of two concurrent workers was paused before it wrote, the file gets an older time. This time is still a
     true lower bound. It remains until the next write, for ten minutes at most.

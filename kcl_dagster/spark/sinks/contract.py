@@ -21,11 +21,12 @@ class SparkSink(StagingSink[Records], Protocol):
         """The stores into which executors write the files. Empty if a catalog decides on the location."""
 
     def staging(self) -> FetchStaging | None:
-        """See `spark.engine.StagingOfFetches`."""
+        """Return the object with which the next fetch stages its records; None if this fetch stages nothing. See
+        `spark.engine.StagingOfFetches`."""
 
     def version(self) -> Mapping[str, Any]:
         """The newest version of the table, as fields of `KclWindowMetadataSet`. Empty if there is no table.
-        Takes one or two requests; may be called by any thread."""
+        Takes one or two requests; can be called by any thread."""
 
     def staged(self, data: Records, batch: Batch, chain: ChainId, number: int) -> Staging[StagedBatch]:
-        """Stage a batch like `stage`, but with a Spark job that the sinks of several tables may share."""
+        """Stage a batch like `stage`, but with a Spark job that the sinks of several tables can share."""

@@ -78,11 +78,11 @@ class DeltaSink(TableSink):
 
     @property
     def stores_into(self) -> tuple[Store]:
-        """See `spark.sinks.contract.SparkSink`."""
+        """Implements `spark.sinks.contract.SparkSink.stores_into`."""
         return (self._store,)
 
     def version(self) -> dict[str, int]:
-        """See `spark.sinks.contract.SparkSink`."""
+        """Implements `spark.sinks.contract.SparkSink.version`."""
         from deltalake import DeltaTable
 
         with table_errors(self._log.name):
@@ -94,7 +94,7 @@ class DeltaSink(TableSink):
 
 @dataclass(frozen=True, slots=True)
 class DeltaFormat:
-    """The Delta format, see `table_sink.TableFormat`."""
+    """A table of the Delta format. Implements `table_sink.TableFormat`."""
 
     log: DeltaLog
     runtime: Runtime
@@ -156,7 +156,8 @@ class DeltaFormat:
 
 @dataclass(frozen=True, slots=True)
 class DeltaWriting:
-    """The writing to a Delta table, see `table_sink.WritingRules`. `rules`: None if there is no table yet."""
+    """The rules by which files of a Delta table are written. Implements `table_sink.WritingRules`. `rules`: None if
+    there is no table yet."""
 
     log: DeltaLog
     rules: DeltaRules | None
@@ -188,7 +189,8 @@ class DeltaWriting:
 
 @dataclass(frozen=True, slots=True)
 class ChangedDelta:
-    """A Delta table with change rows, see `change_files.ChangedTable`. `rules`: None if there is no table yet."""
+    """A Delta table to which change rows are applied. Implements `change_files.ChangedTable`. `rules`: None if
+    there is no table yet."""
 
     log: DeltaLog
     rules: DeltaRules | None

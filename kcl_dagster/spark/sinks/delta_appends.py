@@ -56,8 +56,8 @@ def commit_properties(transactions: Mapping[str, int], metadata: Mapping[str, st
 
 
 def cleaning(number: int) -> "PostCommitHookProperties":
-    """Whether the commit `number` removes old files of the log: only every hundredth commit does so, if the table's
-    setting permits it (None). Before it removes files, delta-rs lists the whole log."""
+    """The settings by which delta-rs removes old files of the log after the commit `number`. Only every hundredth
+    commit does this, because delta-rs lists the whole log for it. None: the table's own setting decides."""
     from deltalake import PostCommitHookProperties
 
     return PostCommitHookProperties(cleanup_expired_logs=None if number % COMMITS_TO_CLEANING == 0 else False)

@@ -1,8 +1,8 @@
 """Commits batches to a Delta table with delta-rs, after chains have decided them.
 
-A Delta table's transaction log has versions of applications. Each application of this package is such an
-application, and the number of its last commit is its version. Two commits with versions of one application
-conflict, so that the later one is refused.
+A Delta table's transaction log can contain a version number for each application that writes to the table. For an
+application of this package, the version is the number of its last commit. Two commits with versions of one
+application conflict, so that the later one is refused.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeltaCommits:
-    """See `worker.table_committer.ChainedTable`."""
+    """Implements `worker.table_committer.ChainedTable`."""
 
     log: DeltaLog
     runtime: Runtime
@@ -41,7 +41,8 @@ class DeltaCommits:
     def commit(
         self, series: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
     ) -> None:
-        """See `ChainedTable.commit`. If the table was removed since the entries were decided, it is made again."""
+        """Implements `ChainedTable.commit`. If the table was removed since the entries were decided, it is made
+        again."""
         with self.log.errors():
             table = self.log.refreshed()
             if table is None:

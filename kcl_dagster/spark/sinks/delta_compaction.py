@@ -68,8 +68,8 @@ def compact_delta(
     beside_others: bool = False,
     vacuum: bool = False,
 ) -> Compaction:
-    """Merge the small files of the Delta table at `path`. May run beside the consumer. Raises StoreLocked if
-    another compaction is running, which reports this one as `by`.
+    """Merge the small files of the Delta table at `path`. Can run beside the consumer. Raises StoreLocked if
+    another compaction is running. If another compaction finds this one running, its error names `by`.
 
     - `storage_options`: options of delta-rs, which replace those that are made from `s3`.
     - `vacuum`: before merging, delete files that were removed from the table longer ago than its retention. Files
@@ -79,8 +79,8 @@ def compact_delta(
 
     Logs a warning and does not merge:
 
-    - tables that another program has compacted, until this was called with `beside_others`: after two compactions
-      at once, a table has the rows twice,
+    - tables that another program has compacted, until this function was called with `beside_others`: after two
+      compactions at once, a table has the rows twice,
     - tables that are partitioned by a decimal or binary column: delta-rs changes values of such columns,
     - partitions with `~` in the path of a file: delta-rs does not find such files.
     """
@@ -245,8 +245,8 @@ def _not_found(table: "DeltaTable", target_bytes: int) -> list[str]:
 
 
 def _reached(s3: S3Options, storage_options: Mapping[str, str] | None) -> S3Options:
-    """The options for the store of the lock. The lock is beside the table, so options of delta-rs take
-    precedence."""
+    """The options for the store of the lock. The lock is beside the table, so the options with which delta-rs
+    reaches the table take precedence."""
     settings = {}
     for name, value in (storage_options or {}).items():
         known = _SETTINGS.get(name.lower().removeprefix("aws_"))

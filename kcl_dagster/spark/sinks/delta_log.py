@@ -45,7 +45,7 @@ def check_settings(partition_by: Sequence[str]) -> None:
 class DeltaLog:
     """The table at the root of a store. The table remains open, so that only new commits are read for each batch.
 
-    `columns`: the partition columns, if this object makes the table. `keep_complete` may be called on another
+    `columns`: the partition columns, if this object makes the table. `keep_complete` can be called on another
     thread.
     """
 
@@ -82,7 +82,7 @@ class DeltaLog:
 
     def open(self, schema: pa.Schema | None = None, columns: Sequence[str] | None = None) -> "DeltaTable | None":
         """Return the table. If there is none and `schema` is given, make it. `columns`: the partition columns of a
-        new table; by default those of the sink."""
+        new table; by default the partition columns of the sink."""
         from deltalake import DeltaTable
 
         if self._table is not None:
@@ -101,13 +101,15 @@ class DeltaLog:
         return self._table
 
     def rules_of_new_table(self, output: pa.Schema, changes: ChangeRules | None = None) -> DeltaRules:
-        """Make the table for an output whose files were written before there was a table. Returns its rules. Raises
-        SinkError if another writer has made the table meanwhile, with rules that the files do not follow."""
+        """Make the table for an output whose files were written before there was a table. Returns the table's
+        rules. Raises SinkError if another writer has made the table meanwhile, with rules that the files do not
+        follow."""
         table = self.open(output)
         assert table is not None
         rules = DeltaRules.of(table, self.name, changes)
         rules.target.check(output)
-        is_other = nullable(rules.target.stored(output)) != nullable(output)  # this package makes nullable columns
+        # The columns of tables that this package makes are nullable.
+        is_other = nullable(rules.target.stored(output)) != nullable(output)
         has_rules = bool(rules.conditions or rules.target.required)
         is_partitioned_otherwise = changes is None and set(rules.partition_columns) != set(self.columns)
         if is_other or has_rules or is_partitioned_otherwise:
@@ -130,7 +132,7 @@ class DeltaLog:
         return table
 
     def committed(self, table: "DeltaTable") -> None:
-        """Called after a commit was made with this table object. Records the version of the commit."""
+        """Record the version of a commit that was made with this table object."""
         self._newest = self._commit_of(table)
 
     def _refuse_another(self, table: "DeltaTable") -> None:
@@ -153,8 +155,8 @@ class DeltaLog:
         return None if content is None else (version, md5(content, usedforsecurity=False).digest())
 
     def add(self, columns: pa.Schema) -> None:
-        """Add the columns that the table does not have. Columns that it has with another type remain unchanged,
-        because delta-rs does not widen types."""
+        """Add the columns that the table does not have. Columns that the table has with another type remain
+        unchanged, because delta-rs does not widen types."""
         from deltalake import CommitProperties, DeltaTable, Schema
 
         table = DeltaTable(self.url, storage_options=dict(self.options))
@@ -164,8 +166,9 @@ class DeltaLog:
             table.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=LOG_RETRIES))
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """See `worker.staging.StagingSink`. If no recent commit of the table has the entry, makes a commit without
-        data that has it. Uses a table object of its own, because batches may use the other one at the same time."""
+        """Store the moment through which the application is complete, see `worker.staging.StagingSink`. If no
+        recent commit of the table has the moment, a commit without data stores it. The method opens the table
+        itself, because batches can use the open table at the same time."""
         if known.through is None or (known.epoch, wanted) <= self._kept:
             return
         from deltalake import CommitProperties, DeltaTable
@@ -193,7 +196,7 @@ def url_of(root: str) -> str:
 
 
 def delta_options(s3: S3Options) -> dict[str, Any]:
-    """delta-rs's options for the same access to S3. Raises ConfigurationError for options that delta-rs does not
+    """Convert options for S3 to options of delta-rs. Raises ConfigurationError for options that delta-rs does not
     support."""
     if s3.external_id is not None:
         raise ConfigurationError(

@@ -25,7 +25,7 @@ from kcl_dagster.spark.sinks.last_changes import last_changes
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 
-TRIES: Final = 5  # attempts at a step: another writer may commit after the table was read
+TRIES: Final = 5  # attempts at a step: another writer can commit after the table was read
 _STEPS: Final = 1000  # more than a commit has entries
 
 assert MOST_ENTRIES < _STEPS
@@ -101,7 +101,7 @@ def merge(
     properties: "CommitProperties",
     hooks: "PostCommitHookProperties",
 ) -> dict[str, Any]:
-    """Apply change rows in one commit. `rows`: one row for each key. If they change nothing, no commit is made."""
+    """Apply change rows in one commit. `rows`: one row for each key. Makes no commit if the rows change nothing."""
     from deltalake import WriterProperties
 
     sources = {name: f"source.c{place}" for place, name in enumerate(rows.column_names)}

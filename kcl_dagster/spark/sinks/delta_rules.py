@@ -1,4 +1,4 @@
-"""The rules of an existing Delta table for every writer: its partitioning, its columns and its constraints.
+"""The rules that an existing Delta table sets for all writers: its partitioning, its columns and its constraints.
 
 delta-rs adds files to a table without reading them. So the sink itself follows all rules, or refuses the table.
 """
@@ -26,9 +26,9 @@ from kcl_dagster.spark.transform import Transform
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-# The features of a table that appends support: appended files with statistics satisfy them, or `DeltaRules` does.
-# delta-rs commits to tables with these features. It refuses other features only with the commit, after batches were
-# decided, so the sink refuses them earlier.
+# The features of a table that appends support. Each of them is satisfied by appended files with statistics, or by
+# `DeltaRules`. delta-rs commits to tables with these features. It refuses other features only with the commit,
+# after batches were decided, so the sink refuses them earlier.
 _HONOURED: Final = frozenset(
     {
         "appendOnly",
@@ -43,7 +43,7 @@ _HONOURED: Final = frozenset(
     }
 )
 # The features of a table that merges support. delta-rs also merges into tables with deletion vectors, but it was
-# not verified that a merge leaves out the rows that they delete.
+# not verified that a merge leaves out the rows that deletion vectors delete.
 _MERGED: Final = frozenset(
     {
         "appendOnly",
@@ -120,7 +120,7 @@ class DeltaRules:
     def applied(self, transform: Transform, *, to_changes: bool = False) -> Transform:
         """Wrap the transform. The wrapped transform adds the columns that the table computes, and fails for rows
         that violate the table's constraints. `to_changes`: the rows are change rows; those that delete a row of the
-        table may violate the constraints."""
+        table are allowed to violate the constraints."""
         if not self.conditions and not self.expressions and not (to_changes and self.target.required):
             return transform
 
@@ -138,12 +138,12 @@ class DeltaRules:
         return with_rules
 
     def fulfilled(self, output: pa.Schema) -> TableRules:
-        """The rules that files of this output satisfy, if they were written by these rules."""
+        """The rules that the files of an output with this schema satisfy, if they were written by these rules."""
         return self.target.fulfilled(output, self.conditions)
 
     def check_entry(self, entry: PublishingEntry) -> None:
         """Raise SinkError if the files of an entry do not fit into the table, because the table was altered since
-        they were written."""
+        the files were written."""
         if not entry.files or entry.rules is None:
             return
         self.target.check_rules(entry.rules, self.conditions)

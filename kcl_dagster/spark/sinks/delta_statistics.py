@@ -1,6 +1,6 @@
 """Statistics of a file in the log of a Delta table, by which readers skip files.
 
-The statistics are made from the footer of the Parquet file, so the file is not read again. Bounds that may be wrong
+The statistics are made from the footer of the Parquet file, so the file is not read again. Bounds that can be wrong
 are left out: those of floats, which do not include NaN, of decimals, which lose digits in JSON, and of bytes.
 """
 
@@ -43,7 +43,7 @@ def delta_statistics(footer: pq.FileMetaData, columns: int = INDEXED_COLUMNS) ->
 
 @dataclass(frozen=True, slots=True)
 class DeltaStatistics:
-    """Makes the statistics of the first `columns` columns of a file. A value that can be sent to an executor."""
+    """Makes the statistics of the first `columns` columns of a file. Can be sent to an executor."""
 
     columns: int = INDEXED_COLUMNS
 

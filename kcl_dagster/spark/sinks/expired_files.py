@@ -1,5 +1,5 @@
-"""Deletes the files of an Iceberg table that only expired snapshots contained: manifest lists, manifests, and
-replaced data and delete files. Any writer may have replaced them.
+"""Deletes the files of an Iceberg table that only expired snapshots contained: manifest lists, manifests, and data
+and delete files that this package or another writer has replaced.
 
 A data or delete file is deleted only if two conditions hold:
 
@@ -36,13 +36,14 @@ log = logging.getLogger(__name__)
 
 
 def remove_expired(old: OldSnapshots, statistics: "Sequence[StatisticsFile]", table: "Table") -> None:
-    """Delete the files of these snapshots. `statistics`: the statistics files of the table before the commit that
-    has expired the snapshots. `table`: the table after this commit. Does not raise, because the commit was made."""
+    """Delete the files that only the expired snapshots `old` contained. `statistics`: the statistics files of the
+    table before the commit that has expired the snapshots. `table`: the table after this commit. Errors are only
+    logged, because the commit was made."""
     if not old.expired:
         return
     try:
         paths = ExpiredFiles(old, table.metadata, table.io).paths()
-    except Exception as error:  # the class depends on the library that the FileIO uses
+    except Exception as error:  # its class depends on the library that the FileIO uses
         log.warning("the files of %d expired snapshots of %s remain: %s", len(old.expired), table.name(), error)
         return
     remain = {one.statistics_path for one in table.metadata.statistics}
@@ -70,7 +71,7 @@ class ExpiredFiles:
         return [*self._files(main, others), *manifests, *lists]
 
     def _remaining(self) -> "tuple[list[Snapshot], list[Snapshot]]":
-        """First, the snapshots of the main branch that remain after the expired ones, from the oldest on. Second,
+        """Two lists: the snapshots of the main branch that remain after the expired ones, from the oldest on; and
         all other remaining snapshots."""
         newest = self.metadata.current_snapshot()
         history = [] if newest is None else history_of(self.metadata.snapshots, newest)
@@ -149,7 +150,7 @@ def delete_files(io: "FileIO", paths: Iterable[str]) -> None:
             io.delete(path)
         except FileNotFoundError:
             pass
-        except Exception as error:  # the class depends on the library that the FileIO uses
+        except Exception as error:  # its class depends on the library that the FileIO uses
             if isinstance(error, PermissionError):
                 forbidden.set()
             failures.append(f"{path}: {error}")

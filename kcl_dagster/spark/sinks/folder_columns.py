@@ -35,7 +35,7 @@ class FolderColumns:
     """Fits the outputs of DataFrame functions to the columns of the files below a path. Used on the driver.
 
     `partitions`: columns whose values become names of folders, and which are in no file. `evolve`: what happens to
-    a column that no file has. It does not apply to the first output, which determines the columns.
+    a column that no file has. This setting does not apply to the first output, which determines the columns.
     """
 
     name: str
@@ -79,9 +79,9 @@ class FolderColumns:
         return True
 
     def add(self, types: Types) -> bool:
-        """Store the types of the columns in files, before readers see the files. Returns False if another worker
-        has stored other columns meanwhile, to which the files do not conform: a column has a wider type, or no file
-        has a column and `evolve` forbids to add it. Then the files have to be written again, see `agreed`."""
+        """Store the types of the columns in files, before readers see the files. Returns False if the files have to
+        be written again, see `agreed`, because another worker has stored columns meanwhile: a column is stored with
+        a wider type, or a column is not stored and `evolve` forbids new columns."""
         known = self.types.known()
         if not known:
             self.types.begin(types)
@@ -93,8 +93,8 @@ class FolderColumns:
         return self._conform(types, self.types.known())
 
     def agreed(self, types: Types) -> dict[str, pa.DataType]:
-        """The types with which files are written again: those of the stored columns, and those in `types` of other
-        columns. If `evolve` forbids new columns, there are only the stored ones."""
+        """The types with which files are written again: the types of the stored columns, and for other columns the
+        types in `types`. If `evolve` forbids new columns, only the types of the stored columns."""
         known = self.types.known()
         return known if known and self.evolve != "add" else {**types, **known}
 

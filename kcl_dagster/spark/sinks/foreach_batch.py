@@ -28,6 +28,6 @@ class ForeachBatchSink:
         self._transform = guarded(transform)
 
     def write(self, data: Records, batch: Batch) -> None:
-        """See `worker.batch.Sink.write`."""
+        """Implements `worker.batch.Sink.write`."""
         with write_failures(getattr(self._store, "__name__", type(self._store).__name__)):
             self._store(self._transform(data.frame), batch)

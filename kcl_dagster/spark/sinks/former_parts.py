@@ -7,10 +7,10 @@ batch are removed.
 
 A part is the records of one shard in a batch. For each part, a batch had one file for each partition value.
 
-- In a folder, the name of a file identifies its part. A failed attempt may have stored only some files of a part.
+- In a folder, the name of a file identifies its part. A failed attempt can have stored only some files of a part.
 - In a table, one commit added all files of a batch. The commit also recorded the last part of each shard, so that
-  no part was added twice. If this module withdraws a part, it records this in the table. A worker of a former
-  version that still runs then cannot add the part later. If the table does not exist yet, nothing is recorded.
+  no part was added twice. If this module withdraws a part, it records this in the table. After that, a worker of a
+  former version that still runs cannot add the part. If the table does not exist yet, nothing is recorded.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _NUMBERS_OF_VERSION_0_1: Final = range(10**12)
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _PART_FILE: Final = re.compile(r".+\.[A-Z_0-9]+-\d+\.\d+\.parquet")
-# This file contains the name of the only application whose files in the folder may have names of version 0.1.
+# This file contains the name of the only application whose files in the folder can have names of version 0.1.
 OWNER_FILE: Final = "_kcl_dagster_application"
 LISTED_SECONDS: Final = 60.0  # for this time, a listing of a folder is reused
 
@@ -52,7 +52,7 @@ LISTED_SECONDS: Final = 60.0  # for this time, a listing of a folder is reused
 def file_stem(part: Part) -> str:
     """The stem of the name of a part's file. It consists of
 
-    - application and lease, because applications may share a folder,
+    - application and lease, because applications can share a folder,
     - the checkpoint after which the part begins,
     - the part's number, because a part and its first half begin at the same checkpoint, and so do the first parts
       of a lease before and after the lease was made again.
@@ -67,7 +67,7 @@ def _stem_of_version_0_1(part: Part) -> str:
 
 
 def _short_name(application: str) -> str:
-    """A short name that is different for each application. The application's own name may be too long for a part of
+    """A short name that is different for each application. The application's own name can be too long for a part of
     a file name."""
     if _PLAIN_NAME.fullmatch(application):
         return application
@@ -76,10 +76,10 @@ def _short_name(application: str) -> str:
 
 
 def _file_names(part: Part, owner: str | None) -> Iterator[str]:
-    """All names that files of the part, and of the parts that it replaces, may have. `owner`: the application whose
+    """All names that files of the part, and of the parts that it replaces, can have. `owner`: the application whose
     files in this folder have names of version 0.1; None if there is none. If the part is of another application,
-    names with numbers of version 0.1 are left out. These names do not contain the application, so they may be the
-    names of the owner's files."""
+    names with numbers of version 0.1 are left out. These names do not contain the application, so files with such
+    names can be files of the owner."""
     is_owner = owner in (None, part.application.partition("/")[0])  # replays have the name `application/...`
     for number in range(_first_number(part), part.number + 1):
         one = replace(part, number=number)
@@ -109,8 +109,8 @@ class FolderParts:
         return None
 
     def withdraw(self, part: Part) -> None:
-        """Remove all files of the part. This lists the whole folder, which may take a minute, because former
-        versions wrote files to a folder for each partition value."""
+        """Remove all files of the part. This lists the whole folder, because former versions wrote files to a
+        folder for each partition value. Listing can take a minute."""
         try:
             with uninterrupted():
                 names = set(_file_names(part, self._owner()))
@@ -124,7 +124,7 @@ class FolderParts:
             ) from error
 
     def _paths(self, name: str) -> list[str]:
-        """The paths of files with this name. A listing is reused, because many leases may be pinned, and listing a
+        """The paths of files with this name. A listing is reused, because many leases can be pinned, and listing a
         large folder takes minutes. A former listing misses no file, because the workers that wrote such files have
         ended long before."""
         now = self.clock.monotonic()
@@ -172,15 +172,16 @@ class StoredPart:
 
 
 def owner_key(part: Part) -> str:
-    """The key of a shard's parts in the metadata of a table. It contains the application, because several
-    applications may share a table."""
+    """The key of a shard's parts in the metadata of a table. The key contains the application, because several
+    applications can share a table."""
     return f"{application_key(part.application)}/{part.stream}/{part.shard_id}"
 
 
 def stored_to(
     part: Part, newest: int | None, records: Callable[[], Iterable[str]], table: str
 ) -> Checkpoint | None:
-    """See `worker.staging.FormerParts`. `newest`: the number of the last part of the shard in the table. `records`:
+    """The checkpoint through which the table contains the part; None if it does not contain the part. See
+    `worker.staging.FormerParts`. `newest`: the number of the last part of the shard in the table. `records`:
     returns the records of the shard's parts in the table, the last one first."""
     first = _first_number(part)
     if newest is None or newest < first:

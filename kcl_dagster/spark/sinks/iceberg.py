@@ -57,7 +57,7 @@ MANIFEST_BYTES: Final = 1 << 20
 # the metadata would remain each day. With these properties, manifests are merged, snapshots are expired, and only a
 # hundred versions of the metadata remain.
 PROPERTIES: Final = {
-    "format-version": str(NEWEST_VERSION),  # a catalog's server may have another default
+    "format-version": str(NEWEST_VERSION),  # a catalog's server can have another default
     MERGES: "true",
     AGE: str(SNAPSHOTS_KEPT // timedelta(milliseconds=1)),
     "write.metadata.delete-after-commit.enabled": "true",
@@ -112,17 +112,17 @@ class IcebergSink(TableSink):
 
     @property
     def stores_into(self) -> tuple[()]:
-        """See `spark.sinks.contract.SparkSink`. Empty: the catalog decides on the location."""
+        """Return an empty tuple, because the catalog decides on the location."""
         return ()
 
     def version(self) -> dict[str, str]:
-        """See `spark.sinks.contract.SparkSink`."""
+        """Implements `spark.sinks.contract.SparkSink.version`."""
         return self._catalog_table.version()
 
 
 @dataclass(frozen=True, slots=True)
 class IcebergFormat:
-    """The Iceberg format, see `table_sink.TableFormat`."""
+    """A table of the Iceberg format. Implements `table_sink.TableFormat`."""
 
     table: CatalogTable
     chains: ChainFolder
@@ -182,8 +182,8 @@ class IcebergFormat:
 
 @dataclass(frozen=True, slots=True)
 class IcebergWriting:
-    """The writing to an Iceberg table, see `table_sink.WritingRules`. `loaded`: the table at the time when the
-    rules were read."""
+    """The rules by which files of an Iceberg table are written. Implements `table_sink.WritingRules`. `loaded`: the
+    table at the time when the rules were read."""
 
     table: CatalogTable
     loaded: "Table"
@@ -194,7 +194,7 @@ class IcebergWriting:
 
     @property
     def layout(self) -> Layout:
-        """The layout of the files. For an unpartitioned table, executors do not need pyiceberg."""
+        """The layout of the files. The layout of an unpartitioned table needs no pyiceberg in the executors."""
         return UNPARTITIONED if self._partitions.is_flat else self._partitions
 
     @property
@@ -221,8 +221,8 @@ class IcebergWriting:
 
 @dataclass(frozen=True, slots=True)
 class ChangedIceberg:
-    """An Iceberg table with change rows, see `change_files.ChangedTable`. `loaded`: the table at the time when the
-    rules were read."""
+    """An Iceberg table to which change rows are applied. Implements `change_files.ChangedTable`. `loaded`: the
+    table at the time when the rules were read."""
 
     table: CatalogTable
     loaded: "Table"

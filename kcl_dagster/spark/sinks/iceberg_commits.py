@@ -5,7 +5,7 @@ snapshot, and the property remains when the snapshot is expired. The summary of 
 for tables whose properties were removed by hand. A commit is refused if the table has got another snapshot since it
 was read.
 
-A commit of change rows may be made in several steps (see `change_steps`), with one snapshot each. Each step but the
+A commit of change rows can be made in several steps (see `change_steps`), with one snapshot each. Each step but the
 last one writes the number of entries that the table contains so far, also as a property and in the summary.
 """
 
@@ -47,13 +47,13 @@ class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class IcebergCommits:
-    """See `worker.table_committer.ChainedTable`."""
+    """Implements `worker.table_committer.ChainedTable`."""
 
     table: CatalogTable
     chains: ChainFolder
     runtime: Runtime
     _merges: dict[tuple[str, int, int, int], IcebergMerge] = field(default_factory=dict, compare=False)
-    """The last step that was begun. If its outcome is not known, the next attempt uses the files that it has
+    """The last step that was begun. If its outcome is not known, the next attempt uses the files that this step has
     written."""
 
     def committed(self, series: str) -> int:
@@ -73,7 +73,8 @@ class IcebergCommits:
     def _made_step(
         self, series: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
     ) -> MergeStep:
-        """Commit the next step, and return it. If another worker has made the commit, return the last step."""
+        """Commit the next step, and return it. If another worker has made the whole commit, return an empty step
+        after the last one."""
         made = MergeStep((), len(entries))
         prepared: tuple[Table, Addition] | None = None
 

@@ -37,7 +37,7 @@ class FileStatistics(msgspec.Struct, frozen=True):
 
 class FileOfTable(msgspec.Struct, frozen=True):
     """The statistics of a file in an entry of a chain. `spec`: the id of the partition spec of the file. `order`:
-    the id of the sort order of its rows, if they follow one exactly."""
+    the id of the table's sort order, if the rows follow it exactly; otherwise None."""
 
     spec: int
     manifest: FileStatistics
@@ -109,22 +109,22 @@ def data_file(
 
 
 def encoded_footer(footer: Footer) -> str:
-    """The footer as text, see `ForTable.statistics`. Only the driver knows the ids of the columns, so it makes the
-    statistics from the footer."""
+    """The footer as text, see `ForTable.statistics`. Only the driver knows the ids of the columns, so the driver
+    makes the statistics from the footer."""
     return b64encode(footer).decode()
 
 
 def staged_file(table: "Table", file: BatchFile, of: IcebergPartitions, order: int | None = None) -> StagedFile:
-    """The file in the form of a chain's entry. `order`: see `FileOfTable`. Its path is absolute, because the folder
-    of the table's data files may be changed later."""
+    """The file in the form of a chain's entry. The path in the entry is absolute, because the folder of the table's
+    data files can be changed later. `order`: see `FileOfTable`."""
     statistics = FileOfTable(of.spec.spec_id, file_statistics(table, b64decode(file.statistics or "")), order)
     text = msgspec.json.encode(statistics).decode()
     return StagedFile(f"{data_root(table)}/{file.path}", file.rows, file.bytes, file.partition, text)
 
 
 def files_of_entry(table: "Table", entry: PublishingEntry) -> "list[DataFile]":
-    """The entries of these files for manifests. If the table's partition spec was changed since a file was written,
-    the file remains in its partition of the former spec."""
+    """The files of a chain's entry, as entries of manifests. If the table's partition spec was changed since a file
+    was written, the file remains in its partition of the former spec."""
     return [data_file_of(table, file) for file in entry.files]
 
 

@@ -1,6 +1,6 @@
 """Applies change rows to an Iceberg table. Data files with changed rows are written again, one after the other.
 
-A file is read if it may contain a key of a change, according to its partition and the bounds of its columns. First,
+A file is read if it can contain a key of a change, according to its partition and the bounds of its columns. First,
 only the columns of the key are read. If a change has an effect on a row of the file, the whole file is written
 again. The new file has the same rows in the same order, with the changes, and without deleted rows. For keys that
 no row has, rows are inserted in separate files. Rows that position deletes have removed are not read, so they
@@ -108,7 +108,7 @@ class IcebergMerge:
 
     def applied_to(self, loaded: "Table") -> "tuple[list[DataFile], list[DataFile]]":
         """Write the new files. Returns the files that the commit adds to the table, and the files that it removes.
-        May be called again for a later state of the table."""
+        Can be called again for a later state of the table."""
         self._follow(loaded)
         added: list[DataFile] = []
         removed: list[DataFile] = []
@@ -130,12 +130,13 @@ class IcebergMerge:
         kept = {file.file_path for file in used}
         for path in self._written:
             if path not in kept:
-                with suppress(Exception):  # the class depends on the library that the FileIO uses
+                with suppress(Exception):  # its class depends on the library that the FileIO uses
                     loaded.io.delete(path)
         self._written = [path for path in self._written if path in kept]
 
     def _follow(self, loaded: "Table") -> None:
-        """Forget the files that were written if the table's schema or other rules have changed since."""
+        """If the table's schema or other rules have changed since files were written, forget these files, so that
+        they are written again by the new rules."""
         rules = (
             loaded.schema().schema_id,
             loaded.spec().spec_id,
@@ -271,8 +272,8 @@ class IcebergMerge:
     # New files
 
     def _inserts(self, loaded: "Table", seen: np.ndarray) -> "tuple[DataFile, ...]":
-        """Write files with new rows: the changes whose keys no row has, without changes that delete. `seen`: for
-        each change, whether a row has its key."""
+        """Write files with new rows: the changes whose keys no row of the table has, without changes that delete.
+        `seen`: for each change, whether a row of the table has the key of the change."""
         are_new = ~seen & ~self.rows.column(DELETES).to_numpy()
         which = are_new.tobytes()
         if self._inserted is None or self._inserted[0] != which:
@@ -318,8 +319,8 @@ def _fields(loaded: "Table", name: str, columns: Sequence[str] | None = None) ->
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
-    """The schema with nulls allowed in every column: a row that only deletes a key may have nulls in the other
-    columns. `Target.check_nulls` later refuses files with nulls in a column that allows none."""
+    """The schema with nulls allowed in every column, because a row that only deletes a key can have nulls in the
+    other columns. `Target.check_nulls` later refuses files with nulls in a column that allows none."""
     return pa.schema([one.with_nullable(nullable=True) for one in schema])
 
 

@@ -138,7 +138,7 @@ class IcebergPartitions:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsOfChanges:
-    """The layout of change rows of a partitioned table. A file may have change rows of all partitions. The
+    """The layout of change rows of a partitioned table. A file can have change rows of all partitions. The
     partition values are still calculated, so that a row without a valid value fails before the batch is decided."""
 
     partitions: IcebergPartitions
@@ -172,7 +172,8 @@ def _keeps_type(field: "PartitionField") -> bool:
 
 
 def spec_of(terms: Sequence[PartitionTerm], schema: "Schema") -> "PartitionSpec":
-    """Make the partition spec of a new table with this schema. Raises ConfigurationError if it lacks a column."""
+    """Make the partition spec of a new table with this schema. Raises ConfigurationError if the schema lacks a
+    column of `terms`."""
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.transforms import parse_transform
 

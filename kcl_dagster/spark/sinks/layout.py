@@ -33,8 +33,8 @@ NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"  # the name for null in Hiv
 
 # The characters that Spark escapes. Other characters must not be escaped: Spark reads %C3%BC as two characters.
 _ESCAPED: Final = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
-# The folder name of a table's file need not contain the value. So it contains only values of this form, and a
-# digest of other values.
+# The folder name of a table's file need not contain the partition value. So it contains the value only if the value
+# has this form, and otherwise a digest of the value.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _DIGEST_CHARACTERS: Final = 32
 _HAVE_TEXT: Final = (

@@ -1,8 +1,8 @@
 """Names of files on case-insensitive file systems, such as those of macOS and Windows.
 
 On such a file system, the folders of two partition values that differ only in case are the same folder. Former
-versions of this package named files after parts. They distinguished such files of one part by a digest at the end
-of the name.
+versions of this package named files after parts. If one part had two files in such a folder, a digest at the end of
+the name distinguished them.
 """
 
 import re
@@ -13,5 +13,5 @@ _SUFFIX: Final = re.compile(rf"~[0-9a-f]{{{_DIGEST_CHARACTERS}}}(?=\.parquet$)")
 
 
 def plain_name(path: str) -> str:
-    """The name of a file, without the digest that may be at its end."""
+    """The name of a file, without the digest that can be at its end."""
     return _SUFFIX.sub("", path.rpartition("/")[2])

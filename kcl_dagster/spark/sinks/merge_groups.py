@@ -1,6 +1,6 @@
 """Chooses which files of a Parquet folder a compaction merges, and groups the files that become one file. Pure.
 
-Other programs may store files below the folder, too. So only files with names of the sink's form are merged. Files
+Other programs can store files below the folder, too. So only files with names of the sink's form are merged. Files
 in a subfolder that is a table or belongs to another sink are not merged.
 
 Former versions of this package named files after parts (the records of one shard in a batch). Such a version writes
@@ -42,7 +42,7 @@ _OWNERS: Final = frozenset({
     "_compaction_turns",
     "_drafts",
 })  # fmt: skip
-_MARKS: Final = "_kcl_dagster"  # the prefix of files of sinks for other sinks and for readers
+_MARKS: Final = "_kcl_dagster"  # the prefix of files that sinks store for other sinks and for readers
 _ICEBERG: Final = re.compile(r"(?:(?P<table>.+)/)?metadata/[^/]+\.metadata\.json")
 
 
@@ -69,14 +69,14 @@ def is_own(path: str) -> bool:
     part = _NAMED_AFTER_A_PART.fullmatch(plain_name(path))
     if part is not None:
         return _OF_A_REPLAY.fullmatch(part["lease"]) is None
-    # The sink's file names must have the form that `staged_for` recognises: before a merge, staged copies are
-    # removed.
+    # A file of a sink counts only if `staged_for` recognises its name, because a merge first removes the staged
+    # copy of the file.
     return staged_for(path) is not None or _MERGED.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def _owned_folder(path: str) -> str | None:
-    """If a file shows that its folder is a table, or belongs to another owner, return this folder; otherwise None.
-    The root is "". It may be a table, but never belongs to another owner."""
+    """Return the folder that is a table or belongs to another owner, if the path of a file shows this; otherwise
+    None. The root is "". It can be a table, but never belongs to another owner."""
     table = _ICEBERG.fullmatch(path)
     if table is not None and not is_hidden(path):
         return table["table"] or ""
@@ -97,9 +97,9 @@ def _folders(path: str) -> Iterator[str]:
 
 
 def groups(files: Sequence[StoredFile], target_bytes: int, before: float) -> Iterator[list[StoredFile]]:
-    """Yield groups of files to merge. The files of a group are in one folder, were last written until `before`, and
-    together have almost the target size. They are in the order in which they were written. Files of at least half
-    the target size are left out."""
+    """Yield groups of files to merge. The files of a group are in one folder, were last written at `before` or
+    earlier, and together have almost the target size. They are in the order in which they were written. Files of at
+    least half the target size are left out."""
     folders: dict[str, list[StoredFile]] = defaultdict(list)
     last = _last_parts(files)
     for file in files:
@@ -155,8 +155,8 @@ def _part_of(file: StoredFile) -> tuple[_Place, int] | None:
 
 def _last_parts(files: Sequence[StoredFile]) -> set[_Place]:
     """For each lease, the places of three parts: the part that begins last, the part with the highest number, and
-    the part that was written last. They may be different parts after a reset, or if a stream or its leases were
-    made again. A lease may be pinned to any of them."""
+    the part that was written last. They can be different parts after a reset, or if a stream or its leases were
+    made again. A lease can be pinned to any of them."""
     furthest: dict[str, _Place] = {}
     newest: dict[str, tuple[int, _Place]] = {}
     latest: dict[str, tuple[float, _Place]] = {}

@@ -17,7 +17,8 @@ _MINUTE_MICROS: Final = 60_000_000
 
 @dataclass(slots=True)
 class MinuteCounts:
-    """Counts rows by the minute of `time_column`. If the arrival time is in another column, also by its minute."""
+    """Counts rows by the minute of `time_column`. If rows also have an arrival time in another column, counts them
+    by both minutes."""
 
     time_column: str
     _rows: Counter[tuple[int, int | None]] | None = field(default_factory=Counter)

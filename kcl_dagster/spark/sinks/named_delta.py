@@ -49,7 +49,7 @@ _EXISTS: Final = frozenset({"DELTA_TABLE_ALREADY_EXISTS", "TABLE_OR_VIEW_ALREADY
 # Error conditions of Spark if it lacks Delta's jars, and of Delta if its extension or catalog is not configured.
 _WITHOUT_DELTA: Final = ("DATA_SOURCE_NOT_FOUND", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG")
 _NO_CATALOG: Final = ("CATALOG_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE")
-_EPOCHS: Final = 1 << 40  # above every time in epoch seconds, so that a version can have an epoch and a time
+_EPOCHS: Final = 1 << 40  # above every time in epoch seconds, so that one number can contain an epoch and a time
 
 NEEDED: Final = (
     "the Spark session has no Delta Lake. Give it, or the Spark Connect server, the jars of io.delta:delta-spark "
@@ -61,7 +61,7 @@ NEEDED: Final = (
 @dataclass(slots=True)
 class NamedDelta:
     """The table. `identifier`: its name in the session's SQL. `columns`: the partition columns, if this object
-    makes the table. `keep_complete` may be called on another thread."""
+    makes the table. `keep_complete` can be called on another thread."""
 
     identifier: str
     columns: Sequence[str] = ()
@@ -100,7 +100,7 @@ class NamedDelta:
 
     def rules(self) -> NamedDeltaRules | None:
         """Read the rules of the table; None if there is no table. Raises ConfigurationError if the table has
-        another format, because it could then get a commit twice."""
+        another format than Delta, because such a table could get a commit twice."""
         spark = self.session()
         try:
             columns = spark.table(self.identifier)
@@ -125,8 +125,8 @@ class NamedDelta:
         )
 
     def make(self, output: pa.Schema) -> None:
-        """Make the table for an output of this schema. Does nothing if another worker has made it. Columns
-        without a type are left out: such a column of a table would refuse all values for ever."""
+        """Make the table for an output of this schema. Does nothing if another worker has made the table. Columns
+        without a type are left out, because such a column of a table would refuse all values for ever."""
         typed = [one for one in output if not pa.types.is_null(one.type)]
         if not typed:
             raise SinkError(f"{self.name}: no column of the output has a type: {output.names}")
@@ -143,8 +143,8 @@ class NamedDelta:
                 raise
 
     def add(self, columns: pa.Schema) -> None:
-        """Add the columns that the table does not have. Columns that it has get a wider type if the table permits
-        that; otherwise they remain unchanged."""
+        """Add the columns that the table does not have. Columns that the table has get a wider type if the table
+        permits this; otherwise they remain unchanged."""
         rules = self.rules()
         if rules is None:
             return
@@ -189,8 +189,8 @@ class NamedDelta:
                 yield recorded
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """See `worker.staging.StagingSink`. If no recent commit of the table has the entry, makes a commit without
-        rows that has it."""
+        """Store the moment through which the application is complete, see `worker.staging.StagingSink`. If no
+        recent commit of the table has the moment, a commit without rows stores it."""
         if known.through is None or (known.epoch, wanted) <= self._kept:
             return
         with self.errors():
@@ -210,8 +210,8 @@ class NamedDelta:
 
 
 def _some_columns(rules: NamedDeltaRules) -> list[str]:
-    """The columns of a commit without rows. Delta needs all required columns. If there are none, it needs any
-    column that is no identity column. A session does not show identity columns, but they are always of type
+    """The columns of a commit without rows. Delta needs all required columns. If no column is required, Delta needs
+    one column that is no identity column. A session does not show identity columns, but they are always of type
     int64."""
     required = [one.name for one in rules.schema if not one.nullable]
     others = sorted(rules.schema, key=lambda one: pa.types.is_int64(one.type))
@@ -219,7 +219,7 @@ def _some_columns(rules: NamedDeltaRules) -> list[str]:
 
 
 def _refuse_open(columns: Sequence[pa.Field], table: str) -> None:
-    """Raise SinkError for nested types that are not known as a whole, as with `array(null)`."""
+    """Raise SinkError for columns whose nested type is not fully known, as with `array(null)`."""
     found = [one.name for one in columns if has_null(one.type)]
     if found:
         raise SinkError(f"{table}: columns {found} leave open what is in them: cast them in the transform")

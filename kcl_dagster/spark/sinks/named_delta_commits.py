@@ -1,17 +1,16 @@
 """Commits of staged rows to a Delta table with Spark's own writer, after chains have decided them.
 
-In the table's transaction log, each application of this package is an application (`txnAppId`). Its name
-contains an id of the folder of the chains: commits of delta-rs to the same table, and commits of another
-deployment with its own `chains_path`, have other names and numbers. The number of a commit is its version
-(`txnVersion`). If the table already has a version, Delta skips the commit without an error. Delta does not
-report whether it has skipped a commit, and a session does not show the versions. So each commit records its
-number and a digest of its batches in the history of the table (`userMetadata`). A commit counts as made when it
-was found in the history.
+In the table's transaction log, each application of this package has a name (`txnAppId`), which contains an id of
+the folder of the chains. So commits of delta-rs to the same table, and commits of another deployment with its own
+`chains_path`, have other names and numbers. The number of a commit is its version (`txnVersion`). If the table
+already has a version, Delta skips the commit without an error. Delta does not report whether it has skipped a
+commit, and a session does not show the versions. So each commit records its number and a digest of its batches in
+the history of the table (`userMetadata`). A commit counts as made when it was found in the history.
 
 Delta keeps the history only for `delta.logRetentionDuration`. So when a commit was found, a file with its
-number is made beside the chains. The file does not depend on the name of the table, so a table may be renamed.
-If Delta has skipped a commit, and the history does not have the same number with the same batches, an error
-stops all commits: the folder of plans is an older copy, and its batches are not in the table.
+number is made beside the chains. The file does not depend on the name of the table, so a table can be renamed.
+If Delta has skipped a commit, and the history does not have the same number with the same batches, the folder of
+plans is an older copy, and its batches are not in the table. An error then stops all commits.
 """
 
 import hashlib
@@ -62,7 +61,7 @@ class FoundCommit(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NamedDeltaCommits:
-    """See `worker.table_committer.ChainedTable`. `store`: the store of the chains and the staged files."""
+    """Implements `worker.table_committer.ChainedTable`. `store`: the store of the chains and the staged files."""
 
     table: NamedDelta
     store: Store
@@ -70,13 +69,13 @@ class NamedDeltaCommits:
     """The last commit of each series that was found in the history or made."""
 
     _places: dict[str, str] = field(default_factory=dict, compare=False)
-    """See `FoundCommit.place`, by series."""
+    """`FoundCommit.place` of each series of commits."""
 
     _checked: set[str] = field(default_factory=set, compare=False)
 
     def check_store(self) -> None:
-        """Raise ConfigurationError if the chains are in the folder of a Delta table, whose entries name files
-        of the table."""
+        """Raise ConfigurationError if the chains are in the folder of a Delta table, because the entries of such
+        chains name files of the table."""
         if LOG in self._checked:
             return
         with self.table.errors():
@@ -99,7 +98,7 @@ class NamedDeltaCommits:
         if isinstance(entry, PublishingEntry):
             self._refuse_foreign([entry.of(FIRST)])
             return
-        # Entries are deleted after the table contains them, maybe since the plan was read.
+        # The entry was deleted. Entries are deleted when the table contains them, possibly since the plan was read.
         self._known.pop(application, None)
         if self.committed(application) < number:
             raise ConfigurationError(
@@ -118,15 +117,15 @@ class NamedDeltaCommits:
                 recorded = self.table.history(RECENT_COMMITS) if is_there else ()
                 found = max((_number(one, key) for one in recorded), default=0)
                 if found > noted:
-                    self._note(series, found)  # other workers have read the history already
+                    self._note(series, found)  # other workers do not read the history again, but this file
                 self._known[series] = found
         return max(noted, self._known[series])
 
     def commit(
         self, series: str, number: int, entries: Sequence[PublishingEntry], complete: WrittenThrough | None
     ) -> None:
-        """See `ChainedTable.commit`. Batches with different columns are appended one after the other, so that a
-        column that a batch does not have gets its default value."""
+        """Implements `ChainedTable.commit`. Batches with different columns are appended one after the other, so
+        that a column that a batch does not have gets its default value."""
         self._refuse_foreign(entries)
         if self.committed(series) < number:
             with self.table.errors():
@@ -154,8 +153,8 @@ class NamedDeltaCommits:
         self.store.delete([path for path in paths if _is_staged(path)])
 
     def _refuse_foreign(self, entries: Sequence[PublishingEntry]) -> None:
-        """Raise Unsafe for entries of another writer: their files may be files of a table, which a commit of this
-        writer would append and then remove."""
+        """Raise Unsafe for entries of another writer, because their files can be files of a table, which a commit
+        of this writer would append and then remove."""
         for entry in entries:
             is_changes = entry.rules is not None and entry.rules.changes is not None
             if is_changes or not all(_is_staged(file.path) for file in entry.files):
@@ -191,14 +190,14 @@ class NamedDeltaCommits:
             return any(record.items() <= one.items() for limit in limits for one in self.table.history(limit))
 
     def _key(self, series: str) -> str:
-        """The name of the series in the table."""
+        """The name of the series of commits in the table's transaction log."""
         while series not in self._places:
             found = self._noted(series)
-            if not found:  # the first worker decides, because others may name the same folder in another way
+            if not found:  # the first worker decides, because others can name the same folder in another way
                 self._create_note(series, 0, place_id(self.store.root))
             elif (
                 content := found_content(self.store, found[max(found)])
-            ) is not None:  # otherwise there is a newer one
+            ) is not None:  # otherwise there is a newer file
                 self._places[series] = _decoded(content, f"{self.store.root}/{found[max(found)]}").place
         return application_key(f"{series}/spark/{self._places[series]}")
 
@@ -212,7 +211,8 @@ class NamedDeltaCommits:
 
     def _note(self, series: str, number: int) -> None:
         """Store that a commit was found. The number of a slow worker, which is lower than the last one, changes
-        nothing. Entries are deleted after a commit is known, and then other workers can find it only here."""
+        nothing. Entries are deleted when their commit is known; then other workers find the commit only in this
+        file."""
         self._create_note(series, number, self._places[series])
         self._known[series] = number
         with suppress(KclError, OSError):  # files that remain are removed with the next commit

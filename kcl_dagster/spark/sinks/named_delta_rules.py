@@ -29,7 +29,7 @@ _GENERATES: Final = "delta.feature.generatedColumns"
 _WRITER: Final = "delta.minWriterVersion"
 _GENERATING_WRITERS: Final = frozenset(
     {"4", "5", "6"}
-)  # versions that include generated columns without naming them
+)  # versions of Delta's protocol that include generated columns without naming this feature
 
 # Keys of the metadata of a column.
 _TEXT_TYPE: Final = "__CHAR_VARCHAR_TYPE_STRING"
@@ -94,7 +94,7 @@ class NamedDeltaRules:
         }
 
     def expressions(self, output: Collection[str]) -> dict[str, str]:
-        """Like `conditions`, but in SQL of the table's owner, which may need columns that the output lacks."""
+        """Like `conditions`, but in SQL of the table's owner, which can need columns that the output lacks."""
         found = {
             name.removeprefix(_CONSTRAINT): sql
             for name, sql in self.properties.items()
@@ -104,15 +104,15 @@ class NamedDeltaRules:
             if _INVARIANTS in one.metadata:
                 found[one.name] = json.loads(one.metadata[_INVARIANTS])["expression"]["expression"]
         for name, sql in self._generated().items():
-            # The hash of an absent column is always in this range. To compute it, Spark has to evaluate the
-            # expression, which may fail.
+            # For a column that the output lacks, the condition is true, because every hash is in this range. To
+            # compute the hash, Spark has to evaluate the expression, and a row for which this fails is refused.
             is_computed = f"hash({quoted(name)}) >= -2147483648"
             found[f"generated {name}"] = f"{quoted(name)} <=> ({sql})" if name in output else is_computed
         return found
 
     def refuse_hidden(self, output: Collection[str]) -> None:
-        """Raise SinkError if the table may compute columns that the output lacks, and the session does not show by
-        which expressions. Columns of int64 count as identity columns, which need no expression."""
+        """Raise SinkError if the table possibly computes columns that the output lacks, and the session does not
+        show by which expressions. Columns of int64 count as identity columns, which need no expression."""
         if self.is_described or not (
             _GENERATES in self.properties or self.properties.get(_WRITER) in _GENERATING_WRITERS
         ):
@@ -132,7 +132,7 @@ class NamedDeltaRules:
             )
 
     def _checked(self, output: DataFrame) -> DataFrame:
-        """Return the output with a check of each row. The output itself if there is nothing to check."""
+        """Return the output with a check of each row. Returns the output itself if there is nothing to check."""
         self.refuse_hidden(output.columns)
         conditions, expressions = self.conditions(output.columns), self.expressions(output.columns)
         if not conditions and not expressions:
@@ -209,8 +209,8 @@ class NamedDeltaRules:
 
 
 def within_lengths(sql: str, kind: types.DataType, depth: int = 0) -> str | None:
-    """An SQL condition: whether all texts in the value `sql` of this type are at most as long as the types varchar
-    and char in it allow. None if there are no such types. Delta counts spaces at the end, too."""
+    """The SQL condition that no text in the value `sql` is longer than its type varchar or char allows. None if the
+    type `kind` contains no varchar or char. Delta counts spaces at the end, too."""
     match kind:
         case types.VarcharType() | types.CharType():
             return f"({sql} IS NULL OR char_length({sql}) <= {kind.length})"

@@ -73,28 +73,28 @@ class NamedDeltaSink(TableSink):
 
     @property
     def stores_into(self) -> tuple[Store]:
-        """See `spark.sinks.contract.SparkSink`."""
+        """Implements `spark.sinks.contract.SparkSink.stores_into`."""
         return (self._store,)
 
     def version(self) -> dict[str, int]:
-        """See `spark.sinks.contract.SparkSink`. Empty: a leader has no Spark session."""
+        """Return an empty dict, because the leader, which requests the version, has no Spark session."""
         return {}
 
     def staged(self, data: Records, batch: Batch, chain: ChainId, number: int) -> Staging[StagedBatch]:
-        """See `spark.sinks.contract.SparkSink`."""
+        """Implements `spark.sinks.contract.SparkSink.staged`."""
         if not self._are_plans_checked:
             self._commits.check_plans(batch.application)
             self._are_plans_checked = True
         return (yield from super().staged(data, batch, chain, number))
 
     def _for_new_table(self, output: DataFrame, rules: WritingRules) -> DataFrame:
-        """See `TableSink`. Checks the rows, because partition values are limited in a new table, too."""
+        """Return the output with a check of its rows, because partition values are limited in a new table, too."""
         return rules.applied(lambda _: output)(output)
 
 
 @dataclass(frozen=True, slots=True)
 class NamedDeltaFormat:
-    """The format of Delta tables by name, see `table_sink.TableFormat`."""
+    """A Delta table that is addressed by name. Implements `table_sink.TableFormat`."""
 
     table: NamedDelta
     chains: Store
@@ -140,7 +140,8 @@ class NamedDeltaFormat:
 
 @dataclass(frozen=True, slots=True)
 class RowFiles:
-    """The writing of staged rows, see `table_sink.WritingRules`. `store`: the store in which they are staged."""
+    """The rules by which rows are staged. Implements `table_sink.WritingRules`. `store`: the store of the staged
+    files."""
 
     table: NamedDelta
     rules: NamedDeltaRules

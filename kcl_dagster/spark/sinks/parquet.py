@@ -1,7 +1,7 @@
 """A folder of Parquet files, whose batches are committed in chains (logs of committed batches). Each record is
 stored once, whatever the transform does.
 
-A file may have rows of several shards, and rows need no `lease_key`. The executors stage the files: they write them
+A file can have rows of several shards, and rows need no `lease_key`. The executors stage the files: they write them
 under temporary names. When the batch is committed, the files get the names by which readers find them. The fetch
 itself stages the files in two cases:
 
@@ -64,8 +64,8 @@ TARGET_BYTES: Final = 128 * 1024 * 1024  # the size that query engines read best
 # Names of staged files contain the number of the batch. If a fetch stages files, it does not know this number, and
 # uses a number above the numbers of all batches.
 FIRST_NUMBER_OF_FETCHES: Final = 10**12
-# In the first attempt, tasks may use different types for a column. The second attempt uses one type for all tasks.
-# Another worker may store a wider type during each attempt.
+# In the first attempt, tasks can use different types for a column. The second attempt uses one type for all tasks.
+# During each attempt, another worker can store a wider type.
 ATTEMPTS_AT_TYPES: Final = 3
 
 
@@ -76,7 +76,7 @@ class ParquetSink:
       columns (`day(arrival_timestamp)`), see `spark.partitioning`.
     - `target_bytes`: a file of this size is closed, and the next one is begun.
 
-    Applications may share a path.
+    Applications can share a path.
     """
 
     def __init__(
@@ -116,31 +116,31 @@ class ParquetSink:
 
     @property
     def stores_into(self) -> tuple[Store]:
-        """See `spark.sinks.contract.SparkSink`."""
+        """Implements `spark.sinks.contract.SparkSink.stores_into`."""
         return (self._store,)
 
     def version(self) -> dict[str, int]:
-        """See `spark.sinks.contract.SparkSink`. Empty, because folders have no version."""
+        """Return an empty dict, because folders have no version."""
         return {}
 
     @property
     def entries(self) -> Entries:
-        """See `worker.staging.StagingSink`."""
+        """Implements `worker.staging.StagingSink.entries`."""
         return Entries(self._store)
 
     @property
     def destinations(self) -> dict[str, Destination]:
-        """See `worker.staging.StagingSink`."""
+        """Implements `worker.staging.StagingSink.destinations`."""
         return {FIRST: Destination(self._store, place=self.path)}
 
     @property
     def former_parts(self) -> FolderParts:
-        """See `worker.staging.StagingSink`."""
+        """Implements `worker.staging.StagingSink.former_parts`."""
         return FolderParts(self._store)
 
     def staging(self) -> FetchStaging | None:
-        """See `spark.engine.StagingOfFetches`. Files that are staged for a chain that has ended meanwhile are
-        not used."""
+        """Return the object with which the next fetch stages its records; None if this fetch stages nothing. Files
+        that are staged for a chain that has ended meanwhile are not used."""
         chain = self._chain
         if chain is None or not self._is_staged_by_fetches(chain):
             return None
@@ -178,19 +178,19 @@ class ParquetSink:
         )
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:  # noqa: ARG002 - for tables
-        """See `worker.staging.StagingSink`."""
+        """Implements `worker.staging.StagingSink.keep_complete`."""
         write_file(self._store, application, known)
 
     def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
-        """See `worker.staging.StagingSink`."""
+        """Implements `worker.staging.StagingSink.begin_reading`."""
         self._chain, self._time_column = chain, time_column
 
     def stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
-        """See `worker.staging.StagingSink.stage`."""
+        """Implements `worker.staging.StagingSink.stage`."""
         return stage(self.staged(data, batch, chain, number))
 
     def staged(self, data: Records, batch: Batch, chain: ChainId, number: int) -> Staging[StagedBatch]:
-        """See `spark.sinks.contract.SparkSink`."""
+        """Implements `spark.sinks.contract.SparkSink.staged`."""
         try:
             with write_failures(self._name):
                 self._check_store()

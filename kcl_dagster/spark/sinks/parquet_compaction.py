@@ -1,7 +1,7 @@
 """Compaction of a Parquet folder: merges the many small files of batches into few large ones.
 
-- Files: `merge_groups` chooses them. It leaves out files that may be written again, and files of other programs. A
-  stale writer may still write an older part. So files must have a minimum age, and drafts of stale writers are
+- Files: `merge_groups` chooses them. It leaves out files that can be written again, and files of other programs. A
+  stale writer can still write an older part. So files must have a minimum age, and drafts of stale writers are
   removed first (see `_compact`).
 - Order: folder by folder, oldest files first, several merges at a time.
 - Crashes: each merge is recorded in a journal before its result becomes visible. If a merge is interrupted, the
@@ -88,8 +88,8 @@ def compact(
     runtime: Runtime | None = None,
     by: str = "a compaction",
 ) -> Compaction:
-    """Merge the small files below `path`. May run beside the consumer. Raises StoreLocked if another compaction is
-    running, which reports this one as `by`.
+    """Merge the small files below `path`. Can run beside the consumer. Raises StoreLocked if another compaction is
+    running. If another compaction finds this one running, its error names `by`.
 
     Between the appearance of a merged file and the removal of its sources, readers find the records twice. This
     takes some milliseconds. If this compaction is killed at that moment, the records remain there twice until the
@@ -112,12 +112,12 @@ def compact(
 def _compact(
     store: Store, target_bytes: int, before: float, runtime: Runtime, lock: StoreLock, merges_at_once: int
 ) -> Compaction:
-    """Merge files that were last written until `before`.
+    """Merge files that were last written at `before` (epoch seconds) or earlier.
 
-    A stale writer may still have a draft of a part, or a file that it has written and not renamed. The successor of
+    A stale writer can still have a draft of a part, or a file that it has written and not renamed. The successor of
     the writer has stored the part later. So if the successor's file is old enough to be merged, the file of the
-    stale writer is old enough to be removed. It is removed before files are chosen, so that a later copy or rename
-    by the stale writer fails. Three cases remain in which records are stored twice:
+    stale writer is old enough to be removed. It is removed before the files to merge are chosen, so that a later
+    copy or rename by the stale writer fails. Three cases remain in which records are stored twice:
 
     - S3 was already copying the draft when it was removed, and the copy takes longer than the merge of a group.
     - A Spark job writes the part `min_age_seconds` late, because its worker was paused exactly between the check of
@@ -162,8 +162,8 @@ class _Merging:
         return self.runtime.clock.monotonic() >= self.until
 
     def all_of(self, planned: Iterable[Sequence[StoredFile]], at_once: int) -> Compaction:
-        """Carry out merges, several at a time. A merge waits for S3 for half of its time, and pyarrow releases the
-        GIL."""
+        """Carry out merges, several at a time, because a merge waits for S3 for half of its time, and pyarrow
+        releases the GIL."""
         with ThreadPoolExecutor(at_once, "kcl-merge") as pool:
             asked = [pool.submit(self._group, group) for group in planned]
             try:
@@ -209,8 +209,8 @@ class _Sources:
     contents: list[pa.Buffer] = field(default_factory=list)
 
     def take(self, file: StoredFile, content: pa.Buffer, schema: pa.Schema) -> bool:
-        """Add a file if its columns fit. Returns whether it was added. Columns do not fit if their types differ, or
-        if their names differ only in case: these are two columns in Parquet, but the same column in Spark."""
+        """Add a file if its columns fit. Returns whether the file was added. Columns do not fit if their types
+        differ, or if their names differ only in case: these are two columns in Parquet, but one column in Spark."""
         try:
             both = pa.unify_schemas([self.schema, schema])
         except pa.ArrowException:
@@ -264,7 +264,7 @@ def _is_gone(error: Exception) -> bool:
 
 
 def _of_any(schema: pa.Schema) -> pa.Schema:
-    """The schema without properties that may differ between files, and that the merged file does not need. Spark
+    """The schema without properties that can differ between files, and that the merged file does not need. Spark
     makes columns of literals non-nullable, and metadata of other writers applies to their file only."""
     return pa.schema([one.with_nullable(True) for one in schema])
 
@@ -300,12 +300,12 @@ def _merge(store: Store, sources: _Sources, name: str, lock: StoreLock, failed: 
     folder = paths[0].rpartition("/")[0]
     target = "/".join(part for part in (folder, merged_name(sources.files, name)) if part)
     lock.extend()  # from now on, the lock lasts far longer than the remaining steps take
-    # Another process may publish a file again as long as its staged copy exists, so staged copies are removed
+    # Another process can publish a file again as long as its staged copy exists, so staged copies are removed
     # first.
     store.delete([staged for path in paths if (staged := staged_for(path)) is not None])
     journal = f"{JOURNAL}/{name}.json"
     store.put(journal, msgspec.json.encode(_Merge(target, tuple(paths))))
-    lock.extend()  # if the lock was lost, another compaction removes the journal, and may merge the sources
+    lock.extend()  # if the lock was lost, another compaction removes the journal, and can merge the sources
     store.put(target, content)
     store.delete(paths)
     store.delete([journal])
@@ -361,8 +361,8 @@ def _is_same(listed: StoredFile, now: StoredFile | None) -> bool:
 
 
 def sweep(store: Store, before: float) -> int:
-    """Remove drafts and unfinished files that were last written until `before` (epoch seconds), and return their
-    number. A worker that continues cannot publish them any more, and reads its records again."""
+    """Remove drafts and unfinished files that were last written at `before` (epoch seconds) or earlier, and return
+    their number. A worker that continues cannot publish them any more, and reads its records again."""
     found = [*store.files(f"{DRAFTS}/", hidden=True), *store.unfinished("")]
     left = [file.path for file in found if file.modified <= before]
     store.delete(left)

@@ -1,5 +1,5 @@
-"""Conditions of a table that each row has to satisfy. Spark evaluates them, and the batch fails if one is not
-true."""
+"""Conditions of a table that each row has to satisfy. Spark evaluates the conditions, and the batch fails if a row
+violates one of them."""
 
 from collections.abc import Collection, Mapping
 

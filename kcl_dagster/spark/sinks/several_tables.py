@@ -1,7 +1,7 @@
 """Several tables of one consumer, whose function returns a DataFrame for each table, by name.
 
 One entry in the chain (log of committed batches) beside the first table decides a batch for all tables. So the
-batch becomes visible in all tables or in none, whatever their formats are. Readers may see it in one table earlier
+batch becomes visible in all tables or in none, whatever their formats are. Readers can see it in one table earlier
 than in another.
 """
 
@@ -83,33 +83,33 @@ class SeveralTables:
 
     @property
     def stores_into(self) -> tuple[Store, ...]:
-        """See `spark.sinks.contract.SparkSink`."""
+        """Implements `spark.sinks.contract.SparkSink.stores_into`."""
         return tuple(store for sink in self.sinks.values() for store in sink.stores_into)
 
     @property
     def entries(self) -> Entries:
-        """See `worker.staging.StagingSink`."""
+        """Implements `worker.staging.StagingSink.entries`."""
         return self._first.entries
 
     @property
     def destinations(self) -> dict[str, Destination]:
-        """See `worker.staging.StagingSink`."""
+        """Implements `worker.staging.StagingSink.destinations`."""
         return {key: sink.destinations[FIRST] for key, sink in self._by_key().items()}
 
     @property
     def former_parts(self) -> FormerParts:
-        """See `worker.staging.StagingSink`. Versions that stored such parts supported only one table."""
+        """The former parts of the first table, because versions that stored such parts supported only one table."""
         return self._first.former_parts
 
     def version(self) -> dict[str, Any]:
-        """See `spark.sinks.contract.SparkSink`. Empty, because each table's version is requested separately."""
+        """Return an empty dict, because the version of each table is requested separately."""
         return {}
 
     def staging(self) -> None:
-        """See `spark.engine.StagingOfFetches`. None: a fetch does not know which records belong to which table."""
+        """Return None: fetches stage nothing, because a fetch does not know which records belong to which table."""
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """See `worker.staging.StagingSink`."""
+        """Implements `worker.staging.StagingSink.keep_complete`."""
         problems: list[Exception] = []
         for sink in self.sinks.values():
             try:
@@ -120,14 +120,14 @@ class SeveralTables:
             raise problems[0]
 
     def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
-        """See `worker.staging.StagingSink`. Does nothing, because fetches stage nothing."""
+        """Do nothing, because fetches stage nothing for several tables."""
 
     def stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
-        """See `worker.staging.StagingSink.stage`."""
+        """Implements `worker.staging.StagingSink.stage`."""
         return stage(self.staged(data, batch, chain, number))
 
     def staged(self, data: Records, batch: Batch, chain: ChainId, number: int) -> Staging[StagedBatch]:
-        """See `spark.sinks.contract.SparkSink`."""
+        """Implements `spark.sinks.contract.SparkSink.staged`."""
         self._refuse_shared()
         try:
             staged = yield from together(
@@ -148,7 +148,7 @@ class SeveralTables:
         )
 
     def _refuse_shared(self) -> None:
-        """Raise ConfigurationError if two names belong to the same table. Both commits to it would have the same
+        """Raise ConfigurationError if two names belong to the same table. The two commits to it would have the same
         number, so the table would get the rows of only one name. Called before the first batch of this process,
         because the location of a catalog's table is not known earlier."""
         if self._is_checked:

@@ -5,7 +5,8 @@ until the snapshots that contain them are expired.
 
 - Snapshots are expired only in tables that set for how long they are kept (`history.expire.max-snapshot-age-ms`, or
   the same setting of the main branch).
-- Snapshots of tags remain. So do snapshots that another branch keeps, by its own settings or by those of the table.
+- Snapshots of tags remain. Snapshots of another branch remain as long as the settings of the branch or of the table
+  require.
 - Snapshots outside the history of the main branch are not expired here, but by engines: snapshots of other
   branches, snapshots that were rolled back, and snapshots that another writer has staged.
 
@@ -25,14 +26,13 @@ AGE: Final = "history.expire.max-snapshot-age-ms"  # properties of a table that 
 _MIN_SNAPSHOTS: Final = "history.expire.min-snapshots-to-keep"
 _MAY_DELETE: Final = "gc.enabled"
 _MAIN: Final = "main"
-# The number of snapshots that remain if the table does not set it: those of two hours of commits. A snapshot has
-# the time of the worker that made it. If the clock of that worker was ahead, all other snapshots would count as
-# old.
+# The number of snapshots that remain if the table does not set it: those of two hours of commits. Without such a
+# minimum, one snapshot of a worker whose clock was ahead would make all other snapshots count as old.
 LEAST_KEPT: Final = 240
-FEWEST: Final = 20  # snapshots in one commit: a commit that expires snapshots has to read many manifest lists
-MOST: Final = 100  # snapshots in one commit, so that the commit does not take long
-# The most files in snapshots that remain outside the history of the main branch. They are compared with the files
-# to delete, which takes four seconds for so many files; see `expired_files`.
+FEWEST: Final = 20  # the fewest snapshots that one commit expires, because it has to read many manifest lists
+MOST: Final = 100  # the most snapshots that one commit expires, so that the commit does not take long
+# The most files in snapshots that remain outside the history of the main branch. These files are compared with the
+# files to delete, which takes four seconds for so many files; see `expired_files`.
 MOST_COMPARED: Final = 20_000
 
 
@@ -112,8 +112,8 @@ def _ancestors(snapshots: "Iterable[Snapshot]", snapshot: int | None) -> "Iterat
 
 
 def _age(ref: "SnapshotRef", properties: dict[str, str]) -> int | None:
-    """The age in milliseconds at which a snapshot of this branch may be expired. None: neither the branch nor the
-    table sets it."""
+    """The age in milliseconds from which on a snapshot of this branch can be expired. None: neither the branch nor
+    the table sets this age."""
     return ref.max_snapshot_age_ms or _number(properties.get(AGE, ""))
 
 
@@ -126,7 +126,7 @@ def _number(text: str) -> int | None:
 
 
 def _kept_by_others(metadata: "TableMetadata", now: int) -> set[int]:
-    """The ids of the snapshots that tags keep, and branches other than the main branch."""
+    """The ids of the snapshots that are kept by tags, or by branches other than the main branch."""
     from pyiceberg.table.refs import SnapshotRefType
 
     kept = set()
@@ -143,8 +143,8 @@ def _kept_by_others(metadata: "TableMetadata", now: int) -> set[int]:
 
 
 def _can_be_compared(metadata: "TableMetadata", not_compared: set[int]) -> bool:
-    """Whether the snapshots that are not in `not_compared` have few enough files together. False if their number is
-    not known."""
+    """Whether the snapshots that are not in `not_compared` together have at most MOST_COMPARED files. False if the
+    number of files is not known."""
     total = 0
     for one in metadata.snapshots:
         if one.snapshot_id in not_compared:

@@ -1,7 +1,7 @@
 """The Spark job that stages a batch: it writes the files of a batch, before an entry of a chain decides the batch
 and makes the files visible.
 
-One job may write the files of several tables. `current_timestamp()` then has the same value in all tables.
+One job can write the files of several tables. `current_timestamp()` then has the same value in all tables.
 """
 
 import logging
@@ -156,7 +156,7 @@ class StagingJob:
     """The schema of the output, only if the files belong to a table."""
 
     steps: tuple[Step, ...] = ()
-    """See `StageFiles`."""
+    """The functions that change the rows before they are stored, see `StageFiles`."""
 
     def run(
         self,
@@ -262,7 +262,7 @@ def schema_of(output: DataFrame) -> pa.Schema:
 
 
 def has_own_times(time_column: str | None) -> bool:
-    """Whether rows are counted by an event time, so that they may be late."""
+    """Whether rows are counted by an event time, so that they can be late."""
     return time_column not in (None, ARRIVAL)
 
 
@@ -279,7 +279,7 @@ def warn_of_no_times(root: str, column: str) -> None:
 
 
 def warn_of_large_batch(root: str, files: int) -> None:
-    """Warn of a batch with many files, at most once an hour. Only for batches in which a file may have rows of all
+    """Warn of a batch with many files, at most once an hour. Only for batches in which a file can have rows of all
     shards."""
     if files > MANY_FILES and _warned.is_due(root):
         log.warning(

@@ -1,6 +1,6 @@
 """Writes the files of a table through the table's own access to its storage.
 
-A catalog may issue credentials that are valid for one table and some minutes (Polaris, Unity, Lake Formation, S3
+A catalog can issue credentials that are valid for one table and some minutes (Polaris, Unity, Lake Formation, S3
 Tables). The credentials are in the properties of the loaded table, so the table is loaded for each batch.
 """
 
@@ -33,7 +33,7 @@ class TableFiles:
             output = load_file_io(dict(self.properties), self.root).new_output(f"{self.root}/{path}")
             with output.create(overwrite=True) as stream:
                 stream.write(bytes(content))
-        except Exception as error:  # the class depends on the library that the FileIO uses
+        except Exception as error:  # its class depends on the library that the FileIO uses
             raise SinkError(f"{self.root}/{path}: {type(error).__name__}: {error}") from error
 
     def delete(self, paths: Sequence[str]) -> None:

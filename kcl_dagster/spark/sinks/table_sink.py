@@ -5,8 +5,8 @@ The executors write the files of a batch once, under their final names. The next
 worker makes this commit for all workers, see `worker.table_committer`. Until then, no reader sees the files.
 
 Files of void batches, such as those of a worker that was killed, are in no commit. A vacuum (Delta) or the removal
-of orphan files (Iceberg) deletes them. It must not delete files that are younger than the longest time between two
-commits, because the next commit may still add them.
+of orphan files (Iceberg) deletes them. Neither must delete files that are younger than the longest time between two
+commits, because the next commit can still add such files.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.staging import Destination, FormerParts, PublishedByCommits, StagedBatch
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, ChainedTable
 
-ADDING_ATTEMPTS: Final = 3  # another worker may add the same columns
+ADDING_ATTEMPTS: Final = 3  # attempts at adding columns, because another worker can add the same columns
 
 
 class WritingRules(Protocol):
@@ -67,8 +67,8 @@ class WritingRules(Protocol):
 
 
 class TableFormat(Protocol):
-    """A table of one format, as the staging of batches uses it. Methods raise the errors of the format's
-    library."""
+    """A table of one format: the interface that the staging of batches uses. Methods raise the errors of the
+    format's library."""
 
     @property
     def name(self) -> str:
@@ -76,7 +76,7 @@ class TableFormat(Protocol):
 
     @property
     def place(self) -> str:
-        """See `worker.staging.Destination`. Sends no request."""
+        """A text that identifies the table, see `worker.staging.Destination`. Sends no request."""
 
     @property
     def chains(self) -> FileStore:
@@ -87,7 +87,7 @@ class TableFormat(Protocol):
 
     @property
     def stages(self) -> bool:
-        """See `worker.staging.PublishedByCommits`."""
+        """Whether files are first staged, see `worker.staging.PublishedByCommits`."""
 
     @property
     def former_parts(self) -> FormerParts: ...
@@ -99,14 +99,14 @@ class TableFormat(Protocol):
         """Read the current rules of the table; None if there is no table."""
 
     def first_rules(self, output: pa.Schema) -> WritingRules:
-        """The rules for an output of this schema, if there was no table. May make the table."""
+        """The rules for an output of this schema, if there was no table. Can make the table."""
 
     def add(self, columns: pa.Schema) -> None:
-        """Add these columns to the table, and widen columns that it has with another type. All `columns` allow
-        nulls. If this is not possible, the table remains unchanged, or SinkError is raised."""
+        """Add these columns to the table, and widen columns that the table has with another type. All `columns`
+        allow nulls. If a column cannot be added or widened, it remains unchanged, or SinkError is raised."""
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """See `worker.staging.StagingSink`."""
+        """Implements `worker.staging.StagingSink.keep_complete`."""
 
 
 class TableSink:
@@ -135,37 +135,37 @@ class TableSink:
 
     @property
     def entries(self) -> Entries:
-        """See `worker.staging.StagingSink`."""
+        """Implements `worker.staging.StagingSink.entries`."""
         return Entries(self._table.chains)
 
     @property
     def destinations(self) -> dict[str, Destination]:
-        """See `worker.staging.StagingSink`."""
+        """Implements `worker.staging.StagingSink.destinations`."""
         commits = PublishedByCommits(self._table.commits, self._commit_seconds, self._table.stages)
         return {FIRST: Destination(self._table.chains, commits, self._table.place)}
 
     @property
     def former_parts(self) -> FormerParts:
-        """See `worker.staging.StagingSink`."""
+        """Implements `worker.staging.StagingSink.former_parts`."""
         return self._table.former_parts
 
     def staging(self) -> None:
-        """See `spark.engine.StagingOfFetches`. None: the rules of a table are read for each batch, after its
+        """Return None: fetches stage nothing, because the rules of the table are read for each batch after its
         fetch."""
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """See `worker.staging.StagingSink`."""
+        """Implements `worker.staging.StagingSink.keep_complete`."""
         self._table.keep_complete(application, known, wanted)
 
     def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
-        """See `worker.staging.StagingSink`. Does nothing, because fetches stage nothing for a table."""
+        """Do nothing, because fetches stage nothing for a table."""
 
     def stage(self, data: Records, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
-        """See `worker.staging.StagingSink.stage`."""
+        """Implements `worker.staging.StagingSink.stage`."""
         return stage(self.staged(data, batch, chain, number))
 
     def staged(self, data: Records, batch: Batch, chain: ChainId, number: int) -> Staging[StagedBatch]:
-        """See `spark.sinks.contract.SparkSink`."""
+        """Implements `spark.sinks.contract.SparkSink.staged`."""
         with self._table.errors():
             self._check_store()
             rules = self._table.rules()
@@ -203,12 +203,12 @@ class TableSink:
         return StagedBatch(staged, counts, fulfilled)
 
     def _for_new_table(self, output: DataFrame, rules: WritingRules) -> DataFrame:  # noqa: ARG002 - for subclasses
-        """The first output of a table, when it is known by which rules it is written."""
+        """Return the first output of a new table as it is written. Subclasses can adapt it to the rules."""
         return output
 
     def _known(self, output: DataFrame, rules: WritingRules) -> DataFrame:
         """Return the output without the columns that the table does not have. Raises SinkError if no column
-        remains, and as `Target.known` does."""
+        remains, or if a name differs from a column of the table only in case."""
         if rules.target is None:
             return output
         kept = rules.target.known(output.columns)
@@ -217,7 +217,7 @@ class TableSink:
         return output if len(kept) == len(output.columns) else output.select(*kept)
 
     def _evolved(self, output: pa.Schema, rules: WritingRules) -> WritingRules:
-        """Add the columns of the output to the table, and return its new rules. Other workers may add the same
+        """Add the columns of the output to the table, and return its new rules. Other workers can add the same
         columns at the same time. If a column could not be added, the batch is refused when it is staged."""
         before: pa.Schema | None = None
         for attempt in range(1, ADDING_ATTEMPTS + 1):
@@ -240,9 +240,9 @@ class TableSink:
         return rules
 
     def _check_sharing(self, spark: SparkSession, store: StagingStore) -> None:
-        """Raise ConfigurationError if the driver does not find files that executors write into the store: no batch
-        may be decided whose files are on the local disk of an executor. Called before the first batch below each
-        root, because the root is not known earlier if a catalog decides on it."""
+        """Raise ConfigurationError if the driver does not find files that executors write into the store. Otherwise
+        a batch could be decided whose files are on the local disk of an executor. Called before the first batch
+        below each root, because the root is not known earlier if a catalog decides on it."""
         if not isinstance(store, LocalStore) or store.root == self._shared_root:
             return
         wrong = why_not_shared(spark, store, self._runtime.new_id())

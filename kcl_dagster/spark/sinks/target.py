@@ -1,6 +1,6 @@
 """The columns of a table, and whether an output with columns of other types can be stored in the table.
 
-A type of the output may be narrower than the table's type: integers, floats and decimals are widened when the file
+A type of the output can be narrower than the table's type: integers, floats and decimals are widened when the file
 is written. A column is rejected if the table's type cannot represent all of its values, or excludes nulls that the
 output's type allows.
 """
@@ -89,12 +89,13 @@ class Target:
     def fulfilled(
         self, output: pa.Schema, conditions: Mapping[str, str] | None = None, table: str | None = None
     ) -> TableRules:
-        """The rules that files of this output, written for this target, satisfy. Parameters: see `TableRules`."""
+        """The rules that are satisfied by files with an output of this schema that were written for this target.
+        Parameters: see `TableRules`."""
         return TableRules(encoded_schema(self.stored(output)), self.required, dict(conditions or {}), table)
 
     def check_rules(self, rules: TableRules, conditions: Mapping[str, str] | None = None) -> None:
         """Raise SinkError if files that were written by these rules do not fit into the table, because the table
-        was altered since. `conditions`: the conditions that every row of the table has to satisfy."""
+        was altered since then. `conditions`: the conditions that every row of the table has to satisfy."""
         self._check(decoded_schema(rules.schema))
         nulls = set(self.required) - set(rules.required)
         others = {name for name, sql in (conditions or {}).items() if rules.conditions.get(name) != sql}
@@ -166,7 +167,7 @@ def _field_fits(output: pa.Field, table: pa.Field) -> bool:
 
 def nullable(schema: pa.Schema) -> pa.Schema:
     """The schema with nullable columns, for a table that is created from an output. For example, Spark makes a
-    column of literals non-nullable, but the next output may have nulls in the column."""
+    column of literals non-nullable, but the next output can have nulls in the column."""
     return pa.schema([pa.field(field.name, _nullable(field.type)) for field in schema])
 
 
