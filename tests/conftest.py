@@ -60,6 +60,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if sys.version_info >= (3, 13):
         # Python tells which connections the pools of SQLAlchemy leave to the garbage collector.
         config.addinivalue_line("filterwarnings", "ignore:unclosed database in <sqlite3:ResourceWarning")
+    if sys.version_info >= (3, 14):
+        module = "dagster._utils.aiodataloader"
+        config.addinivalue_line(
+            "filterwarnings", f"ignore:'asyncio.iscoroutinefunction' is deprecated:DeprecationWarning:{module}"
+        )
 
 
 @pytest.hookimpl(tryfirst=True)
