@@ -18,8 +18,8 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.leader.application_completeness import Completeness
 from kcl_dagster.leader.liveness import is_recent
 from kcl_dagster.model.lease import Lease
+from kcl_dagster.orchestration.complete_windows import CompleteWindows
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.declared_windows import DeclaredWindows
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.translator import KclTranslator
 from kcl_dagster.runtime import Runtime
@@ -83,7 +83,7 @@ class AskedWindows:
     runtime: Runtime
 
     def __post_init__(self) -> None:
-        self._declared = DeclaredWindows(self.consumer, self.translator, self.kcl)
+        self._declared = CompleteWindows(self.consumer, self.translator, self.kcl)
 
     @property
     def through(self) -> float:

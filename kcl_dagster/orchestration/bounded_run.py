@@ -47,7 +47,7 @@ from kcl_dagster.worker.bound import SHARDS_NAMED, Bound, Remainder, remainder
 from kcl_dagster.worker.error_text import brief
 from kcl_dagster.worker.service_clock import ServiceClock
 from kcl_dagster.worker.stop import StopReason, StopSignal
-from kcl_dagster.worker.succession import FRESH_BEATS
+from kcl_dagster.worker.successors import FRESH_BEATS
 from kcl_dagster.worker.surroundings import EndProcess, Watch, cannot_end
 
 log = logging.getLogger(__name__)

@@ -36,8 +36,8 @@ from kcl_dagster.model.worker_row import BOUNDED_SLOT
 from kcl_dagster.orchestration import asset_checks, watchdog
 from kcl_dagster.orchestration.bounded_outcome import BoundedOutcome
 from kcl_dagster.orchestration.check_definitions import look
+from kcl_dagster.orchestration.complete_windows import declare
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.declared_windows import declare
 from kcl_dagster.orchestration.interrupts import interrupts_ask
 from kcl_dagster.orchestration.remote_launch import Launch, read_elsewhere, resources_of
 from kcl_dagster.orchestration.run_end import ending

@@ -6,7 +6,7 @@
 - A window before the first window of the application is declared when late rows were stored for it. It is then
   *alone*: windows between it and the first window are not declared.
 
-Pure. The module `declared_windows` reads from Dagster's storage which windows are declared.
+Pure. The module `complete_windows` reads from Dagster's storage which windows are declared.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

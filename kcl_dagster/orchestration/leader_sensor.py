@@ -30,8 +30,8 @@ from kcl_dagster.leader.tick import Leader
 from kcl_dagster.leader.tick_report import Launch, StreamSight, TickReport
 from kcl_dagster.model.counting import counted
 from kcl_dagster.orchestration import application_state, asset_checks
+from kcl_dagster.orchestration.complete_windows import CompleteWindows
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.declared_windows import DeclaredWindows
 from kcl_dagster.orchestration.lock_process import lock_process
 from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
 from kcl_dagster.orchestration.reporting import SHARDS_TAG, Reporter, shards_of
@@ -68,7 +68,7 @@ class _LeaderState:
 
     application: Application
     reporter: Reporter
-    declared: DeclaredWindows
+    declared: CompleteWindows
     runtime: Runtime
     leader: Leader | None = None
     telemetry: LeaderTelemetry = NO_TELEMETRY
@@ -250,7 +250,7 @@ def _leader_state(
             reporter = Reporter(consumer, translator)
             reporter.recall(_evaluated(consumer, translator, instance), _decided(consumer, translator, instance))
             state = _leader_states[key] = _LeaderState(
-                application, reporter, DeclaredWindows(consumer, translator, kcl), system()
+                application, reporter, CompleteWindows(consumer, translator, kcl), system()
             )
         return state
 

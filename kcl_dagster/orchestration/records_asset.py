@@ -23,8 +23,8 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.orchestration.asked_windows import AskedWindows
 from kcl_dagster.orchestration.catch_up import read_until
+from kcl_dagster.orchestration.complete_windows import EPOCH_TAG, declare
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.declared_windows import EPOCH_TAG, declare
 from kcl_dagster.orchestration.run_storage import WINDOWS_TAG
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role, identifier
 from kcl_dagster.runtime import system

@@ -63,7 +63,7 @@ from kcl_dagster.worker.spans import BATCH
 from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from kcl_dagster.worker.stored_counts import WindowRules
-from kcl_dagster.worker.succession import Succession
+from kcl_dagster.worker.successors import Successors
 from kcl_dagster.worker.surroundings import Surroundings
 from kcl_dagster.worker.taking import Taker
 from kcl_dagster.worker.thread_watch import HOUSEKEEPING, RENEWALS, ThreadWatch
@@ -173,7 +173,7 @@ class Worker(Generic[D]):
         self._leader_due = Every(self.settings.lease_duration / LOOKS_PER_LEASE)
         rules = TakingRules(self.settings.lease_duration, surroundings.application.policy.max_leases_per_worker)
         self.taker = Taker(surroundings.leases, identity.worker, rules, runtime, self.tell)
-        self.succession = Succession(
+        self.successors = Successors(
             surroundings.leases, surroundings.application, identity.worker, self._clock, self.tell
         )
         self._longest_life = self.settings.longest_life(runtime.random.random())
@@ -606,7 +606,7 @@ class Worker(Generic[D]):
 
     def _let_go(self, *, unless_pinned: bool = False) -> None:
         held = self.holdings.keys()
-        successors = self.succession.successors(held)
+        successors = self.successors.of(held)
         outage = Outage(EventKind.RENEWAL_FAILED, self._clock, self.tell)
         for key in outage.begin(sorted(held)):
             if not outage.may_try():

@@ -18,7 +18,7 @@ from kcl_dagster.emulator.gateway import Gateway
 from kcl_dagster.emulator.http.http_messages import HttpRequest
 from kcl_dagster.operations.open_application import OpenApplication
 from kcl_dagster.orchestration.check_definitions import look
-from kcl_dagster.orchestration.declared_windows import DeclaredWindows
+from kcl_dagster.orchestration.complete_windows import CompleteWindows
 from kcl_dagster.runtime import system
 from kcl_dagster.streams import listing
 from kcl_dagster.streams.listing import describe
@@ -201,7 +201,7 @@ def test_the_leader_sensor_asks_by_arn_also_for_its_windows(
         created.append(arguments[4]())
         return []
 
-    monkeypatch.setattr(DeclaredWindows, "events", events)
+    monkeypatch.setattr(CompleteWindows, "events", events)
     start = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=3)
     windows = dg.HourlyPartitionsDefinition(start_date=start, fmt="%Y-%m-%d-%H:%M")
     decorated = kcl.kcl_consumer(

@@ -17,7 +17,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import BatchCounts, StoredRows
 from kcl_dagster.operations.reset import STORED_WITH_THE_DATA, reset
 from kcl_dagster.operations.reset_target import ResetTarget
-from kcl_dagster.orchestration.declared_windows import DeclaredWindows
+from kcl_dagster.orchestration.complete_windows import CompleteWindows
 from kcl_dagster.streams.arrivals import MOST_SECONDS, Span
 from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.tables.completeness_row import WrittenThrough
@@ -502,7 +502,7 @@ def declared(report: TickReport) -> list[int]:
     consumer = make(lambda records: records)
     assert report.completeness is not None
     with dg.DagsterInstance.ephemeral() as instance:
-        windows = DeclaredWindows(consumer, kcl.KclTranslator())
+        windows = CompleteWindows(consumer, kcl.KclTranslator())
         events = windows.events(instance, report.completeness, report.leases, resets=report.resets)
     return [start for event in events if (start := consumer.windows.start_of_key(str(event.partition))) is not None]
 

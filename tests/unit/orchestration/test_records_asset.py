@@ -15,10 +15,10 @@ from kcl_dagster.errors import StreamError
 from kcl_dagster.leader.application_completeness import Completeness, HeldBy, Hindrance
 from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.lease import Lease
-from kcl_dagster.orchestration import asked_windows, declared_windows, records_asset
+from kcl_dagster.orchestration import asked_windows, complete_windows, records_asset
 from kcl_dagster.orchestration.asked_windows import PATIENCE_SECONDS, Stored
+from kcl_dagster.orchestration.complete_windows import CompleteWindows
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.declared_windows import DeclaredWindows
 from kcl_dagster.orchestration.records_asset import build_records_asset
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.tables.completeness_row import CompletenessRow
@@ -26,7 +26,7 @@ from kcl_dagster.tables.table_layout import detect_layout
 from tests.doubles.clock import FakeClock
 from tests.unit.operations.conftest import Shop
 from tests.unit.orchestration.conftest import Bench
-from tests.unit.orchestration.test_declared_windows import (
+from tests.unit.orchestration.test_complete_windows import (
     HOURS,
     LEASES,
     THINGS,
@@ -81,7 +81,7 @@ class Deployment:
 
     def sensor(self, completeness: Completeness = UNTIL_HALF_PAST, leases: Sequence[Lease] = LEASES) -> list[str]:
         """What a leader's sensor declares that starts now."""
-        ours = DeclaredWindows(self.consumer, kcl.KclTranslator())
+        ours = CompleteWindows(self.consumer, kcl.KclTranslator())
         events = ours.events(self.instance, completeness, leases, lambda: float(at("10:00")))
         for event in events:
             self.instance.report_runless_asset_event(event)
@@ -113,7 +113,7 @@ class Deployment:
 def world(monkeypatch: pytest.MonkeyPatch) -> Any:
     with dg.DagsterInstance.ephemeral() as instance:
         made = Deployment(instance)
-        for module in (asked_windows, declared_windows):
+        for module in (asked_windows, complete_windows):
             monkeypatch.setattr(module, "created_within_retention", lambda *_: float(at("10:00")))
         monkeypatch.setattr(asked_windows, "look", made.look)
         monkeypatch.setattr(records_asset, "read_until", made.read_until)

@@ -12,7 +12,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.orchestration.run_event_log import event_log_of
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
-from tests.unit.orchestration.test_declared_windows import THINGS, consumer_of
+from tests.unit.orchestration.test_complete_windows import THINGS, consumer_of
 
 
 class Log:

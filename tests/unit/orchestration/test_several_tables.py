@@ -15,11 +15,11 @@ from deltalake import DeltaTable, write_deltalake
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.admin_job import config_of
+from kcl_dagster.orchestration.complete_windows import CompleteWindows
 from kcl_dagster.orchestration.component import KclApplicationComponent
 from kcl_dagster.orchestration.component_models import SinkModel
-from kcl_dagster.orchestration.declared_windows import DeclaredWindows
 from kcl_dagster.orchestration.stores import storing_of, written_stores
-from tests.unit.orchestration.test_declared_windows import HOURS, complete, lease, rows
+from tests.unit.orchestration.test_complete_windows import HOURS, complete, lease, rows
 
 RESOURCE = kcl.KclResource(region_name="us-east-1")
 SINKS = {
@@ -66,7 +66,7 @@ def test_a_complete_window_is_one_of_each_table_before_it_is_one_of_the_records(
 ) -> None:
     write_deltalake(tmp_path / "orders", pa.table({"n": [1]}))
     sinks = {"orders": kcl.delta(str(tmp_path / "orders")), "rejects": kcl.parquet(str(tmp_path / "rejects"))}
-    ours = DeclaredWindows(consumer_of(sinks), kcl.KclTranslator(), RESOURCE)
+    ours = CompleteWindows(consumer_of(sinks), kcl.KclTranslator(), RESOURCE)
     leases = [lease(0, rows("10:00", 3), rows("11:00"))]
     found = ours.with_tables(instance, ours.events(instance, complete("12:00"), leases))
     assert [(event.asset_key.path[-1], str(event.partition)[-5:]) for event in found] == [
@@ -85,7 +85,7 @@ def test_a_complete_window_is_one_of_each_table_before_it_is_one_of_the_records(
 
 
 def test_a_window_whose_tick_was_cut_off_before_the_records_is_declared_again(instance: dg.DagsterInstance) -> None:
-    ours = DeclaredWindows(consumer_of(), kcl.KclTranslator())
+    ours = CompleteWindows(consumer_of(), kcl.KclTranslator())
     leases = [lease(0, rows("10:00"))]
     found = ours.with_tables(instance, ours.events(instance, complete("11:00"), leases))
     for event in found[:-1]:  # the storage fails before the last one

@@ -16,10 +16,10 @@ import kcl_dagster as kcl
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.orchestration import table_versions
-from kcl_dagster.orchestration.declared_windows import DeclaredWindows
+from kcl_dagster.orchestration.complete_windows import CompleteWindows
 from kcl_dagster.orchestration.sink_choices import SinkChoice
 from kcl_dagster.orchestration.table_versions import newest_versions
-from tests.unit.orchestration.test_declared_windows import CHECKPOINT, complete, consumer_of, lease, rows
+from tests.unit.orchestration.test_complete_windows import CHECKPOINT, complete, consumer_of, lease, rows
 
 RESOURCE = kcl.KclResource(region_name="us-east-1")
 ROWS = pa.table({"n": [1, 2]})
@@ -31,7 +31,7 @@ def test_a_window_of_a_delta_table_has_its_version(tmp_path: Path) -> None:
     for _ in range(3):
         write_deltalake(tmp_path / "things", ROWS, mode="append")
     with dg.DagsterInstance.ephemeral() as instance:
-        ours = DeclaredWindows(consumer, kcl.KclTranslator(), RESOURCE)
+        ours = CompleteWindows(consumer, kcl.KclTranslator(), RESOURCE)
         [event] = ours.events(instance, complete("12:00"), [lease(0, rows("10:00"), rows("11:00"))])
     assert event.metadata["kcl/table_version"].value == DeltaTable(tmp_path / "things").version() == 2
 
@@ -81,10 +81,10 @@ def test_rows_that_no_window_counts_are_said_where_rows_have_times_of_their_own(
     leases = [counted(0, 3, 5), counted(1, 4, 0)]
     late = {"event_time": "at", "allowed_lateness": timedelta(minutes=1)}
     with dg.DagsterInstance.ephemeral() as instance:
-        [event] = DeclaredWindows(consumer_of(**late), kcl.KclTranslator()).events(
+        [event] = CompleteWindows(consumer_of(**late), kcl.KclTranslator()).events(
             instance, complete("12:10"), leases
         )
-        [other] = DeclaredWindows(consumer_of(), kcl.KclTranslator()).events(instance, complete("12:10"), leases)
+        [other] = CompleteWindows(consumer_of(), kcl.KclTranslator()).events(instance, complete("12:10"), leases)
     told = event.metadata["kcl/rows_without_window"].value, event.metadata["kcl/late_rows_uncounted"].value
     assert told == (7, 5)
     assert "kcl/rows_without_window" not in other.metadata

@@ -21,7 +21,7 @@ from kcl_dagster.worker.pending import Pin, pin_of
 from kcl_dagster.worker.ranges import Planner, next_range
 from kcl_dagster.worker.report import LeaseReport, Outcome
 from kcl_dagster.worker.retention import loss_in
-from kcl_dagster.worker.succession import SuccessionRules, choose_successors
+from kcl_dagster.worker.successors import SuccessorRules, choose_successors
 from kcl_dagster.worker.throughput import Throughput
 from tests.doubles.clock import FakeClock
 
@@ -235,7 +235,7 @@ def test_leases_in_trouble_rest_for_a_minute_at_most_and_suspects_are_tried_alon
 
 
 @st.composite
-def successions(draw: st.DrawFn) -> tuple[list[Lease], list[WorkerRow]]:
+def stopping_fleets(draw: st.DrawFn) -> tuple[list[Lease], list[WorkerRow]]:
     ids = [WorkerId(name) for name in ("me", "a", "b", "c")]
     rows = [
         WorkerRow(
@@ -260,15 +260,15 @@ def successions(draw: st.DrawFn) -> tuple[list[Lease], list[WorkerRow]]:
     return leases, rows
 
 
-@given(successions(), st.sets(st.sampled_from(KEYS)), st.none() | st.integers(1, 3), st.none() | st.just(310.0))
+@given(stopping_fleets(), st.sets(st.sampled_from(KEYS)), st.none() | st.integers(1, 3), st.none() | st.just(310.0))
 def test_heirs_are_alive_and_are_not_overloaded(
-    succession: tuple[list[Lease], list[WorkerRow]],
+    fleet: tuple[list[Lease], list[WorkerRow]],
     leaving: set[LeaseKey],
     most: int | None,
     kbps: float | None,
 ) -> None:
-    leases, rows = succession
-    rules = SuccessionRules(fresh_seconds=25.0, max_leases=most, max_kbps=kbps)
+    leases, rows = fleet
+    rules = SuccessorRules(fresh_seconds=25.0, max_leases=most, max_kbps=kbps)
     successors = choose_successors(leaving, leases, rows, WorkerId("me"), 1000.0, rules)
     by_key = {lease.key: lease for lease in leases}
     by_id = {row.id: row for row in rows}

@@ -17,9 +17,9 @@ from kcl_dagster.model.first_moment import FirstMoment
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import LateBatch, StoredCounts, StoredRows, packed, unpacked
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.orchestration import declared_windows
+from kcl_dagster.orchestration import complete_windows
+from kcl_dagster.orchestration.complete_windows import MOST_AT_ONCE, PATIENCE_SECONDS, CompleteWindows, declare
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.declared_windows import MOST_AT_ONCE, PATIENCE_SECONDS, DeclaredWindows, declare
 from kcl_dagster.orchestration.time_windows import PartitionWindows
 from kcl_dagster.tables.completeness_row import SetBack
 from kcl_dagster.worker.batch import MinuteRecords, PartCounts, Progress, Range
@@ -70,9 +70,9 @@ def instance() -> Iterator[dg.DagsterInstance]:
         yield made
 
 
-def process(**more: Any) -> DeclaredWindows:
+def process(**more: Any) -> CompleteWindows:
     """What the leader's process knows, from a start."""
-    return DeclaredWindows(consumer_of(**more), kcl.KclTranslator())
+    return CompleteWindows(consumer_of(**more), kcl.KclTranslator())
 
 
 def keys(events: list[dg.AssetMaterialization]) -> list[str]:
@@ -349,7 +349,7 @@ def test_a_first_moment_before_the_first_partition_costs_no_look_at_each_window(
 def test_after_a_restart_a_reset_reaches_windows_that_are_not_remembered(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(declared_windows, "REMEMBERED", 3)
+    monkeypatch.setattr(complete_windows, "REMEMBERED", 3)
 
     def created() -> float:
         return float(at("04:00"))
@@ -384,7 +384,7 @@ def test_a_run_whose_worker_is_dead_holds_no_window_back(instance: dg.DagsterIns
         assert keys(ours.events(instance, complete("12:00"), LEASES, workers=workers)) == expected
 
 
-def test_a_run_without_a_worker_holds_complete_windows_for_a_while(instance: dg.DagsterInstance) -> None:
+def test_a_run_without_a_worker_holds_declared_windows_for_a_while(instance: dg.DagsterInstance) -> None:
     clock = FakeClock()
     ours, run_id = process(), started(instance, "11:00")
     ours.clock = clock
@@ -418,7 +418,7 @@ def test_what_a_run_is_launched_for_is_said_as_it_was_declared_unless_it_changed
     assert asked("11:00", [lease(0, rows("11:00", 6, late=1))]) == (6, "late rows came")
 
 
-def all_of(instance: dg.DagsterInstance, ours: DeclaredWindows, *given: Any) -> list[str]:
+def all_of(instance: dg.DagsterInstance, ours: CompleteWindows, *given: Any) -> list[str]:
     """What a process declares with as many ticks as it takes, all of it stored."""
     told: list[str] = []
     while found := stored(instance, ours.events(instance, *given)):
@@ -502,7 +502,7 @@ def test_a_window_that_was_declared_after_the_first_of_two_resets_is_left_alone(
 
 def test_a_run_declares_only_while_it_leads(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sensor leads again while the run writes the second of sixty windows."""
-    monkeypatch.setattr(declared_windows, "created_within_retention", lambda *_: float(at("09:00")))
+    monkeypatch.setattr(complete_windows, "created_within_retention", lambda *_: float(at("09:00")))
     sensor = process(partitions=MINUTES)
     told: list[str] = []
     ticks: list[int] = []
@@ -591,7 +591,7 @@ def test_what_another_leader_declares_just_before_a_write_is_not_lost(
 ) -> None:
     """The run has looked whether the window is declared, and the sensor declares it before the run writes."""
     created = float(at("10:01"))
-    monkeypatch.setattr(declared_windows, "created_within_retention", lambda *_: created)
+    monkeypatch.setattr(complete_windows, "created_within_retention", lambda *_: created)
     before, now = [lease(0, rows("10:00"))], [lease(0, rows("10:00", 10 + late, late=late))]
     told: list[str] = []
 
@@ -631,7 +631,7 @@ def test_longer_windows_are_not_declared_by_shorter_ones_that_begin_at_the_same_
 def test_late_rows_that_come_while_a_run_declares_are_declared_once_more(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(declared_windows, "created_within_retention", lambda *_: float(at("10:01")))
+    monkeypatch.setattr(complete_windows, "created_within_retention", lambda *_: float(at("10:01")))
     ticks: list[int] = []
 
     def lead() -> TickReport:

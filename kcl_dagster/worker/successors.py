@@ -25,7 +25,7 @@ _POLICIES_OF_THE_KCL: Final = frozenset({"kcl", "taker"})
 
 
 @dataclass(frozen=True, slots=True)
-class SuccessionRules:
+class SuccessorRules:
     """The limits for successors. `fresh_seconds`: the highest age of a successor's row. `max_leases` and `max_kbps`
     apply to each worker."""
 
@@ -44,7 +44,7 @@ class _Successor:
         self.leases += 1
         self.kbps += lease.throughput_kbps or 0.0
 
-    def may_hold(self, lease: Lease, rules: SuccessionRules) -> bool:
+    def may_hold(self, lease: Lease, rules: SuccessorRules) -> bool:
         if rules.max_leases is not None and self.leases >= rules.max_leases:
             return False
         kbps = self.kbps + (lease.throughput_kbps or 0.0)
@@ -61,7 +61,7 @@ def choose_successors(
     rows: Sequence[WorkerRow],
     me: WorkerId,
     now: float,
-    rules: SuccessionRules,
+    rules: SuccessorRules,
 ) -> dict[LeaseKey, WorkerId]:
     """Assign the heaviest leases first, each to the least loaded worker that can hold it. `now`: epoch seconds.
 
@@ -86,14 +86,14 @@ def choose_successors(
     return chosen
 
 
-def _goes_on(row: WorkerRow, now: float, rules: SuccessionRules) -> bool:
+def _goes_on(row: WorkerRow, now: float, rules: SuccessorRules) -> bool:
     if row.slot is None or row.last_update is None:
         return False
     stays = row.state is not WorkerState.DRAINING and not row.drain_requested
     return stays and abs(now - row.last_update) <= rules.fresh_seconds
 
 
-class Succession:
+class Successors:
     """Chooses the next owners of all leases of a worker that stops. Used once."""
 
     def __init__(
@@ -109,13 +109,13 @@ class Succession:
         self._clock = clock
         self._on_event = on_event
         self._applies = application.policy.name not in _POLICIES_OF_THE_KCL
-        self._rules = SuccessionRules(
+        self._rules = SuccessorRules(
             application.timings.heartbeat * FRESH_BEATS,
             application.policy.max_leases_per_worker,
             application.policy.max_throughput_kbps_per_worker,
         )
 
-    def successors(self, leaving: Collection[LeaseKey]) -> dict[LeaseKey, WorkerId]:
+    def of(self, leaving: Collection[LeaseKey]) -> dict[LeaseKey, WorkerId]:
         """Choose the next owners, with one scan. The result is empty if no worker is suitable, or if the scan
         fails."""
         if not leaving or not self._applies:

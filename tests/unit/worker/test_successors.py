@@ -10,13 +10,13 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import WorkerRow, WorkerState
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.report import Outcome
-from kcl_dagster.worker.succession import SuccessionRules, choose_successors
+from kcl_dagster.worker.successors import SuccessorRules, choose_successors
 from tests.unit.worker.kit import Run, World
 
 A, B = "shardId-000000000000", "shardId-000000000001"
 ME = WorkerId("me")
 NOW = 1_000_000.0
-RULES = SuccessionRules(fresh_seconds=10.0)
+RULES = SuccessorRules(fresh_seconds=10.0)
 
 
 def lease(key: str, owner: str | None, kbps: float | None = None) -> Lease:
@@ -28,7 +28,7 @@ def row(name: str, *, age: int = 2, slot: str | None = "slot") -> WorkerRow:
     return WorkerRow(WorkerId(name), int(NOW) - age, slot=slot)
 
 
-def chosen(leases: list[Lease], rows: list[WorkerRow], rules: SuccessionRules = RULES) -> dict[str, str]:
+def chosen(leases: list[Lease], rows: list[WorkerRow], rules: SuccessorRules = RULES) -> dict[str, str]:
     mine = {lease.key for lease in leases if lease.owner == ME}
     successors = choose_successors(mine, leases, rows, ME, NOW, rules)
     return {str(key): str(successor) for key, successor in successors.items()}

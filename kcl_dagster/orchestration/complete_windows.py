@@ -71,7 +71,7 @@ def unknown_creation() -> float | None:
 
 
 @dataclass
-class DeclaredWindows:
+class CompleteWindows:
     """Finds the windows to declare. One object per application and process; one call at a time.
 
     Dagster's storage is read at the first call, and again whenever a window is to be declared. A materialization is
@@ -552,7 +552,7 @@ def declare(
     """
     application = consumer.application
     created = partial(created_within_retention, kcl.client("kinesis", application), application, system())
-    declared, told, written = DeclaredWindows(consumer, translator, kcl), set[str](), set[str]()
+    declared, told, written = CompleteWindows(consumer, translator, kcl), set[str](), set[str]()
     while (tick := lead()) is not None and tick.completeness is not None:
         found = declared.events(instance, tick.completeness, tick.leases, created, tick.resets, tick.lives)
         if not found:
