@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine with Python >= 3.11 and make: `make demo` and `make test`.
 
-PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
-	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$p; break; }; done)
+PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3 python; do \
+	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null && { echo $$p; break; }; done)
 UV := uv==0.13.8
 BIN := .venv/bin
 READY := .venv/.ready
@@ -21,7 +21,7 @@ help:  ## this list
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E -e 's/^bench-[a-z -]+:/bench-NAME:/' -e 's/^([A-Za-z-]+):.*## /\1\t/' | expand -t 20
 
 define find_python
-@test -n "$(PYTHON)" || { echo "kcl_dagster needs Python 3.11, 3.12 or 3.13: install one, or say PYTHON=/path/to/python"; exit 1; }
+@test -n "$(PYTHON)" || { echo "kcl_dagster needs Python 3.11, 3.12, 3.13 or 3.14: install one, or say PYTHON=/path/to/python"; exit 1; }
 @$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; }
 endef
 

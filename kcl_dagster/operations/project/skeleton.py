@@ -22,7 +22,12 @@ from kcl_dagster.operations.cloudformation import ACCOUNT, REGION, to_yaml
 from kcl_dagster.operations.rights import Deployment
 
 # The base image of each Python, with its patch version.
-PYTHONS: Final[Mapping[str, str]] = {"3.11": "3.11.14", "3.12": "3.12.12", "3.13": "3.13.9"}
+PYTHONS: Final[Mapping[str, str]] = {
+    "3.11": "3.11.14",
+    "3.12": "3.12.12",
+    "3.13": "3.13.9",
+    "3.14": "3.14.2",
+}
 LONGEST_NAME: Final = 40  # because it becomes part of the names of pods and service accounts
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _TOKEN: Final = re.compile(r"%([A-Z]+)%")
