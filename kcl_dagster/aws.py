@@ -464,8 +464,8 @@ def stream_arn(client: Client, stream: str) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=64)
 def partition_of(region: str) -> str:
-    """The AWS partition of a region, which is a part of ARNs, such as `aws-cn`. `aws` for a region that is not
-    known."""
+    """Return the AWS partition of a region, such as `aws` or `aws-cn`. It follows `arn:` in each ARN. Returns `aws`
+    if the region is not known."""
     try:
         found: str = botocore.session.get_session().get_partition_for_region(region)
     except botocore_errors.BotoCoreError:

@@ -61,7 +61,8 @@ class StoredRange(msgspec.Struct, frozen=True):
       has the same claim, because an operator may have reset the lease since.
     - `stored_through`: see `Lease`.
     - `counts`: what is added to the counts of the lease; None if not known.
-    - `number`: the number of the batch. None in entries of an earlier version, whose ranges may leave gaps.
+    - `number`: the number of the batch. None in entries of an earlier version. Records can be missing between
+      the ranges of such entries.
     """
 
     lease: LeaseKey
@@ -101,7 +102,7 @@ class PublishingEntry(msgspec.Struct, frozen=True, tag="publish", tag_field="kin
     others: dict[str, TableOutput] = {}
 
     def of(self, table: str) -> "PublishingEntry":
-        """What this entry publishes in one table, in the form of an entry of a sink with only that table."""
+        """Return the part of this entry for one table, as an entry that has only this table."""
         if table == FIRST:
             return self if not self.others else structs.replace(self, others={})
         found = self.others.get(table, TableOutput())

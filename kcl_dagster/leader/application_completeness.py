@@ -47,8 +47,8 @@ class Hindrance(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeldBy:
-    """What prevents an application from being complete through a later moment. `what` names the lease, the stream
-    or the row of the lease table."""
+    """The reason why an application is not complete through a later moment. `what` names the lease, the stream or
+    the row of the lease table that prevents this."""
 
     what: str
     why: Hindrance
@@ -190,11 +190,11 @@ class ShardPart:
 
 @dataclass(frozen=True, slots=True)
 class WindowCounts:
-    """The counts of all rows of one window that were stored for all leases.
+    """The counts of the rows of one window: the sums over all leases.
 
-    If `is_known` is False, the numbers are too small. There are three possible reasons: a Java worker or an earlier
-    version stored rows without counting them, counts were dropped, or rows were counted by other rules, such as
-    those of a former partitioning.
+    If `is_known` is False, the counts are too small. There are three possible reasons: a Java worker or an earlier
+    version stored rows without counting them; counts were dropped; or rows were counted for the windows of another
+    configuration, such as a former partitioning.
     """
 
     start: int

@@ -66,7 +66,7 @@ def rest(
 
 
 def soonest(leases: Iterable[Lease], ages: Mapping[LeaseKey, float], durations: Mapping[LeaseKey, float]) -> float:
-    """The number of seconds after the last read until the first lease can be expired; infinite if no lease has an
-    owner."""
+    """Return the number of seconds from the last read of the leases until the first of them can be expired.
+    Infinite if no unfinished lease has an owner."""
     owned = (lease.key for lease in leases if lease.actual_owner and not lease.is_finished)
     return min((durations[key] - ages[key] for key in owned), default=math.inf)

@@ -2,8 +2,8 @@
 `worker-001` and so on.
 
 - A slot has at most one active run. If the row of a living worker names a slot, that worker serves the slot. This
-  also holds if another deployment of the application launched the worker, so that this Dagster instance does not
-  know its run. Bounded runs do not count, because they have no slot and end by themselves.
+  also holds if another deployment of the application launched the worker, and this Dagster instance does not know
+  its run. Bounded runs do not count, because they have no slot and end by themselves.
 - The number of workers follows the number of open shards and the throughput. Within the configured limits, it also
   follows the lag, by one step per cool-down. There are never more workers than unfinished leases, except while one
   worker replaces another.

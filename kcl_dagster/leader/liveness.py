@@ -30,7 +30,7 @@ _NO_SAMPLE: Final = -1.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerSight:
-    """A worker's row, and the leader's judgement of the worker."""
+    """A worker's row, and what the leader has found out about the worker."""
 
     row: WorkerRow
     alive: bool
@@ -84,8 +84,8 @@ def observed_version(row: WorkerRow) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LivenessRule:
-    """Judges workers by their rows. `now`: epoch seconds. `stood` returns for how many seconds a row is known to be
-    unchanged. `moved` returns whether this process observed a change of a row."""
+    """Decides which workers live, from their rows. `now`: epoch seconds. `stood` returns for how many seconds a row
+    is known to be unchanged. `moved` returns whether this process observed a change of a row."""
 
     heartbeat: float
     now: float
@@ -93,7 +93,8 @@ class LivenessRule:
     moved: Callable[[WorkerRow], bool]
 
     def judge(self, row: WorkerRow, ended: Collection[str]) -> WorkerSight:
-        """Judge a worker's row. `ended`: the runs that are known to be over."""
+        """Decide from a worker's row whether the worker lives, and whether it can get leases. `ended`: the runs
+        that are known to be over."""
         over = row.run_id is not None and row.run_id in ended
         alive = not over and self._is_alive(row)
         why = self._why_not(row, alive, over)
@@ -152,8 +153,8 @@ def patience_with(row: WorkerRow, heartbeat: float) -> float:
 
 
 def is_recent(row: WorkerRow, heartbeat: float, now: float) -> bool:
-    """Whether a row shows a living worker, judged by the time in the row. `now`: epoch seconds, by a clock that may
-    differ from the worker's clock."""
+    """Whether a row shows a living worker, according to the time in the row. `now`: epoch seconds, by a clock that
+    may differ from the worker's clock."""
     if row.last_update is None:
         return False
     return now - row.last_update <= max(patience_with(row, heartbeat), KCL_ROW_SECONDS) + CLOCK_TOLERANCE

@@ -26,7 +26,8 @@ LAUNCH_SECONDS: Final = 90.0
 
 @dataclass(slots=True)
 class Generation:
-    """The number of a slot's launch. `seen`: its run appeared, so the next launch has another number."""
+    """The number of a slot's launch. `seen`: whether the run of this launch was seen. If it was, the next launch of
+    the slot gets another number."""
 
     number: int
     seen: bool = False
@@ -67,7 +68,7 @@ class Memory:
         return standing.keys() if isinstance(standing, Mapping) else ()
 
     def absorb(self, document: Mapping[str, object], at: float) -> None:
-        """Take over the state that an earlier leader wrote. Invalid entries are skipped."""
+        """Take over the state that an earlier leader wrote. Invalid values are skipped."""
         if document.get("version") != _VERSION:
             return
         standing = document.get("standing")

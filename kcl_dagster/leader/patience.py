@@ -25,15 +25,15 @@ MOST_REMEMBERED: Final = 64  # runs; 64 starts of ten minutes one after another 
 
 
 def remembered(given_up: Mapping[str, int], now: float) -> dict[str, int]:
-    """Return the newest entries of `given_up` (run -> epoch seconds) that are valid at `now` (epoch seconds): they
-    are at most a day old, and not in the future, apart from a difference between clocks."""
+    """Return the newest runs of `given_up` (run -> epoch seconds) whose times are valid at `now` (epoch seconds):
+    at most a day old, and not in the future, apart from a difference between clocks."""
     recent = [(at, run) for run, at in given_up.items() if now - REMEMBERED_SECONDS < at <= now + SKEW_SECONDS]
     return {run: at for at, run in sorted(recent)[-MOST_REMEMBERED:]}
 
 
 def shown(given_up: Mapping[str, int], over: float, now: float) -> dict[str, int]:
-    """Return the valid entries (see `remembered`) that are not over. `over`: the time of the last entry that is
-    over."""
+    """Return those runs of `remembered` whose time is after `over`. `over`: the time of the last run that does not
+    have to be shown any more."""
     return {run: at for run, at in remembered(given_up, now).items() if at > over}
 
 

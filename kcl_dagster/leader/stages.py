@@ -323,8 +323,8 @@ class Tick:
         return found | dict.fromkeys(self._paused(sight), Hindrance.PAUSED)
 
     def _finished(self, run_ids: Collection[str]) -> Collection[str]:
-        """Return the runs that are over. If the orchestrator does not answer, return none; the leases of their
-        workers then expire later."""
+        """Return the runs that are over. If the orchestrator does not answer, returns none: the leases of workers
+        that have ended are then taken when they expire."""
         try:
             return self.runs.finished(run_ids)
         except Exception as problem:
@@ -527,8 +527,8 @@ class Tick:
         return not self._is_late() and self.leader.tables.workers.request_drain(worker)
 
     def _evict(self, lease: Lease) -> None:
-        """Release a lease. During a handoff, the first release gives it to its next owner, so a second one takes it
-        from this owner, too."""
+        """Remove the owner of a lease. During a handoff, releasing the lease only makes its next owner the owner,
+        so the lease is then released once more."""
         leases = self.leader.tables.leases
         try:
             released = leases.release(lease)

@@ -5,11 +5,11 @@ for the oldest shards that have to be read. Their children get leases when the p
 order is kept. If the table already has leases, the rules of the KCL apply. Three defects of these rules are
 repaired, except with `as_kcl`:
 
-- The child of a finished parent may have no lease, for example because an operator deleted it. Then the KCL syncs
-  every two minutes for ever and creates nothing. This module creates the lease of the child.
-- If only a middle generation has leases, the KCL may create leases for the ancestors of a shard that is being read.
-  It would then read old records after new ones. This module creates no such leases: the ancestors of a shard that
-  is being read count as finished.
+- The child of a finished parent can lack a lease, for example because an operator deleted the lease. In this case,
+  the KCL syncs every two minutes for ever and creates nothing. This module creates the lease of the child.
+- If only a middle generation has leases, the KCL can create leases for the ancestors of a shard that is being read,
+  and then reads old records after new ones. This module creates no such leases: the ancestors of a shard that is
+  being read count as finished.
 - A merged shard waits for both parents. If the lease of one parent was deleted, the KCL waits for it for ever. This
   module creates the deleted lease again. It is created even if the other parent was read to its end and the lease
   of this other parent was deleted, too.
@@ -152,9 +152,9 @@ def new_lease(shard: Shard, checkpoint: Checkpoint, stream: StreamIdentifier | N
 
 
 def _empty_at(shard: Shard, gone: Mapping[str, Lease]) -> int | None:
-    """Return the moment before which a new shard had no records: the latest `stored_through` of its parents in
-    `gone`, which left the stream unread. Records of the new shard that arrived later may have left the stream, too.
-    Returns None if no such moment is known."""
+    """Return the moment before which a new shard had no records: the latest `stored_through` of those parents that
+    left the stream unread. `gone`: the leases of shards that left the stream unread. Records that arrived in the
+    new shard after the moment may have left the stream, too. Returns None if no such moment is known."""
     known = [gone[parent].stored_through for parent in shard.parents if parent in gone]
     return max((moment for moment in known if moment is not None), default=None)
 
@@ -202,12 +202,14 @@ def _orphans(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]
 
 
 def _severed(listed: Mapping[str, Shard], held: Mapping[str, Lease], past: Collection[str]) -> set[str]:
-    """Return the closed shards that would never be read, because all their ancestors left the stream while there
-    was no leader.
+    """Return the closed shards that would never be read. A shard gets its lease when a parent was read. These
+    shards have no lease, and their parents have left the stream and have no leases, either. This happens if there
+    was no leader for a long time.
 
-    This is needed for an application that began at LATEST. With other positions, `_Walk` finds such shards from the
-    open shards upwards. The time of LATEST is stored, so a lease for a shard that was closed before this time has
-    no effect.
+    Only an application that began at LATEST needs this function. With other start positions, `_Walk` finds these
+    shards among the ancestors of the open shards. The result can include shards that were closed before the
+    application began. A lease does no harm there: it begins at the stored time of LATEST, and the shard has no
+    records after this time.
     """
     return {
         shard.id
@@ -258,9 +260,9 @@ class _Walk:
         return self._descends[name]
 
     def _upwards(self, name: str) -> list[str]:
-        """Return `name` and its ancestors that are not judged yet, parents before children. Ancestors of a shard
-        with a lease are left out. This is a loop instead of a recursion, because the history of a stream can have
-        thousands of generations."""
+        """Return `name` and its ancestors that `_judge` has not seen yet, parents before children. Ancestors of a
+        shard with a lease are left out. This is a loop instead of a recursion, because the history of a stream can
+        have thousands of generations."""
         order: list[str] = []
         stack = [(name, False)]
         entered: set[str] = set()

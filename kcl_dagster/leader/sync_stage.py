@@ -181,8 +181,8 @@ class Syncer:
     def listings(self) -> dict[str, tuple[Shard, ...]]:
         """Return the last complete listing of each stream. Streams without a complete listing are left out.
 
-        The keys are the identifiers of the streams as text. In a single-stream application, the key is an empty
-        text.
+        The keys are the identifiers of the streams as text. If the application reads only one stream, the only key
+        is an empty text.
         """
         return {
             str(state.identifier)
@@ -506,9 +506,13 @@ def _last_read_by_java(leases: Sequence[Lease], workers: Sequence[WorkerRow]) ->
 
 
 def _start_now(identifier: StreamIdentifier, start: StartAt, created: int, now: float, tip: float) -> StartPosition:
-    """Return the start position of a stream that is begun now. `now`: epoch seconds by the service's clock, because
-    a start in the future of that clock would lose records. `tip`: the time that LATEST stands for. It is earlier
-    than `now` if a Java fleet stopped earlier."""
+    """Return the start position of a stream that the application begins now.
+
+    - `now`: the time by the service's clock, in epoch seconds. The service's clock is used because records would be
+      lost if the start were in the future of this clock.
+    - `tip`: the time that LATEST stands for: `now`, or an earlier time if a Java fleet has read the stream until
+      then.
+    """
     moment: int | None = None
     if start.timestamp is not None:
         if start.timestamp.timestamp() > now:

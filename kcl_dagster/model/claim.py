@@ -52,11 +52,11 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The claim that a worker writes into its lease's row before its first entry for the lease. Before that, the
-    worker settles the chain that the row named until then.
+    """The claim that a worker writes into its lease's row before its first entry for the lease. If the row names
+    another chain, the worker settles this chain first.
 
-    - `id`: None after a reset. Entries of the chain may then still have to be published, but they do not move the
-      lease's checkpoint.
+    - `id`: None after a reset. Entries of the chain can still have to be published after the reset, but they do not
+      move the lease's checkpoint.
     - `at`: the row's checkpoint when the claim was last written. Workers write the claim again with each
       checkpoint, and checkpoints only grow. If the row's checkpoint is before `at`, a tool that does not know
       claims has reset the lease, and entries do not move its checkpoint. None in claims of an earlier version.

@@ -1,4 +1,4 @@
-"""Reads the entries of `partition_by`: a column, or a transform of a column such as `day(arrival_timestamp)`."""
+"""Reads the elements of `partition_by`: a column, or a transform of a column such as `day(arrival_timestamp)`."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -24,7 +24,7 @@ Document = dict[str, list[object]]
 """Key -> [version, seconds], as JSON. Small, see `Standing.to_document`."""
 
 # The most keys in a document, which then has about 100 KB before compression. A row can have 400 KB. The next
-# observer has no statements about keys that do not fit, so these keys have to be observed for longer.
+# observer knows nothing about keys that do not fit, so it has to observe these keys for longer.
 MOST_ENTRIES: Final = 4096
 # About a thousand years; no version stands for longer. An entry with more seconds was not written by an observer.
 _MOST_SECONDS: Final = 3e10
@@ -32,9 +32,9 @@ _MOST_SECONDS: Final = 3e10
 
 @dataclass(slots=True)
 class _Sighting:
-    """A statement about the version of a value: at the time `since`, the value had had this version for at least
-    `seconds`. Times are monotonic. `last_read`: the start of this process's latest read that found this version;
-    None if this process has not found it yet."""
+    """A version of a value, and a lower bound of its age: at the time `since`, the value had had this version for
+    at least `seconds`. Times are monotonic. `last_read`: the start of this process's latest read that found this
+    version; None if this process has not found it yet."""
 
     version: str
     seconds: float
@@ -42,8 +42,7 @@ class _Sighting:
     last_read: float | None = None
 
     def improve(self, seconds: float, since: float) -> None:
-        """Keep the stronger of two statements about the same version: the statement that gives the longer duration
-        at every later time."""
+        """Replace `seconds` and `since` if the new values prove a longer age of the version."""
         if seconds - since > self.seconds - self.since:
             self.seconds, self.since = seconds, since
 
@@ -62,17 +61,17 @@ class Standing:
 
     @classmethod
     def from_document(cls, document: Mapping[str, object], at: float) -> "Standing":
-        """A new observer with the statements of earlier observers. `at`: monotonic time after the document was
-        read."""
+        """A new observer that knows what the document of an earlier observer says. `at`: monotonic time after the
+        document was read."""
         standing = cls()
         standing.absorb(document, at)
         return standing
 
     def absorb(self, document: Mapping[str, object], at: float) -> None:
-        """Add another observer's statements. `at`: monotonic time after the document was read.
+        """Add what the document of another observer says. `at`: monotonic time after the document was read.
 
-        Skips entries that cannot be read, and entries for another version than this observer found. If an entry is
-        skipped, its value only has to be observed for longer.
+        Skips keys whose content cannot be read, and keys for which this observer has found another version. If a
+        key is skipped, its value only has to be observed for longer.
         """
         for key, entry in document.items():
             statement = _read_entry(entry)
@@ -105,7 +104,8 @@ class Standing:
         self._sightings = {key: seen for key, seen in self._sightings.items() if is_alive(key)}
 
     def to_document(self, at_least: float, keys: Iterable[str] | None = None) -> Document:
-        """The statements that the next observer needs: versions that stood for `at_least` seconds, longest first.
+        """Return the document for the next observer: the versions that have stood for `at_least` seconds or more,
+        longest first.
 
         A healthy lease changes several times per lease duration and is not included. The document is therefore
         usually empty, and its size is always bounded.

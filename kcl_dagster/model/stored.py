@@ -97,8 +97,8 @@ class StoredCounts:
     whole: bool = False
     mark: int = 0
     until: int = 0
-    """When the last of the windows is complete, allowed lateness included, or when the last late rows arrived. The
-    lease is kept until then, even if its shard is finished."""
+    """When the last of the windows is complete (allowed lateness included), or when the last late rows arrived if
+    that is later. The lease is kept until this time, even if its shard is finished."""
 
     outside: int = 0
     """The number of the lease's rows that count for no window: rows without an event time, with an event time too
@@ -132,7 +132,7 @@ class StoredCounts:
     def plus(
         self, more: Collection[StoredRows], checkpoint: Checkpoint, batch: int = 0, most_bytes: int = MOST_BYTES
     ) -> "StoredCounts":
-        """The counts after `more` was stored by the batch with this number, which ends at `checkpoint`."""
+        """Return the counts after the batch with the number `batch` has stored `more` and ended at `checkpoint`."""
         found = {rows.start: rows for rows in self.windows}
         for rows in more:
             known = found.get(rows.start)

@@ -326,8 +326,8 @@ def estimate_catch_up(
     prices: Prices | None = None,
     storing: Storing | None = None,
 ) -> Cost:
-    """Estimate the cost of reading the same shards by bounded runs. A run of `run_seconds` begins every `every`
-    seconds. No leader and no worker runs in between."""
+    """Estimate the cost of reading `shards` shards by bounded runs. Every `every` seconds a run begins, which takes
+    `run_seconds`. Between two runs there is neither a leader nor a worker."""
     timings, storing = application.timings, storing or Storing()
     table_units = -(-(shards + 1) * ROW_BYTES // READ_UNIT_BYTES)
     batch_seconds = min(application.batch.max_seconds, BOUNDED_SECONDS)

@@ -393,7 +393,8 @@ def policy(component: Component, deployment: Deployment) -> dict[str, Any]:
 
 
 def driver_policy(deployment: Deployment) -> dict[str, Any]:
-    """The minimal IAM policy of a Spark driver on another platform, which is leader, worker and executor."""
+    """The minimal IAM policy of a Spark driver on another platform. It has the rights of a leader, a worker and an
+    executor."""
     return _policy([grant for grant in RIGHTS if grant.to & OF_DRIVER and deployment.needs(grant.when)], deployment)
 
 
@@ -440,7 +441,7 @@ def _with(part: list[dict[str, Any]], statement: Mapping[str, Any], resource: st
 
 
 def size(document: Mapping[str, Any]) -> int:
-    """The number of characters of a policy that IAM counts, which are all except white space."""
+    """The length of a policy as IAM counts it: the number of characters except white space."""
     return len(json.dumps(document, separators=(",", ":")))
 
 

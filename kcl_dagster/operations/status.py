@@ -86,9 +86,9 @@ class Status:
 
     @cached_property
     def set_back_since_run(self) -> SetBack | None:
-        """The last reset or import since the last bounded run, with the earliest time to which any reset or import
-        since then went back. None if there was no reset or import, if everything is stored again, or if the run
-        failed."""
+        """Describes the resets and imports since the last bounded run as one: the epoch of the last of them, and
+        the earliest moment to which one of them went back (None if one of the moments is not known). None if there
+        was no reset or import, if the run failed, or if everything that the run had to store is stored again."""
         run, complete = self.last_run, self.complete
         if run is None or run.failed or (complete.through is not None and complete.through >= run.bound):
             return None

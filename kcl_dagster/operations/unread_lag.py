@@ -1,4 +1,4 @@
-"""The lag of shards that no worker reads, which is the age of the first record after their checkpoint."""
+"""The lag of shards that no worker reads. The lag is the age of the first record after the shard's checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -34,8 +34,8 @@ LOOK_SECONDS: Final = 1.0  # between two reads of the tables
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The state of the application in the tables. The leases were read after the completeness row, so the counts in
-    the leases include all records that the row covers."""
+    """The state of the application in the tables. The leases were read after the completeness row. Their counts
+    therefore include all records that arrived before the moment in this row."""
 
     completeness: Completeness
     leases: Sequence[Lease] = ()

@@ -291,8 +291,8 @@ class CompleteWindows:
         return None
 
     def _read_newest(self, instance: DagsterInstance) -> set[int]:
-        """Record the newest declarations. Returns the windows whose newest materializations include no
-        declaration."""
+        """Read the newest materializations, and record those that declare a window. Returns the windows that none
+        of these materializations declares, for example because an operator reported them by hand."""
         by_hand: set[int] = set()
         for record in reversed(instance.fetch_materializations(self._key, limit=REMEMBERED).records):
             start = self._start_of(record.partition_key)
@@ -397,9 +397,9 @@ class CompleteWindows:
     def with_tables(
         self, instance: DagsterInstance, events: Sequence[AssetMaterialization]
     ) -> list[AssetMaterialization]:
-        """These declarations, each after the declarations of the consumer's tables for the same window. Until the
-        window's own declaration is stored, `events` returns the window again. So this declaration comes last, and
-        no table lacks its declaration."""
+        """Return these declarations, each after the declarations of the consumer's tables for the same window.
+        Until the declaration of the window itself is stored, `events` returns the window again. If this declaration
+        is the last one, no table can therefore lack a declaration."""
         tables = self.consumer.sink.tables
         if not (tables and events):
             return list(events)

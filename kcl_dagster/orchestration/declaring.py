@@ -49,8 +49,8 @@ class Declared:
 
 
 NOT_LOOKED_UP: Final = Declared(-1)
-"""A declaration that was not read from the storage yet. If the declaration matters, the window counts as due, and
-the declaration is read then."""
+"""A declaration that was not read from Dagster's storage yet. If the declaration matters, the window counts as due,
+and the declaration is read before the window is declared."""
 
 
 @dataclass(frozen=True, slots=True)

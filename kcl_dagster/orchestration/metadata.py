@@ -75,7 +75,7 @@ class KclWindowMetadataSet(KclMetadataSet):
       rows were stored for it.
     - `window_end`: the end of the window. Under another definition of the partitions, a window with the same key
       can have another end.
-    - `counts`: the reason why numbers are not known and therefore left out.
+    - `counts`: the reason why the counts (rows, bytes, files, late rows) are not known and therefore left out.
     - `table_version` (Delta), `snapshot` (Iceberg): a version of the table that has the whole window. Left out if
       the process that wrote the metadata has no right to read the table.
     - `rows_without_window` counts rows without a time, or with a time far from their arrival.

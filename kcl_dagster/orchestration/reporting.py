@@ -31,7 +31,7 @@ NEWS_SECONDS = 1800.0  # a decision that still holds after this time is reported
 # Between two reports, even if there are changes. When a worker ends, all of its leases move, over several ticks,
 # and each report takes 25 KB.
 LEAST_PACE_SECONDS = 60.0
-SETTLED_SECONDS = 30.0  # after a change; workers have sent heartbeats by then, so the numbers are valid
+SETTLED_SECONDS = 30.0  # after a change; workers have sent heartbeats by then, so the metadata are valid
 CHECK_PACE_SECONDS = 4 * 3600.0  # for a check whose result is unchanged
 SHARDS_PACE_SECONDS = 60.0  # from a materialization of a stream until it is checked whether Dagster has stored it
 SHARDS_TOLD_AT_MOST = 2  # a second time if the first materialization was not stored

@@ -37,7 +37,7 @@ _UNITY: Final = "uc://"  # how delta-rs spells the name of a table in Unity
 _THREE_PARTS: Final = re.compile(r"\w+\.\w+\.\w+")  # the name of a table in a catalog, or a folder
 _TABLE_NAME: Final = re.compile(r"(?:\w+|`[^`]+`)(?:\.(?:\w+|`[^`]+`))*")  # in SQL of Spark
 DeltaWriter = Literal["delta-rs", "spark"]
-"""What commits to a Delta table."""
+"""The program that commits to a Delta table: delta-rs, or Spark with Delta Lake."""
 
 Transform = Callable[..., Any]
 """The user's function, from the records of a batch, a Spark DataFrame, to the rows that the sink stores. It can ask

@@ -115,8 +115,9 @@ def of_workers(seen: Observation) -> KclWorkersMetadataSet:
 
 
 def of_lag(seen: Observation) -> KclLagMetadataSet:
-    """The metadata of the lag. It is reported every minute, so it is small: 1.3 KB for a healthy fleet. Three
-    reports fit into a page of sqlite. Its tables are Markdown, which takes a quarter of the space of a table."""
+    """The metadata of the lag. It is small, because it is reported every minute: 1.3 KB for a healthy fleet, so
+    that three reports fit into a page of sqlite. Tables in it are text in Markdown, which takes a quarter of the
+    space of a table of Dagster."""
     used = seen.retention_used
     worth = [lag for lag in seen.lags if lag.seconds is None or lag.seconds >= BEHIND_WORTH_TELLING]
     return KclLagMetadataSet(
@@ -149,8 +150,8 @@ def decision_row(decision: Decision, at: float) -> Row:
 
 
 def of_decisions(latest: Sequence[Row]) -> KclDecisionsMetadataSet:
-    """The metadata of the decisions. `latest`: rows of the newest decisions, the newest first. The numbers count
-    the rows that are shown."""
+    """The metadata of the decisions. `latest`: rows of the newest decisions, the newest first. The
+    counts are those of the rows that are shown."""
     columns = dict.fromkeys(("when (UTC)", "what", "why"), "string")
     shown = latest[:MAX_ROWS]
     kinds = Counter(str(row["what"]).partition(": ")[0] for row in shown)

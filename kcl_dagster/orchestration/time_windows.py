@@ -167,7 +167,7 @@ class PartitionWindows:
         return round(start.timestamp()), round(after.end.timestamp())
 
     def _start_at(self, moment: int, key: str) -> int | None:
-        """The start of the window that has this key, which names the time `moment`."""
+        """The start of the window that has this key. `moment`: the time that the key names."""
         start = self.start_of(moment)
         start = start if start == moment else self.end_of(start)  # the key of a day, if its windows begin at seven
         if self.key_of(start) != key and self.partitions.exclusions:

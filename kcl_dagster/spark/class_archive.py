@@ -25,7 +25,7 @@ from pyspark.find_spark_home import _find_spark_home
 from kcl_dagster.spark.java import Java, default_cache
 
 OWN_OPTIONS: Final = ("-Xshare", "SharedArchiveFile", "ArchiveClassesAtExit")
-"""Texts in Java options that show that the user's options control archives already."""
+"""Names of Java options about archives. If the user's options contain one of them, this module adds none."""
 
 CHECKED: Final = "-Xshare:auto -XX:+IgnoreUnrecognizedVMOptions -XX:+VerifySharedSpaces"
 QUIET: Final = '"-Xlog:cds*=off"'  # the JVM writes no line if it ignores an archive
@@ -44,8 +44,8 @@ class ClassArchive:
         return is_whole(self.path)
 
     def used_by(self, java_options: str) -> str:
-        """Return the Java options with the archive added. Returns the options unchanged if the archive does not
-        exist, or if the options control archives already."""
+        """Return `java_options` with the options that make the JVM use the archive. Returns `java_options`
+        unchanged if the archive does not exist, or if they already contain an option about archives."""
         if not self.exists or any(own in java_options for own in OWN_OPTIONS):
             return java_options
         archives = os.pathsep.join([*([str(self.base)] if is_whole(self.base) else []), str(self.path)])

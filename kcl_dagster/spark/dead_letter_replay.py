@@ -272,8 +272,8 @@ class ToSink:
 
 @dataclass(frozen=True, slots=True)
 class ToProcessors:
-    """Passes letters to record processors, one for each shard, which are created for the replay only. Their
-    checkpoints are discarded."""
+    """Passes dead letters to record processors. Creates one record processor for each shard, for this replay only.
+    The checkpoints of these processors are discarded."""
 
     new_processor: ProcessorFactory
 

@@ -42,9 +42,9 @@ log = logging.getLogger(__name__)
 # Each task writes its own files. To avoid small files, one task reads a whole batch of less than TASK_BYTES.
 FETCH_TASKS: Final = 2
 RANGES_OF_TASK: Final = 100
-# After the time of its reads, a fetch has so many seconds to stage its records (write the files of the batch). If
-# this is not enough, the fetch is cancelled and repeated without staging, and another job writes the files. The
-# worker reports the other job if it is slow, and can limit its time.
+# The seconds that a fetch has after its reads to stage its records (write the files of the batch). If this is not
+# enough, the fetch is cancelled and repeated without staging, and another job writes the files. The worker reports
+# the other job if it is slow, and can limit its time.
 STAGING_SECONDS: Final = 60.0
 
 

@@ -39,12 +39,12 @@ log = logging.getLogger(__name__)
 # Larger Arrow batches are slower and use more memory; with smaller ones, Spark's overhead per batch is too large.
 BATCH_ROWS: Final = 8_000
 BATCH_BYTES: Final = 4 * 1024 * 1024
-# The most Arrow batches that wait for Spark. While there are so many, the readers pause.
+# The most Arrow batches that wait for Spark. While this many batches wait, the readers pause.
 QUEUED_BATCHES: Final = 4
 READ_SECONDS: Final = 15.0  # timeout between two pieces of a page; a slow connection that delivers data is kept
 PAGE_SECONDS: Final = 60.0  # timeout of a page: 10 MiB over a slow connection
-# After the time of the batch, the fetch gives up a shard that has made no progress for so many seconds. An example
-# is a response that arrives byte by byte, which READ_SECONDS does not detect.
+# When the time of the batch is over, the fetch gives up a shard that makes no progress for this number of seconds.
+# An example is a response that arrives byte by byte, which READ_SECONDS does not detect.
 LATE_SECONDS: Final = 15.0
 LOOK_SECONDS: Final = 0.5  # between two checks for shards without progress
 CONNECTIONS: Final = 128  # one per reader thread

@@ -17,8 +17,8 @@ ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 
 
 class ParquetFile:
-    """A Parquet file that is being written. `repeating`: the columns with repeated values, which get a dictionary;
-    by default all columns."""
+    """A Parquet file that is being written. `repeating`: the columns that get a dictionary, because their values
+    repeat; by default all columns."""
 
     def __init__(self, schema: pa.Schema, repeating: Sequence[str] | None = None) -> None:
         self.schema = schema

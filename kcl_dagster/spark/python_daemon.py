@@ -1,16 +1,18 @@
-"""Spark's Python daemon, with workers that can send every error: the value of `spark.python.daemon.module`.
+"""Replaces the daemon that makes Spark's Python workers, so that the workers can send the text of every error. The
+setting `spark.python.daemon.module` names this module.
 
-Spark's Python worker announces an error before it encodes the error's text. If the text cannot be made or encoded,
-nothing follows, and Spark waits for the text for ever. An example is a text with half of a surrogate pair, which a
-record's JSON can contain.
+Spark's own Python worker announces an error before it encodes the error's text. If the text cannot be made or
+encoded, the worker sends nothing more, and Spark waits for the text for ever. An example is a text with half of a
+surrogate pair, which the JSON of a record can contain.
 
-The daemon makes its workers by fork, so it must not start threads. It imports pyspark and those modules of a fetch
-that start no thread, so that workers have them from the start. Each worker itself imports pyarrow, which starts
-threads, and modules that import pyarrow. A user can add another version of one of the daemon's libraries with
-`--py-files` or `addPyFile`. The worker then imports that version, as with Spark's own daemon.
+The daemon makes its workers by fork, so it must not start threads. It imports pyspark, and the modules that every
+fetch needs and that start no thread. Workers then do not have to import these modules. Each worker itself imports
+pyarrow, which starts threads, and the modules that import pyarrow. If a user adds another version of a library that
+the daemon has imported (`--py-files` or `addPyFile`), the worker imports this version, as with Spark's own daemon.
 
-Spark makes its Python import pyspark from an archive, `pyspark.zip`, which every daemon compiles again. If the
-archive is part of an installed pyspark, the daemon imports the installed pyspark instead.
+By default, Spark's Python processes import pyspark from an archive, `pyspark.zip`, and every daemon has to compile
+its modules again. If the archive is part of an installed pyspark, this daemon imports the installed pyspark
+instead.
 """
 
 import gc

@@ -39,7 +39,7 @@ class SharingProbe:
 
 def check_sharing(spark: SparkSession, store: Store | None, name: str) -> None:
     """Raise ConfigurationError if the store is a local directory and the driver does not find all files that
-    executors write there. `name`: the prefix of the names of the probe files, which no other file has.
+    executors write there. `name`: the prefix of the names of the probe files. No other file has it.
 
     Runs one small job if executors can be on other machines. Executors that are added later are not checked.
     """

@@ -7,8 +7,8 @@ files of other attempts do not belong to any batch.
 
 A file can have rows of several shards. So the files of a fetch are used only if the batch stores all records of the
 fetch. In addition, the files must have been staged for the chain (the worker's log of its batches) in which the
-batch is decided. Otherwise the records are read from the stream again, each range up to the same end, so that it
-has the same records as before.
+batch is decided. Otherwise the records are read from the stream again. Each range is read up to the same end, and
+so has the same records as before.
 """
 
 import json
@@ -280,7 +280,8 @@ class StagedRecords:
     fetches: Mapping[StagedRanges, tuple[LeaseKey, ...]]
 
     def union(self, other: "StagedRecords") -> "StagedRecords":
-        """The records of this object and of `other`. The two objects must have no fetch in common."""
+        """Return the records of this object together with those of `other`. The two objects must not contain
+        records of the same fetch."""
         return StagedRecords({**self.fetches, **other.fetches})
 
     def files(self, chain: ChainId) -> list[Manifest] | None:

@@ -73,7 +73,8 @@ class Gaps:
         self._is_unknown = False
 
     def before(self, *, is_far: bool, has_records: bool) -> Gap | None:
-        """The gap that may exist before this response, or None. `is_far`: whether the response is far behind."""
+        """Return the gap before this response: records may have left the stream unread there. None if there is no
+        gap. `is_far`: whether the response is far behind."""
         if self._far_after is None or (is_far and not has_records):
             return None  # the next response is compared with the same record
         is_there = self._presence.has(self._far_after)
@@ -81,7 +82,8 @@ class Gaps:
         return None if is_there else Gap(self._far_after, is_certain=not self._is_unknown)
 
     def went_on(self, last: str | None, *, is_far: bool, has_records: bool) -> None:
-        """Called with each response that is used. `last`: the last record of the range so far. If it is not known
-        whether there was a gap, the last record before the gap is looked up again after the next response."""
+        """Record a response whose records are used. `last`: the last record of the range so far. If the response is
+        far behind, `before` will look up this record when the next response has arrived. If the last lookup had no
+        result, its record is kept instead, and is looked up again."""
         if not self._is_unknown and (has_records or not is_far):
             self._far_after = last if is_far else None

@@ -42,7 +42,7 @@ def size_of(records: Iterable[StreamRecord]) -> int:
 
 
 def sizes_of(records: Sequence[StreamRecord]) -> list[int]:
-    """The bytes of payload and partition key of each record, which is the room that it takes when it is kept."""
+    """The bytes of payload and partition key of each record. A record that is kept takes this much room."""
     keys = utf8_sizes([record["PartitionKey"] for record in records])
     return list(map(add, map(len, map(_data, records)), keys))
 

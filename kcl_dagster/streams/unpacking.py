@@ -54,7 +54,8 @@ class PageReader(Protocol):
 
 
 class Unpacker:
-    """Opens the records of one range, and counts them. Gets the pages in order, on one thread."""
+    """Takes the user records of one range out of its Kinesis records, and counts them. The caller passes the pages
+    of the range in order, on one thread."""
 
     def __init__(self, bounds: Bounds, hash_range: HashRange | None, *, opens_aggregates: bool = True) -> None:
         """`opens_aggregates`: if False, aggregates that lie completely in the range are not opened."""

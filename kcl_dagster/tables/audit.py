@@ -60,7 +60,7 @@ class AuditTable:
         return entry
 
     def all(self) -> list[AuditEntry]:
-        """Return all entries, oldest first. Scans the table, so only commands of operators should call this."""
+        """Return all interventions, oldest first. Scans the table, so only operators' commands should call this."""
         items = scan_items(
             self._sender,
             self._place.table,

@@ -39,7 +39,7 @@ class LeaseTable(LeaseReader):
     """Reads leases and carries out their transitions. Has no state except for caches, so any thread can call it.
 
     A transition takes the lease as the caller last read it, and returns the lease as it is afterwards. If another
-    write came first:
+    process has changed the lease since the caller read it:
 
     - A transition that any worker or leader can try returns None.
     - A transition of the owner raises LeaseLost.
@@ -48,10 +48,10 @@ class LeaseTable(LeaseReader):
     errors.
 
     If an owner's write was applied but its response was lost, the owner's next write fails, because the row already
-    has a higher counter. The owner then reads the row and writes again. A worker trusts its lease for one lease
-    duration after it sent the last write that was applied, so it has to know which write that was. The KCL does not
-    write again. It counts the failed write as applied, although an earlier write was applied, so it trusts the
-    lease for too long. With the policy `kcl`, this class does the same.
+    has a higher counter. The owner then reads the row and writes again. When this write succeeds, the worker trusts
+    its lease for one lease duration, which begins when the worker sent the write. The KCL does not write again: it
+    takes the failed write for the applied write. The lease duration then begins when the failed write was sent,
+    which is too late, so the KCL trusts the lease for too long. With the policy `kcl`, this class does the same.
     """
 
     # --- transitions of the owner -------------------------------------------------------------------------------
@@ -185,8 +185,8 @@ class LeaseTable(LeaseReader):
         """Create the lease of a child of a shard that was read to its end. Returns False if the child has a lease
         already.
 
-        `children`: all children of the parent. Raises LeaseLost if the parent's lease is finished or deleted. Then
-        another worker finished it, and the children may have been read and their leases deleted since.
+        `children`: all children of the parent. Raises LeaseLost if the parent's lease is finished or deleted. In
+        this case, another worker finished it, and the children may have been read and their leases deleted since.
         """
         request = requests.create_child(self._table, child, parent.key, children)
         outcome = self._write(request, outcomes.created(child))

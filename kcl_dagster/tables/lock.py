@@ -45,7 +45,7 @@ class LockView:
 
     held: bool
     owner: str | None
-    """The name of the leader, which may be this process. None if another candidate has just been faster."""
+    """The name of the leader, which can be this process. None if another candidate has just been faster."""
 
     trusted_until: float
     """Monotonic time until which no other candidate can have taken the lock, except that other leaders take the
@@ -154,8 +154,9 @@ class LeaderLock:
         return owner.startswith(STANDBY) and not self._owner.startswith(STANDBY)
 
     def _is_orphaned(self, row: _Row) -> bool:
-        """Whether the holder's process is known to have ended. In this case, too, the takeover is conditional on
-        the version that was read. Later writes of the former holder expect this version, so they are refused."""
+        """Whether the holder's process is known to have ended, so that the lock can be taken at once. The write of
+        the takeover requires the version that was read, and changes it. Later writes of the former holder require
+        the former version, so they are refused."""
         return self._process is not None and row.process is not None and self._process.is_dead(row.process)
 
     def guard(self) -> Request:

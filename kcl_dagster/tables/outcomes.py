@@ -1,7 +1,8 @@
 """Decides whether a write whose response was lost has been applied, from the lease as it is now.
 
-Each function returns a judge, which is called right after a strongly consistent read. The judge gets the lease, or
-None if the lease was deleted. The verdicts are:
+The functions whose result is a `Judge` return a function, the judge of one write. It is called right after a
+strongly consistent read with the lease that was read, or with None if the lease was deleted. The judge returns one
+of these verdicts about its write:
 
 - APPLIED: only this write leads to the present state of the lease, or the state serves the caller equally well.
 - STANDING: the write has not been applied, and would succeed if it were sent again. Sending it again is safe,
@@ -29,8 +30,8 @@ Judge = Callable[[Lease | None], WriteVerdict]
 
 
 def created(lease: Lease) -> Judge:
-    """Judge a creation. Two creators of one lease write the same row, so it does not matter which of them was
-    first."""
+    """Return the judge of the creation of a lease. Two creators of one lease write the same row, so the write
+    counts as applied whichever of them was first."""
 
     def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
@@ -41,8 +42,8 @@ def created(lease: Lease) -> Judge:
 
 
 def unmoved(before: Lease) -> Judge:
-    """Judge a renewal. It changes only the counter, which other writes raise, too. A renewal therefore never counts
-    as applied."""
+    """Return the judge of a renewal. A renewal changes only the counter, which other writes raise, too. So it is
+    never certain that a renewal was applied, and the judge never returns APPLIED."""
 
     def judge(now: Lease | None) -> WriteVerdict:
         if now is None or now.actual_owner != before.actual_owner:
@@ -68,9 +69,9 @@ def taken(before: Lease, by: WorkerId) -> Judge:
 
 
 def assigned(before: Lease, to: WorkerId, counter: int | None = None) -> Judge:
-    """Judge an assignment. If the worker `to` owns the lease, any higher counter counts as applied, because the
-    worker may have renewed the lease since. An assignment of another leader to the same worker also counts as
-    applied."""
+    """Return the judge of an assignment. If the worker `to` owns the lease, the write counts as applied with any
+    higher counter, because the worker may have renewed the lease since. It also counts as applied if another leader
+    has assigned the lease to this worker."""
 
     def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
@@ -83,8 +84,8 @@ def assigned(before: Lease, to: WorkerId, counter: int | None = None) -> Judge:
 
 
 def handoff_begun(before: Lease, to: WorkerId) -> Judge:
-    """Judge the beginning of a handoff. It also counts as applied if the old owner has already completed the
-    handoff."""
+    """Return the judge of a write that begins a handoff. The write also counts as applied if the old owner has
+    already completed the handoff."""
 
     def judge(now: Lease | None) -> WriteVerdict:
         if now is None:
@@ -114,7 +115,7 @@ def vacated(before: Lease, counter: int | None = None) -> Judge:
 
 
 def checkpointed(before: Lease, checkpoint: Checkpoint, claim: Claim | None = None) -> Judge:
-    """Judge a checkpoint. `claim`: the claim in the row after the write."""
+    """Return the judge of a checkpoint. `claim`: the claim in the row after the write."""
 
     def judge(now: Lease | None) -> WriteVerdict:
         if now is None or now.actual_owner != before.actual_owner:
@@ -179,15 +180,15 @@ def deleted(before: Lease, *, forced: bool) -> Judge:
 
 
 def _by_counter(before: Lease, now: Lease, *, applied: bool) -> WriteVerdict:
-    """Judge a write that requires the counter to be unchanged and adds one to it. `applied`: whether the lease
-    looks as it would after the write."""
+    """Return the verdict on a write that requires the counter to be unchanged and adds one to it. `applied`:
+    whether the lease looks as it would after the write."""
     if now.counter == before.counter:
         return WriteVerdict.STANDING
     return WriteVerdict.APPLIED if applied and now.counter == before.counter + 1 else WriteVerdict.SUPERSEDED
 
 
 def _by_owners(before: Lease, now: Lease, counter: int | None = None) -> WriteVerdict:
-    """Judge a write that requires the owners to be unchanged. If the owners are still the same, the write has not
-    been applied."""
+    """Return the verdict on a write that requires the lease to have the owners of `before`, and changes them. If
+    the lease still has these owners, the write has not been applied."""
     same = (now.owner, now.checkpoint_owner) == (before.owner, before.checkpoint_owner)
     return WriteVerdict.STANDING if same and counter in {None, now.counter} else WriteVerdict.SUPERSEDED

@@ -31,8 +31,8 @@ def segments_for(table_bytes: int) -> int:
 
 
 class Segments:
-    """The number of segments into which a scan is divided. It is configured, or follows from the table's size,
-    which is looked up rarely."""
+    """The number of segments into which a scan is divided. The number is configured, or calculated from the size of
+    the table. The size is looked up rarely."""
 
     def __init__(self, configured: int, table_bytes: Callable[[], int], clock: Clock) -> None:
         self._configured = configured

@@ -57,7 +57,8 @@ class MetricsRegistry:
             self._values.setdefault(family, {})[tuple(sorted(labels.items()))] = value
 
     def replace(self, family: Family, label: str, values: Mapping[str, float]) -> None:
-        """Replace all values of a gauge. `values`: the new values by the value of `label`."""
+        """Replace all values of a gauge that has one label. `label`: the name of the label. `values`: the value of
+        the label -> the new value of the gauge."""
         with self._lock:
             self._values[family] = {((label, name),): value for name, value in values.items()}
 

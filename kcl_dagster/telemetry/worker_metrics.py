@@ -140,8 +140,8 @@ class WorkerTelemetry:
             self.registry.set(COMPLETE, known.through)
 
     def worker(self, surroundings: Surroundings[D], runtime: Runtime) -> Worker[D]:
-        """Create the worker. This object then also receives the reports and events that the receivers in
-        `surroundings` get."""
+        """Create a worker that passes its reports and events to this object, and then to the receivers in
+        `surroundings`."""
 
         def on_batch(report: BatchReport) -> None:
             self.batch(report)

@@ -322,7 +322,7 @@ class PartCounts:
     """What a sink stored of one part.
 
     - `files`: the counts of each file. None if the times of the rows are not known, because the output has no
-      column of times, or because an earlier attempt stored the part. The other fields then apply.
+      column of times, or because an earlier attempt stored the part. In this case, use the other fields.
     - `size`: the bytes of its files, 0 if not known.
     - `number`: the number of its files, without files that are counted with another part.
     - `rows`: all rows of the part. None if each record was stored as one row.

@@ -87,8 +87,8 @@ class ChainProtocol(Generic[D]):
     batch."""
 
     def run_once(self, abandon: Callable[[], bool] = never) -> BatchReport:
-        """Run one round. `abandon` is called before the batch is staged. If it returns True, the batch is given up,
-        and nothing has to be undone.
+        """Run one round: read and store one batch. `abandon` is called before the batch is staged. If it returns
+        True, the batch is given up, and nothing has to be undone.
 
         Errors of AWS, the sink and user code are not raised. They are in the report and in events.
         """

@@ -1,5 +1,5 @@
-"""Stores, with the data, the moment through which the application is complete, for query engines, which do not read
-it from Dagster.
+"""Stores the moment through which the application is complete with the data, for query engines that do not use
+Dagster.
 
 One of the application's workers writes the moment: in the first stream, the owner of the open lease whose shard has
 the hash key 0. While that shard is split or merged, there can be two such owners or none, and a paused worker can

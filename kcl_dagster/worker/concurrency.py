@@ -31,9 +31,9 @@ def one_by_one(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -
 
 
 def several_at_once(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -> None:
-    """Call the function on threads that belong to this call alone, so that it is not delayed by another call that
-    waits for a slow table. The calling thread takes part, and does all the work if the machine cannot start more
-    threads."""
+    """Call the function for each lease, on threads that only this call uses. Another call that waits for a slow
+    table therefore does not delay this one. The calling thread takes part, and does all the work if the machine
+    cannot start more threads."""
     waiting = deque(keys)
     helpers = min(AT_ONCE, len(waiting)) - 1 if len(waiting) >= FEWEST_FOR_THREADS else 0
 

@@ -73,7 +73,7 @@ def is_of_code(text: str) -> bool:
 
 
 def depends_on_records(error: BaseException) -> bool:
-    """Whether some of the records can succeed, so that it is useful to search for a record that fails alone.
+    """Whether the error can depend on single records. It is then useful to search for a record that fails alone.
 
     The result is True for the loss of a process. It is a failure of the platform, but a loss that happens again and
     again can be caused by a record: `Failures` counts the losses.

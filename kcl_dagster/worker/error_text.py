@@ -175,7 +175,8 @@ def text_of(error: BaseException) -> str:
 
 
 def redacted(text: str, source: str = "") -> str:
-    """The first lines of `text`, without possible values of records. `source`: code, whose literals are kept."""
+    """Return the beginning of `text`, with `[redacted]` in place of the parts that can be values of records; see
+    the beginning of this module. `source`: source code. Text in quotes that is also in the source code is kept."""
 
     def kept(found: re.Match[str]) -> str:
         inner = found[0][1:-1]

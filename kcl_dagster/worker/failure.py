@@ -6,9 +6,9 @@ The class of the error (`kcl_dagster.worker.error_class`) determines what happen
   continue. The failing lease is retried with backoff until the policy's attempts or age are used up. The policy
   then decides. Either the shard is stopped, and tried again at long intervals. Or the range is narrowed: it is
   halved until only the failing record is left, and this record is dead-lettered or skipped.
-- The sink or the platform fails: the same leases are tried together again, then in halves, so that one lease that
-  cannot be stored does not block the others. If a lease has used up `outage_attempts`, it is stopped, and tried
-  once per minute.
+- The sink or the platform fails (an outage): the same leases are tried together again, then in halves, so that one
+  lease that cannot be stored does not block the others. If a lease has used up `outage_attempts`, it is stopped,
+  and tried once per minute.
 - A worker's process ends during a batch: the row of the lease shows that the batch was begun, and the batch is
   neither stored nor failed nor given up. The next owner counts this as a loss. Losses are counted in the row, over
   all owners with the same version of the code. After two losses, the batch is written without other leases. After
@@ -67,8 +67,8 @@ class _Trouble:
     has_lost: bool = False  # whether an event has reported its loss of records
 
     def see(self, now: float, *, is_outage: bool) -> None:
-        """Record when the present outages or the other failures began. While the sink or the platform fails, no
-        record can succeed. The time of an outage therefore does not count in the age of the other failures."""
+        """Record the time of a failure of this lease. The time of an outage does not count in the age of failures
+        that are no outages, because during an outage no record can succeed."""
         if is_outage:
             self.out_since = now if self.out_since is None else self.out_since
             return
@@ -128,8 +128,9 @@ class Failures:
         return group
 
     def failed(self, keys: Sequence[LeaseKey], error: BaseException) -> list[LeaseKey]:
-        """Count a failure of a batch of these leases, or of reading one lease. If an outage now stops a lease that
-        was tried alone, the result contains this lease. Otherwise the result is empty."""
+        """Count a failure of a batch of these leases, or of reading one lease. Returns the lease that an outage now
+        stops. This can only be a lease that was tried alone, and that was not stopped before. If no lease is
+        stopped now, returns an empty list."""
         now = self._clock.monotonic()
         troubles = [self._troubles.setdefault(key, _Trouble()) for key in keys]
         is_outage = class_of(error).is_outage

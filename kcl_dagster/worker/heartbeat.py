@@ -31,8 +31,8 @@ class Utilization(Protocol):
         """Take a sample if one is due. Called several times per second; does not raise."""
 
     def averages(self) -> dict[str, tuple[float, ...]]:
-        """The averages per metric, oldest first. If there are none, the leader judges this worker by its
-        throughput."""
+        """The averages per metric, oldest first. If there are none, the leader uses the throughput of this worker
+        instead."""
 
     def operating_range(self) -> dict[str, tuple[int, ...]]:
         """The highest tolerable percentage per metric, for the same metrics as `averages`."""

@@ -77,7 +77,8 @@ class HeldLease:
         return Holding(self.lease, self.token, self.handoff_since)
 
     def caught_up(self, lease: Lease) -> None:
-        """Keep the row that a request read before it failed. So the outcome of at most one write is unknown."""
+        """Keep the row that was read because a write failed. The row shows the outcomes of all writes before it
+        was read, so the outcome of at most one write is unknown."""
         self.lease = lease
 
     def add_stored(self, stored: Unwritten) -> None:
@@ -100,7 +101,7 @@ class HeldLease:
 
 
 def renewed_claim(claim: Claim, at: Checkpoint) -> Claim:
-    """The claim to write with the checkpoint `at`. It has no note of a begun batch if `at` is beyond the batch's
-    beginning, because the batch is stored then."""
+    """Return the claim to write together with the checkpoint `at`. If `at` is beyond the beginning of the batch
+    that the claim records as begun, this batch is stored, and the new claim records no begun batch."""
     begun = claim.begun
     return replace(claim, at=at, begun=begun if begun is not None and begun.after >= at else None)

@@ -62,9 +62,9 @@ class LeaseHandover:
         return self._leases.table.transfer(lease)
 
     def release(self, key: LeaseKey, successor: WorkerId | None = None, *, unless_pinned: bool = False) -> bool:
-        """Give the lease to `successor`, so that it is read at once. If that is not possible, give the lease up
-        without a next owner. If a handoff is under way, complete the handoff instead. Returns whether the table has
-        the change.
+        """Give the lease to `successor`, which then reads its shard at once. If that is not possible, give the
+        lease up without a next owner. If a handoff is under way, complete the handoff instead. Returns whether the
+        table has the change.
 
         This worker drops the lease in any case, with one exception: with `unless_pinned`, it keeps the lease while
         the lease's batch is being written, or is decided and not visible.

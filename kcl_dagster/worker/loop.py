@@ -550,8 +550,8 @@ class Worker(Generic[D]):
             self._end_hung()
 
     def _end_patience(self) -> float:
-        """The seconds for which to wait for a batch after a stop request. While records are being read, this
-        includes the time after which a read ends by itself."""
+        """Return how many seconds after a stop request the worker waits for its batch to end. While the worker
+        reads records, this includes the time after which reading ends by itself."""
         is_reading = self.processing.running_for() is None
         return self.settings.end_patience + (self.settings.budget.seconds if is_reading else 0.0)
 

@@ -74,8 +74,8 @@ class LostOwners:
         self._first[key] = holding.token
 
     def survived(self, holding: Holding) -> None:
-        """Reset the losses. The batch has failed and this process is alive, so the batch did not end the former
-        processes. Raises KclError."""
+        """Reset the number of losses. Called when the batch has failed and this process has not ended: the batch
+        then did not end the processes of former owners, either. Raises KclError."""
         begun = self.holdings.claims.begun(holding.key)
         if begun is not None and begun.losses and self._is_own(holding, begun):
             begun = replace(begun, losses=0)

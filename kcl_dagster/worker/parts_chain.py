@@ -93,9 +93,9 @@ class PartsChain(Generic[D]):
         return (part.lease, part.number) in self._stored
 
     def write(self, data: D, batch: Batch) -> None:
-        """Store a batch. Does nothing if all its parts are stored already. Raises SinkError if only some are, or if
-        storing fails. The next process that opens the chain then finds out whether the batch is stored. Errors of
-        the user's function are raised unchanged."""
+        """Store a batch. Does nothing if all its parts are stored already. Raises SinkError if only some of them
+        are stored, or if storing fails. After an error, the next process that opens the chain finds out whether the
+        batch is stored. Errors of the user's function are raised unchanged."""
         chain = self._opened()
         held = [part for part in batch.parts if self.holds(part)]
         if len(held) == len(batch.parts):
@@ -154,8 +154,9 @@ class PartsChain(Generic[D]):
 
     def _remove_left_behind(self, chain: Chain) -> None:
         """Remove the files that a killed process has staged. The files are too old to belong to a running process.
-        But the process that staged them is possibly only paused, and tries to decide them later. So this process
-        first makes the next entry, after which the paused process cannot make that entry any more."""
+        But the process that staged them is possibly only paused, and tries to decide them when it continues. So
+        this process first makes the next entry of the chain. The paused process can then no longer make this
+        entry."""
         before = self.runtime.clock.now() - MIN_AGE_SECONDS
         stores = [one.files for one in self.sink.destinations.values()]
         if not any(left_behind(store, chain.id, before, ()) for store in stores):

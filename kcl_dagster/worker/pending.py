@@ -37,7 +37,7 @@ class Pin:
     - `instead_of`: if this batch is a piece of a failing batch, the number of the failing batch.
     - `losses`: how many owners of the lease ended while they wrote the batch, before the owner that wrote this pin.
     - `code`: the version of that owner's code (the consumer's code); None if not known.
-    - `left`: whether that owner gave up the lease in an orderly way, so that it does not count as a loss.
+    - `left`: whether that owner gave up the lease in an orderly way. If so, its end does not count as a loss.
     - `arrived`: when the first record arrived in the stream, in epoch seconds.
     - `is_attempt`: whether the pin was written for a record processor (`kcl_dagster.worker.attempts`). Such a pin
       counts losses. It does not bind a reader to a range, because no sink has begun a batch. An earlier version

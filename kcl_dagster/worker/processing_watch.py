@@ -2,8 +2,8 @@
 
 The worker's main thread waits for the code, so the housekeeping thread measures the time. It reports a batch that
 takes long. It interrupts a batch that takes longer than `batch.max_process_seconds`, which counts as a failure of
-the code. It also interrupts the batch of a worker that stops and has lost its leases, which does not count as a
-failure.
+the code. It also interrupts the batch of a worker that stops and has lost its leases. This interruption does not
+count as a failure.
 """
 
 import threading

@@ -170,8 +170,8 @@ class BatchProtocol(Generic[D]):
         self.poison.own.wrote(holding.key, holding.token, pin.number)
 
     def _forget_losses(self, holding: Holding, progress: Progress) -> None:
-        """Reset the losses. The batch has failed and this process is alive, so the batch did not end the former
-        processes."""
+        """Reset the number of losses. Called when the batch has failed and this process has not ended: the batch
+        then did not end the processes of former owners, either."""
         try:
             pin = pin_of(self.holdings.settled(holding.key, holding.token))
             if pin is not None and pin.losses:
@@ -255,8 +255,8 @@ class BatchProtocol(Generic[D]):
         return self.rules.counts(lease, progress, PartCounts(None))
 
     def _finish(self, this: Round, progress: Progress) -> bool:
-        """Create the leases of the children, then write SHARD_END. Returns False if this has to wait. The range is
-        then committed as usual."""
+        """Create the leases of the children, and then write SHARD_END. Returns False if this has to wait: the
+        caller then commits the range as usual."""
         key, holding = progress.range.lease, this.holdings[progress.range.lease]
         try:
             children = self.shard_ends.create_children(holding.lease, progress)

@@ -100,6 +100,7 @@ class StagingSink(Protocol[D_contra]):
         of a table are written under their final names, because readers of a table see only committed files.
 
         The batch can still be given up later. Its records are then staged again, together with other records, by
-        this worker or another one. The output can differ every time. Raises SinkError if staging failed. The staged
-        files are then removed when the chain is settled. Any other error counts as a failure of user code.
+        this worker or another one. The output can differ every time. Raises SinkError if staging failed. Files
+        that were staged before the error are removed when the chain is settled. Any other error counts as a failure
+        of user code.
         """

@@ -86,7 +86,8 @@ class WindowRules:
     def _until(self, rows: Iterable[StoredRows], progress: Progress) -> int:
         """The moment until which the lease must not be deleted, because the leader needs its counts to declare
         windows. For a window without late rows, this is the window's end plus the allowed lateness. A window with
-        late rows is declared at the leader's next tick, so the arrival of the last record counts, too."""
+        late rows is declared at the leader's next tick, and the moment is the arrival of the last record if that is
+        later."""
         arrived = (progress.last_arrival_ms or 0) // 1000
         ends = [self.windows.end_of(one.start) + self.allowed_lateness for one in rows]
         return max([0, *ends, *(arrived for one in rows if one.late)])

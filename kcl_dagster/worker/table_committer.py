@@ -341,8 +341,9 @@ class TableCommitter:
     def _of_folders_alone(
         self, contained: Mapping[ChainId, int], gone: Mapping[ChainId, float]
     ) -> dict[ChainId, int]:
-        """The last entries of chains that have gaps because they were made while the sink had only folders: their
-        workers deleted the entries that the folders had. No files of such a chain belong to a table."""
+        """Return the last entry of each chain that lacks entries because it was made while the sink had only
+        folders. Its worker deleted each entry when the folders had its files. No file of the chain belongs to a
+        table."""
         if FIRST not in self.folders:
             return {}
         found: dict[ChainId, list[int]] = defaultdict(list)
@@ -367,8 +368,8 @@ class TableCommitter:
     def _chosen(
         self, contained: Mapping[ChainId, int], gone: Mapping[ChainId, float], wanted: Mapping[ChainId, int]
     ) -> Selection | None:
-        """The selection for the next commit. None if not all existing entries were listed, so that the caller has
-        to try again."""
+        """The selection for the next commit. None if the list lacks entries that exist: the caller then has to try
+        again."""
         chosen = selected(contained, self._all(), gone)
         if self._missing(chosen, wanted):
             return None

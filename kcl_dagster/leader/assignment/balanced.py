@@ -20,8 +20,8 @@ from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, L
 
 
 def balanced(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad], limits: AssignmentLimits) -> Assignment:
-    """Make CPU even if workers publish it, and throughput otherwise. If there is no load, make the numbers of
-    leases even."""
+    """Make the use of CPU even. If workers do not publish it, make their throughputs even. If there is no load,
+    make the numbers of leases even."""
     return _assign(leases, workers, limits, by_cpu)
 
 

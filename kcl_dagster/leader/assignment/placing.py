@@ -21,8 +21,8 @@ from kcl_dagster.leader.assignment.measure import Measure
 from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, Move, MoveKind, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
-# If a cap forbids the least loaded worker a lease, at most this many workers are tried. Load grows with throughput,
-# so such a lease rarely fits another worker.
+# If a cap forbids the least loaded worker to take a lease, at most this many workers are tried. The other workers
+# have more load, and usually more throughput. So a cap usually forbids them to take the lease, too.
 HOLDERS_TRIED: Final = 256
 
 
@@ -198,10 +198,11 @@ class AssignmentRound:
 
 
 class _Crowded:
-    """If every worker has its share already, chooses a worker that can make room for a lease with few handoffs.
+    """Chooses a worker for a lease when every worker already has its share of the load: the worker that can make
+    room for the lease with the fewest handoffs.
 
-    The least loaded worker is not suitable if all its leases are heavy: no handoff could bring it back into the
-    band.
+    This is not always the least loaded worker. If all leases of that worker are heavy, no other worker has room for
+    one of them, so handoffs cannot bring the worker back into the band.
     """
 
     def __init__(self, holders: Sequence[Holder], high: float) -> None:

@@ -34,8 +34,8 @@ def judge_stream(stream: str, summary: Mapping[str, Any]) -> Iterator[DoctorFind
 
 
 def judge_consumers(application: Application, stream: str, consumers: Sequence[Mapping[str, Any]]) -> DoctorFinding:
-    """Judge the consumer of the application. Fan-out consumers have their own throughput. No request shows which
-    other applications poll the stream."""
+    """Check whether the application's fan-out consumer exists and is active. If the application polls the stream,
+    list the fan-out consumers: they have their own throughput. No request shows which other applications poll."""
     names = [str(consumer["ConsumerName"]) for consumer in consumers]
     if application.batch.retrieval is Retrieval.POLLING:
         others = f"; fan-out consumers, which do not count: {', '.join(names)}" if names else ""
@@ -54,8 +54,9 @@ def judge_consumers(application: Application, stream: str, consumers: Sequence[M
 
 
 def judge_lag(stream: str, retention_hours: int, lag_ms: int | None, unknown: int = 0) -> DoctorFinding:
-    """Judge the lag. `lag_ms`: the lag of the shard that is furthest behind; None if no lag is known. `unknown`:
-    the number of shards that have no worker and whose lag is not known."""
+    """Check which part of the retention the lag has used up. `lag_ms`: the lag of the shard that is furthest
+    behind; None if no lag is known. `unknown`: the number of shards that have no worker and whose lag is not
+    known."""
     keeps = f"{stream} keeps records for {retention_hours} h"
     if lag_ms is None and unknown:
         says = f"{keeps}; the lag of {counted(unknown, 'shard')} without a worker is not known"

@@ -84,12 +84,13 @@ def no_statistics(_: Footer) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ForTable:
-    """How files are written for a table. Without `is_staged`, they are written under their final names, because
-    readers see only the files that the table contains.
+    """How files are written for a table.
 
     - `target`: the columns of the table; None if there is no table yet.
     - `statistics`: turns a file's footer into a text. From this text, the driver makes the statistics of the file.
-    - `is_staged`: the files themselves are not added to the table, and are staged like the files of a folder.
+    - `is_staged`: whether the files are staged like the files of a folder. This is for files that are never added
+      to the table. All other files get their final names at once, because readers see them only when a commit has
+      added them to the table.
     """
 
     target: Target | None

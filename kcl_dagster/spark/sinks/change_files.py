@@ -78,8 +78,8 @@ class ChangedTable(Protocol):
         table's conditions."""
 
     def fulfilled(self, rows: pa.Schema) -> TableRules:
-        """The rules by which rows of this schema were written. Makes the table if there is none. Raises SinkError
-        if the rows do not fit into the table."""
+        """Return the rules of the table (see `TableRules`) that staged files with this schema follow. If there is
+        no table, create it with these columns. Raises SinkError if the columns do not fit into the table."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ class ColumnTypes:
         return dict(self._known)
 
     def begin(self, types: Mapping[str, pa.DataType]) -> None:
-        """Store the types of the first output, before its data. Does nothing if another worker has stored an output
-        first: `known` then returns the types of that output."""
+        """Store the column types of the first output, before the data of this output is stored. If another worker
+        has already stored types, they are kept, and `known` returns them."""
         if not types:
             return
         self._check_case(types, {})

@@ -1,11 +1,13 @@
 """The time through which an application is complete, stored with its data for engines that do not use Dagster.
 
-Each entry means: every record that arrived at the streams before `through` was stored before the entry was written.
-A reset or an import begins a new epoch, in which records from before the former epoch's `through` can be stored
-again. So the valid entry is the one with the latest time in the newest epoch. Older entries are lower bounds.
+An epoch and a time, `through`, are stored together. They mean that every record that arrived at the streams before
+`through` was stored before they were written. A reset or an import begins a new epoch: records that arrived before
+the former epoch's `through` can then be stored again. Therefore the latest time of the newest epoch is valid.
+Earlier times of the same epoch are lower bounds.
 
-In a Parquet folder, the entry is a file for each application. Tables have the entry in their commits. If a table
-gets no commit for longer than a window, the entry is in a commit without data, or in a property of the table.
+In a Parquet folder, each application has a file with its epoch and time. Tables have them in the metadata of their
+commits. If a table gets no commit for longer than a window, they are stored in a commit without data, or in a
+property of the table.
 """
 
 import json
@@ -21,8 +23,8 @@ from kcl_dagster.tables.completeness_row import WrittenThrough
 
 FOLDER: Final = "_kcl_dagster_complete/"  # readers ignore names that begin with an underscore
 FORMAT: Final = 1
-# The number of last commits of a table that are searched for the entry. If the entry is in an older commit, it is
-# written again, which does no harm.
+# How many of a table's last commits are searched for the time. If only an older commit has it, it is written again,
+# which does no harm.
 RECENT_COMMITS: Final = 100
 
 
@@ -60,7 +62,8 @@ def completeness_record(application: str, known: WrittenThrough | None) -> dict[
 
 
 def is_in_table(entries: Iterable[object], epoch: int, moment: int) -> bool:
-    """Whether one of a table's entries has a later epoch, or this epoch and a time of at least `moment`."""
+    """Whether one of `entries` (values of `completeness_key` in a table) has a later epoch, or this epoch and a
+    time of at least `moment`."""
     return any((known.epoch, known.through or 0) >= (epoch, moment) for known in map(_parsed, entries) if known)
 
 

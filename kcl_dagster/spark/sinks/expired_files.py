@@ -110,7 +110,7 @@ class ExpiredFiles:
 
     def _added_again_by(self, snapshot: "Snapshot") -> set[str]:
         """The files that a snapshot has added, and that may have been in the table before. Empty for snapshots of
-        the sink, which never adds a file again."""
+        the sink, because the sink never adds a file again."""
         if _is_own(snapshot):
             return set()
         added = [

@@ -36,9 +36,13 @@ if TYPE_CHECKING:
 
 
 class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The record of the application's last commit, which the table stores as JSON. `chains`: the folder of the
-    chains whose entries the commit contains. `entries`: the number of entries of an unfinished commit that the
-    table contains; 0 if the commit is finished."""
+    """Describes the application's last commit to a table. The table stores this as JSON.
+
+    - `number`: the number of the commit.
+    - `chains`: the folder of the chains whose entries the commit adds to the table.
+    - `entries`: 0 if the commit is finished. A commit can consist of several steps, each in a snapshot of its own.
+      Until the last step, this is the number of entries that the steps have added so far.
+    """
 
     number: int
     chains: str
@@ -183,5 +187,5 @@ def commit_key(series: str) -> str:
 
 
 def step_key(series: str) -> str:
-    """The key of a `CommitRecord` of an unfinished commit, which is made in several steps. See `commit_key`."""
+    """The key of the `CommitRecord` of a commit that has several steps and is not finished. See `commit_key`."""
     return f"{commit_key(series)}/step"

@@ -88,8 +88,8 @@ class Replaced:
 
 @dataclass(slots=True)
 class IcebergMerge:
-    """The changes of one step of a commit. `rows`: one change for each key. `unique`: a text in the names of the
-    files, which no other merge has."""
+    """The changes of one step of a commit. `rows`: one change for each key. `unique`: a text that no other merge
+    has, for the names of the files."""
 
     table: CatalogTable
     changes: ChangeRules

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.sorting import SortField
 
-# Transforms whose values have the same order as the column. For them, rows are sorted by the column itself. So rows
-# with an equal value of the transform are not sorted by the next field. The sort order is then followed exactly
-# only if the transform is in its last field.
+# Transforms whose values have the same order as the column. For them, rows are sorted by the column itself, and not
+# by the value of the transform. Rows with an equal value are therefore not sorted by the next field. So the sort
+# order is followed exactly only if the transform is in its last field.
 _MONOTONIC: Final = ("year", "month", "day", "hour", "truncate")
 
 

@@ -1,12 +1,12 @@
-"""Determines in which file a row of a batch is stored, and the folder of each file.
+"""Determines the file in which each row of a batch is stored, and the folder of each file.
 
 Partition values in folder names and in the log of a Delta table are text, in the form in which Spark writes them:
 
 - Null and the empty string are the same value, which readers read as null.
 - All NaNs are the same value. 0.0 and -0.0 are two values.
-- The text `__HIVE_DEFAULT_PARTITION__` is not null. Its folder name is escaped, and Spark reads the text back.
-  Readers such as pyarrow remove the escapes before they compare the text with the name for null, and read null.
-  Rows with this text are never in one file with rows with null.
+- The text `__HIVE_DEFAULT_PARTITION__`, which is the folder name for null, is itself a value different from null.
+  Rows with this text are never in one file with rows with null. The folder name of the text is escaped, so that
+  Spark reads the text. Readers such as pyarrow read null instead, because they remove the escapes first.
 - A timestamp is written in UTC, so that the same records are stored in the same folder, whatever time zone a
   session has.
 """
@@ -52,8 +52,8 @@ _WORDS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 class Layout(Protocol):
-    """Divides rows by partition values, and names the folder of each partition. A layout is a value that can be
-    sent to an executor."""
+    """Divides rows by partition values, and names the folder of each partition. A layout never changes,
+    and can be sent to an executor."""
 
     @property
     def is_flat(self) -> bool:

@@ -94,7 +94,8 @@ class NamedDeltaRules:
         }
 
     def expressions(self, output: Collection[str]) -> dict[str, str]:
-        """Like `conditions`, but in SQL of the table's owner, which can need columns that the output lacks."""
+        """Like `conditions`, but in the SQL that the table's owner has written. This SQL can need columns that the
+        output lacks."""
         found = {
             name.removeprefix(_CONSTRAINT): sql
             for name, sql in self.properties.items()

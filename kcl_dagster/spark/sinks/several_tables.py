@@ -98,7 +98,8 @@ class SeveralTables:
 
     @property
     def former_parts(self) -> FormerParts:
-        """The former parts of the first table, because versions that stored such parts supported only one table."""
+        """The former parts of the first table. Other tables have none, because the versions that stored such parts
+        supported only one table."""
         return self._first.former_parts
 
     def version(self) -> dict[str, Any]:
@@ -148,9 +149,9 @@ class SeveralTables:
         )
 
     def _refuse_shared(self) -> None:
-        """Raise ConfigurationError if two names belong to the same table. The two commits to it would have the same
-        number, so the table would get the rows of only one name. Called before the first batch of this process,
-        because the location of a catalog's table is not known earlier."""
+        """Raise ConfigurationError if two names belong to the same table. This table would get
+        two commits with the same number, and would accept only the first of them. Called before the first batch of
+        this process, because the location of a catalog's table is not known earlier."""
         if self._is_checked:
             return
         owners: dict[str, str] = {}

@@ -32,7 +32,7 @@ LEAST_KEPT: Final = 240
 FEWEST: Final = 20  # the fewest snapshots that one commit expires, because it has to read many manifest lists
 MOST: Final = 100  # the most snapshots that one commit expires, so that the commit does not take long
 # The most files in snapshots that remain outside the history of the main branch. These files are compared with the
-# files to delete, which takes four seconds for so many files; see `expired_files`.
+# files to delete. For this many files, the comparison takes four seconds; see `expired_files`.
 MOST_COMPARED: Final = 20_000
 
 

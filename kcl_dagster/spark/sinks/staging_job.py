@@ -262,7 +262,7 @@ def schema_of(output: DataFrame) -> pa.Schema:
 
 
 def has_own_times(time_column: str | None) -> bool:
-    """Whether rows are counted by an event time, so that they can be late."""
+    """Whether rows belong to windows by the time of an event, not by their arrival. Only then can rows be late."""
     return time_column not in (None, ARRIVAL)
 
 

@@ -5,8 +5,8 @@ The executors write the files of a batch once, under their final names. The next
 worker makes this commit for all workers, see `worker.table_committer`. Until then, no reader sees the files.
 
 Files of void batches, such as those of a worker that was killed, are in no commit. A vacuum (Delta) or the removal
-of orphan files (Iceberg) deletes them. Neither must delete files that are younger than the longest time between two
-commits, because the next commit can still add such files.
+of orphan files (Iceberg) deletes them. They must not delete files that are younger than the longest time between
+two commits, because the next commit can still add such files.
 """
 
 from collections.abc import Sequence
@@ -99,7 +99,8 @@ class TableFormat(Protocol):
         """Read the current rules of the table; None if there is no table."""
 
     def first_rules(self, output: pa.Schema) -> WritingRules:
-        """The rules for an output of this schema, if there was no table. Can make the table."""
+        """Return the rules for an output of this schema. Called if `rules` has found no table. In some formats,
+        this makes the table."""
 
     def add(self, columns: pa.Schema) -> None:
         """Add these columns to the table, and widen columns that the table has with another type. All `columns`

@@ -23,7 +23,7 @@ _EXACT_IN_A_DOUBLE: Final = 32  # bits of the widest integer type that a double 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The columns of a table. A target is a value that can be sent to an executor."""
+    """The columns of a table. An object of this class never changes, and can be sent to an executor."""
 
     table: str
     schema: pa.Schema

@@ -3,7 +3,7 @@
     ECS task                    its metadata endpoint
     container with a limit      its control group, version 2 or 1
     any other Linux             /proc/stat
-    elsewhere                   nothing: the worker is judged by its throughput
+    elsewhere                   nothing: the leader uses the worker's throughput instead
 
 The KCL uses control groups only on EKS and /proc/stat only on EC2; the figures are the same there.
 """
