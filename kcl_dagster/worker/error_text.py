@@ -2,7 +2,9 @@
 
 The message of user code can quote a record. These parts of the message are therefore replaced:
 
-- text in quotes, unless it also appears in the traceback's source lines and so is part of the code;
+- text in quotes, unless it also appears in the traceback's source lines and so is part of the code, or is the name
+  of a type;
+- the value in texts of Spark that contain a value without quotes, such as a malformed record;
 - e-mail addresses, paths of URLs, and the value after the name of a secret;
 - long runs of digits, or of letters and digits, which can be keys.
 
@@ -48,8 +50,33 @@ _NAMED_SECRET: Final = re.compile(
 )
 _TOKEN: Final = re.compile(r"(?=[A-Za-z+=-]*\d)[A-Za-z\d+=-]{20,}")  # an access key of AWS has 20 characters
 _LONG_NUMBER: Final = re.compile(r"\d(?:[ -]?\d){8,}")
-# Names of Spark's types, such as "BIGINT" or "DECIMAL(10,2)"
-_TYPE_NAME: Final = re.compile(r"[A-Z]{3,9}(?:\(\d+(?:, ?\d+)?\))?")
+# Names of Spark's types, such as "BIGINT", "DECIMAL(10,2)" or "TIMESTAMP WITHOUT TIME ZONE". Other words in upper
+# case can be values of records.
+_TYPE_WORD: Final = (
+    r"(?:(?:TINY|SMALL|BIG)?INT|INTEGER|INTEGRAL|BYTE|SHORT|LONG|FLOAT|DOUBLE|REAL|DECIMAL|NUMERIC|STRING|BINARY"
+    r"|BOOLEAN|DATE|TIME|TIMESTAMP(?:_NTZ|_LTZ)?|VARIANT|VOID|(?:VAR)?CHAR|ARRAY|MAP|STRUCT|ANSI|INTERVAL|YEAR|MONTH"
+    r"|DAY|HOUR|MINUTE|SECOND|TO|OR|WITH|WITHOUT|LOCAL|ZONE)"
+)
+_TYPE_NAME: Final = re.compile(rf"\(?{_TYPE_WORD}(?: {_TYPE_WORD})*(?:\(\d+(?:, ?\d+)?\))?\)?")
+# Texts of Spark with a value of a record that is not in quotes: the text before the value, and the text after it.
+# If the text after it is missing, everything after the text before it is removed.
+_UNQUOTED: Final = tuple(
+    re.compile(rf"({before})(?:.*(?={after})|.*)", re.DOTALL)
+    for before, after in (
+        (r"Malformed records are detected in record parsing:\s", r"\.\s+Parse Mode: "),
+        (r"Malformed CSV record:\s", r"\sSQLSTATE: "),
+        (r"violated by row with values:\s", r"\sSQLSTATE: "),
+        (r"The url is invalid:\s", r"\. Use `try_parse_url`"),
+        (r"The provided URL cannot be decoded:\s", r"\. Please ensure"),
+        (r"Duplicate map key\s", r" was found, please check"),
+        (r"The variant value\s", r" cannot be cast into "),
+        (r"because of a duplicate object key\s", r"\s*SQLSTATE: "),
+    )
+)
+# Spark's advice about malformed records, which has quotes, and no value of a record.
+_ADVICE: Final = "as null result, try setting the option 'mode' as 'PERMISSIVE'"
+_ADVICE_REDACTED: Final = f"as null result, try setting the option '{REDACTED}' as '{REDACTED}'"
+_OF_PY4J: Final = re.compile(r"An error occurred while calling \S+\n: ")
 _PLACE: Final = re.compile(r'^\s*File "([^"]+)", line (\d+), in (.+)$')
 _REMOTE: Final = "Traceback (most recent call last):"
 LONGEST_FRAGMENT: Final = 80  # characters of an SQL expression
@@ -185,7 +212,9 @@ def redacted(text: str, source: str = "") -> str:
 
     # The text is shortened last. A quotation that is cut off no longer matches the pattern, so its content would
     # remain.
-    bounded = _QUOTED.sub(kept, encodable(text[: 4 * LONGEST_MESSAGE]))
+    for pattern in _UNQUOTED:
+        text = pattern.sub(rf"\1{REDACTED}", text)
+    bounded = _QUOTED.sub(kept, encodable(text[: 4 * LONGEST_MESSAGE])).replace(_ADVICE_REDACTED, _ADVICE)
     bounded = _URL_PATH.sub(rf"\1/{REDACTED}", _ADDRESS.sub(REDACTED, bounded))
     bounded = _NAMED_SECRET.sub(rf"\1{REDACTED}", bounded)
     return _LONG_NUMBER.sub(REDACTED, _TOKEN.sub(_unless_code(source), bounded))[:LONGEST_MESSAGE]
@@ -304,5 +333,5 @@ def _query_place(context: Any) -> Place | None:
 
 
 def _first_lines(text: str) -> str:
-    """Spark's message, without the plan and the JVM's stack that follow it."""
-    return re.split(r"\n\s*\n|\n\s*at |\nJVM stacktrace|\n== ", text.strip())[0]
+    """Spark's message, without Py4J's text before it, and without the plan and the JVM's stack that follow it."""
+    return re.split(r"\n\s*\n|\n\s*at |\nJVM stacktrace|\n== ", _OF_PY4J.sub("", text.strip(), count=1))[0]

@@ -240,6 +240,76 @@ def test_what_looks_like_a_secret_or_a_key_is_left_out_without_quotes_too(said: 
     assert redacted(said) == kept
 
 
+DETECTED = "Malformed records are detected in record parsing: "
+HINT = "To process malformed records as null result, try setting the option 'mode' as 'PERMISSIVE'."
+ADVICE = f"Parse Mode: FAILFAST. {HINT}"
+
+
+class JavaError(Exception):
+    """Stands in for Py4JJavaError."""
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [redacted, lambda text: full(JavaError(text)), lambda text: first_line(Exception(text))],
+    ids=["redacted", "full", "first_line"],
+)
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (
+            f"{DETECTED}[anna,null,[null,'anna',e]].\n{ADVICE}  SQLSTATE: 22023",
+            f"{DETECTED}{REDACTED}.\n{ADVICE}  SQLSTATE: 22023",
+        ),
+        (
+            f"{DETECTED}[x.\nParse Mode: anna 'anna].\n{ADVICE}",
+            f"{DETECTED}{REDACTED}.\n{ADVICE}",
+        ),
+        (
+            f"{DETECTED}[" + "anna " * 10_000 + f"].\n{ADVICE}",
+            f"{DETECTED}{REDACTED}.\n{ADVICE}",
+        ),
+        (
+            f"{DETECTED}[anna",
+            DETECTED,
+        ),
+        ("Malformed CSV record: anna,4 SQLSTATE: KD000", f"Malformed CSV record: {REDACTED} SQLSTATE: KD000"),
+        (
+            "Duplicate map key anna was found, please check the input data.",
+            f"Duplicate map key {REDACTED} was found, please check the input data.",
+        ),
+        (
+            'The variant value `"anna"` cannot be cast into `INT`.',
+            f"The variant value {REDACTED} cannot be cast into `INT`.",
+        ),
+        (
+            "CHECK constraint c (a > 1) violated by row with values: - a : anna",
+            "CHECK constraint c (a > 1) violated",
+        ),
+        ("The value 'ANNA' of the type \"STRING\"", f"The value '{REDACTED}' of the type \"STRING\""),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_values_of_records_without_quotes_and_in_upper_case_are_left_out(
+    tell: Callable[[str], str], said: str, kept: str
+) -> None:
+    text = tell(said)
+    assert "anna" not in text.lower()
+    assert kept.split("\n")[0].rstrip(".") in text
+    assert len(text) <= LONGEST_TEXT
+
+
+def test_advice_and_types_of_spark_are_kept() -> None:
+    told = f"[MALFORMED] {DETECTED}[a].\n{ADVICE}"
+    assert redacted(told).endswith(ADVICE)
+    error = JavaError(
+        f"An error occurred while calling o209.collectToPython.\n: org.apache.spark.X: {told}\n\tat x.y"
+    )
+    assert full(error) == (f"JavaError: org.apache.spark.X: [MALFORMED] {DETECTED}{REDACTED}.\n{ADVICE}")
+    kinds = 'requires the ("TIMESTAMP WITHOUT TIME ZONE" or "(DATE OR TIMESTAMP_NTZ)") type, not "DECIMAL(10,2)"'
+    assert redacted(kinds) == kinds
+
+
 def test_literals_of_the_code_are_kept() -> None:
     def price(row: dict[str, str]) -> str:
         return row["amount"]
