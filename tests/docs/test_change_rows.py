@@ -11,7 +11,7 @@ from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
 import kcl_dagster as kcl
-from kcl_dagster.testing import consume, embedded_aws
+from kcl_dagster.testing import consume, embedded_aws, records
 from tests.docs.pages import ROOT, blocks
 
 PAGE = ROOT / "docs/how-to/sinks.md"
@@ -105,7 +105,7 @@ def consumers(lake: Path) -> dict[str, kcl.Consumer]:
 
 
 @pytest.mark.parametrize(
-    ("application", "stream", "table", "records"),
+    ("application", "stream", "table", "changes"),
     [
         pytest.param("customers-debezium", "customers", "customers", OF_DEBEZIUM, marks=pytest.mark.nightly),
         ("customers-dms", "customers-dms", "customers_dms", OF_DMS),
@@ -117,13 +117,32 @@ def test_the_table_is_as_the_database(
     application: str,
     stream: str,
     table: str,
-    records: list[list[dict[str, Any]]],
+    changes: list[list[dict[str, Any]]],
 ) -> None:
     consumer = consumers(tmp_path)[application]
     with embedded_aws(streams={stream: 1}) as aws:
-        for some in records:
+        for some in changes:
             aws.put(stream, [json.dumps(one).encode() for one in some])
             assert consume(consumer, aws.resource(), spark) == len(some)
     found = rows_of(tmp_path, table).drop_columns(["op"]).sort_by("id").to_pylist()
     assert found == [ANN, BOB]
     assert list(tmp_path.rglob("_staged/**/*.parquet")) == []
+
+
+def test_records_of_another_form_are_errors_and_tombstones_are_left_out(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    known = consumers(tmp_path)
+
+    def rows(application: str, *payloads: bytes) -> list[int]:
+        return [one.id for one in known[application](records(spark, list(payloads))).collect()]
+
+    deleted = json.dumps(debezium("d", row(3, "Cy"), None, 1)).encode()
+    assert rows("customers-debezium", deleted, b"", b"null", b'{"op": "t"}', b'{"op": "m"}') == [3]
+    with_schemas = json.dumps({"schema": {"type": "struct"}, "payload": debezium("c", None, ANNA, 1)}).encode()
+    with pytest.raises(Exception, match="not an envelope of Debezium"):
+        rows("customers-debezium", with_schemas)
+    control = json.dumps(dms("create-table", None, "control")).encode()
+    assert rows("customers-dms", control, json.dumps(dms("load", ANNA)).encode()) == [1]
+    with pytest.raises(Exception, match="not a record of AWS DMS"):
+        rows("customers-dms", with_schemas)

@@ -41,7 +41,8 @@ my_consumer.MyProcessor = type("MyProcessor", (), {"process_records": print})
 """,
 }
 # Payloads of a page; those of the others are JSON.
-PAYLOADS = {"docs/how-to/failures.md": b"17"}
+OF_CHANGES = b'{"user": "anna", "page": "/", "op": "r", "metadata": {"record-type": "data", "operation": "load"}}'
+PAYLOADS = {"docs/how-to/failures.md": b"17", "docs/how-to/sinks.md": OF_CHANGES}
 PAGES = [
     pytest.param(page, id=str(page.relative_to(ROOT)))
     for page in pages()
