@@ -17,7 +17,8 @@ from pyarrow import types as kinds
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.payload_compression import Compression, checked, opened
-from kcl_dagster.spark.payload_decoding import Decode, Malformed, as_arrow, decoding_of
+from kcl_dagster.spark.payload_decoding import Decode, Malformed, as_arrow, decoding_of, fails
+from kcl_dagster.spark.payload_fields import check_columns
 
 KEPT_DECODERS: Final = 16
 # The errors of msgspec and of decompression for malformed payloads. UnicodeError is a ValueError.
@@ -43,7 +44,7 @@ def decode_json(
     """
     parse, empty = _json_decoder(schema)
     decode = parse if checked(compression) is None else lambda payload: parse(opened(payload, compression))
-    is_strict = malformed == "fail"
+    is_strict = fails(malformed)
     payloads = records.column("data").to_pylist()
     try:
         rows = list(map(decode, payloads))
@@ -67,8 +68,11 @@ def decode_table(
     compression: Compression | None = None,
 ) -> pa.Table:
     """Decode `data` into the columns of `schema`, with `avro(...)`, `registered_avro(...)`, `protobuf(...)`, or
-    your own function that makes a decoder. A missing field is null; other fields are ignored. A payload with a
-    value that does not fit its column is malformed: its row is null in every column.
+    your own function that makes a decoder. If a payload lacks a field, its column is null; other fields are
+    ignored. A payload with a value that does not fit its column is malformed: its row is null in every column.
+
+    Raises ConfigurationError if a column has no field in the schema of `avro(...)`, in the `reader` of
+    `registered_avro(...)` or in the message of `protobuf(...)`.
 
     `compression`: see `decode_json`. Each process makes one decoder for each `make_decoder` object. So create
     `make_decoder` once, outside of your function of tables, and not for each table.
@@ -89,7 +93,8 @@ def decode_column(
 ) -> pa.Array:
     """Decode `data` into one column, as `decode_table` does into several. `kind`: the type of the values, such
     as a struct."""
-    is_strict = malformed == "fail"
+    is_strict = fails(malformed)
+    check_columns(make_decoder, kind)
     decoding = _kept(make_decoder, is_strict, compression)
     return as_arrow(
         [decoding(payload) for payload in records.column("data").to_pylist()], kind, is_strict=is_strict

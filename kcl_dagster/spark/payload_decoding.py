@@ -8,17 +8,19 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib import import_module
+from pathlib import PurePath
 from typing import Any, Final, Literal
 from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, DataType, StructField, StructType
 
 from kcl_dagster.errors import ConfigurationError, KclError, PackageMissing
 from kcl_dagster.spark.failures import Marks
+from kcl_dagster.spark.json_parsing import with_parsed
 from kcl_dagster.spark.payload_compression import Compression, checked, inflated, opened
+from kcl_dagster.spark.payload_fields import AvroShape, ProtobufShape, avro_shape, check_columns
 
 Malformed = Literal["null", "fail"]
 Decode = Callable[[bytes], Any]
@@ -31,18 +33,25 @@ function is allowed to raise.
 
 Framing = Literal["confluent", "glue"]
 
-_CORRUPT: Final = "_corrupt"
 _OPENED: Final = "_kcl_opened_payload"
 # The lengths of the prefixes that name the writer's schema.
 _FRAMING_OF: Final[Mapping[int, Framing]] = {5: "confluent", 18: "glue"}
 _CONFLUENT_VERSION, _GLUE_VERSION = 0, 3
 _GLUE_PLAIN, _GLUE_ZLIB = 0, 5
+_PRIMITIVE: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 MOST_SCHEMAS: Final = 1_000  # kept by one decoder
 
 
 class UnknownSchema(LookupError):
     """No schema was found for the id in a payload. The payload is possibly valid, so the batch fails even with
     `malformed="null"`: it is retried, and finally the application's failure policy applies."""
+
+
+def fails(malformed: Malformed) -> bool:
+    """Whether a malformed payload fails the batch. Raises ConfigurationError if `malformed` is no valid setting."""
+    if malformed not in ("null", "fail"):
+        raise ConfigurationError(f"malformed={malformed!r} is neither 'null' nor 'fail'")
+    return malformed == "fail"
 
 
 def with_json(
@@ -55,31 +64,19 @@ def with_json(
 ) -> DataFrame:
     """Parse `data` as JSON (UTF-8) into the struct `into`. `schema` is a StructType or `"id long, name string"`.
     `compression` of the payloads: `"gzip"`, `"zstd"`, or `"auto"`, which detects the compression by the first
-    bytes."""
+    bytes.
+
+    A payload must be exactly one JSON object. An empty payload and a payload with a further value are malformed.
+    """
+    is_strict = fails(malformed)
+    wanted = schema if isinstance(schema, StructType) else _struct(schema)
     if compression is not None:
         # Spark has no function for decompression in the JVM.
         content = with_decoded(
             records, _Content(), BinaryType(), into=_OPENED, malformed=malformed, compression=compression
         )
-        return _parsed_json(content, _OPENED, schema, into, malformed).drop(_OPENED)
-    return _parsed_json(records, "data", schema, into, malformed)
-
-
-def _parsed_json(
-    records: DataFrame, column: str, schema: str | StructType, into: str, malformed: Malformed
-) -> DataFrame:
-    wanted = schema if isinstance(schema, StructType) else _struct(schema)
-    if _CORRUPT in wanted.names:
-        raise ConfigurationError(f"a JSON schema may not have a field named {_CORRUPT}")
-    text = F.col(column).cast("string")
-    if malformed == "fail":
-        return records.withColumn(into, F.from_json(text, wanted, {"mode": "FAILFAST"}))
-    # If Spark cannot parse a value, it returns a struct of nulls, which is replaced by null.
-    parsed = F.from_json(
-        text, StructType([*wanted.fields]).add(_CORRUPT, StringType()), {"columnNameOfCorruptRecord": _CORRUPT}
-    )
-    fields = F.struct(*[parsed[name].alias(name) for name in wanted.names])
-    return records.withColumn(into, F.when(parsed.isNotNull() & parsed[_CORRUPT].isNull(), fields))
+        return with_parsed(content, _OPENED, wanted, into, is_strict=is_strict).drop(_OPENED)
+    return with_parsed(records, "data", wanted, into, is_strict=is_strict)
 
 
 def with_decoded(
@@ -101,18 +98,29 @@ def with_decoded(
     With `compression`, payloads are decompressed first: `"gzip"`, `"zstd"`, or `"auto"`, which detects the
     compression by the first bytes. A payload that cannot be decompressed, or that contains more than 64 MiB, is
     malformed.
+
+    Raises ConfigurationError if a column has no field in the schema of `avro(...)`, in the `reader` of
+    `registered_avro(...)` or in the message of `protobuf(...)`.
     """
+    is_strict = fails(malformed)
     kept = records.drop(into)
     # In Spark 4.0, only `mapInArrow` passes Arrow columns to Python. Rows would cost several times as much.
     given = StructType([*kept.schema.fields, StructField(into, _type(schema))])
-    decoding = _Decoding(make_decoder, is_strict=malformed == "fail", compression=checked(compression))
-    return kept.mapInArrow(_DecodeBatches(decoding, _arrow_type(given, into)), given)
+    kind = _arrow_type(given, into)
+    check_columns(make_decoder, kind)
+    decoding = _Decoding(make_decoder, is_strict=is_strict, compression=checked(compression))
+    return kept.mapInArrow(_DecodeBatches(decoding, kind), given)
 
 
 def protobuf(descriptor_set: bytes, message: str) -> Callable[[], Decode]:
     """A decoder of the Protobuf message `package.Name`, for `with_decoded`. `descriptor_set` is the output of
     `protoc --include_imports --descriptor_set_out`. Enums become their names; unset fields get their defaults."""
-    return _Protobuf(descriptor_set, message)
+    if not isinstance(descriptor_set, bytes | bytearray | memoryview):
+        raise ConfigurationError(
+            f"protobuf takes the bytes of a descriptor set, and not a {type(descriptor_set).__name__}: for a file, "
+            "say protobuf(Path(path).read_bytes(), message)"
+        )
+    return _Protobuf(bytes(descriptor_set), message)
 
 
 def avro(schema: Any, *, skip_bytes: int = 0) -> Callable[[], Decode]:
@@ -129,7 +137,7 @@ def avro(schema: Any, *, skip_bytes: int = 0) -> Callable[[], Decode]:
             f"schema each record was written with: instead of avro(schema, skip_bytes={skip_bytes}), say "
             f"registered_avro({{id: schema}}, framing={framing!r})"
         )
-    return _Avro(schema, skip_bytes)
+    return _Avro(_parsed_json("avro(schema)", schema), skip_bytes)
 
 
 def registered_avro(
@@ -150,7 +158,26 @@ def registered_avro(
     raise `kcl.Unavailable`, as the registries of this package do. The batch is then retried, and no record becomes
     a dead letter.
     """
+    if not callable(schemas) and not hasattr(schemas, "get"):
+        raise ConfigurationError(
+            "registered_avro takes a registry, a mapping of ids to schemas, or a function, and not a "
+            f"{type(schemas).__name__}: for the URL of a registry, say registered_avro(ConfluentRegistry(url))"
+        )
+    for schema in schemas.values() if isinstance(schemas, Mapping) else ():
+        _parsed_json("registered_avro", schema)
+    if reader is not None:
+        _parsed_json("reader", reader)
     return _RegisteredAvro(schemas, _framing(schemas, framing), reader)
+
+
+def _parsed_json(name: str, schema: Any) -> Any:
+    """Return a schema of Avro. Raises ConfigurationError if it is a text or a path instead of parsed JSON."""
+    if isinstance(schema, bytes | PurePath) or (isinstance(schema, str) and schema not in _PRIMITIVE):
+        raise ConfigurationError(
+            f"{name} takes the parsed JSON of a schema, and not its text or its path: say json.loads(text), or "
+            "json.loads(Path(path).read_text())"
+        )
+    return schema
 
 
 def _framing(schemas: Schemas, framing: Framing | None) -> Framing:
@@ -286,6 +313,13 @@ class _Protobuf:
         self()  # raises here if the message's name is wrong, instead of later in the executors
 
     def __call__(self) -> Decode:
+        kind = self._kind()
+        return lambda payload: _plain(kind.FromString(payload))
+
+    def shape(self) -> ProtobufShape:
+        return ProtobufShape(self._kind().DESCRIPTOR)
+
+    def _kind(self) -> Any:
         try:
             descriptor_pb2, descriptor_pool, message_factory = (
                 import_module(f"google.protobuf.{name}")
@@ -297,10 +331,9 @@ class _Protobuf:
         try:
             for file in descriptor_pb2.FileDescriptorSet.FromString(self._descriptor_set).file:
                 pool.Add(file)
-            kind = message_factory.GetMessageClass(pool.FindMessageTypeByName(self._message))
+            return message_factory.GetMessageClass(pool.FindMessageTypeByName(self._message))
         except Exception as error:
             raise ConfigurationError(f"{self._message} is not a message of the descriptor set: {error}") from error
-        return lambda payload: _plain(kind.FromString(payload))
 
 
 def _plain(message: Any) -> dict[str, Any]:
@@ -354,6 +387,9 @@ class _Avro:
 
         return decode
 
+    def shape(self) -> AvroShape | None:
+        return avro_shape(self._schema)
+
 
 class _RegisteredAvro:
     def __init__(self, schemas: Schemas, framing: Framing, reader: Any) -> None:
@@ -371,6 +407,9 @@ class _RegisteredAvro:
             return _read(fastavro, body, parsed(id_), reader)
 
         return decode
+
+    def shape(self) -> AvroShape | None:
+        return None if self._reader is None else avro_shape(self._reader)
 
     def _parsed(self, fastavro: Any, id_: int | str) -> Any:
         written = self._written(id_)

@@ -16,7 +16,7 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType, Ti
 
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.payload_compression import Compression, checked, opened
-from kcl_dagster.spark.payload_decoding import Malformed
+from kcl_dagster.spark.payload_decoding import Malformed, fails
 
 Records = TypeVar("Records")  # a DataFrame or a pyarrow.Table; no bound, because pyarrow has no type hints
 Row = tuple[Any, ...]
@@ -50,7 +50,7 @@ def split_lines(
     compression by the first bytes. A payload that cannot be decompressed, or contains more than 64 MiB, remains one
     unchanged row; with `malformed="fail"` it fails the batch.
     """
-    found: Records = _split(records, _Splitting(_lines, (), checked(compression), malformed == "fail"))
+    found: Records = _split(records, _Splitting(_lines, (), checked(compression), fails(malformed)))
     return found
 
 
@@ -65,7 +65,7 @@ def split_log_events(records: Records, *, malformed: Malformed = "null") -> Reco
     A payload of another form remains one unchanged row, with nulls in the `log_` columns; with `malformed="fail"`
     it fails the batch.
     """
-    found: Records = _split(records, _Splitting(_log_events, _LOG_COLUMNS, "auto", malformed == "fail"))
+    found: Records = _split(records, _Splitting(_log_events, _LOG_COLUMNS, "auto", fails(malformed)))
     return found
 
 

@@ -19,7 +19,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from kcl_dagster.errors import ConfigurationError, PackageMissing, Unavailable
+from kcl_dagster.errors import ConfigurationError, PackageMissing, RecordRefused, Unavailable
 from kcl_dagster.spark import payload_compression, payload_decoding
 from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.confluent_registry import ConfluentRegistry
@@ -29,6 +29,7 @@ from kcl_dagster.spark.payload_splitting import split_lines, split_log_events
 from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.error_class import class_of
+from kcl_dagster.worker.error_text import full
 from tests.doubles.registries import confluent_server
 from tests.integration.spark import test_sinks
 from tests.integration.spark.test_sinks import batch, part, records
@@ -68,9 +69,50 @@ def test_json_becomes_a_struct_and_what_is_not_json_becomes_null(spark: SparkSes
     assert values[2:6] == [None] * 4
 
 
-def test_json_that_does_not_fit_can_fail_the_batch(spark: SparkSession) -> None:
-    with pytest.raises(Exception, match="MALFORMED_RECORD_IN_PARSING"):
-        with_json(payloads(spark, b"{oops"), "id long", malformed="fail").collect()
+NOT_ONE_OBJECT = [
+    b'{"id": 1}{"id": 2}',
+    b'{"id": 1} {"id": 2}',
+    b'{"id": 1}\n{"id": 2}',
+    b'{"id": 1}, {"id": 2}',
+    b'{"id": 3} trailing',
+    b'{"id": 1}]',
+    b'{"id": 1}, "name": "a"',
+    b'{"id": 1',
+    b'{"id": "text"}',
+    b'{"id": 7.5}',
+    b'[{"id": 5}, {"id": 6}]',
+    b'[{"id": 5}]',
+    b"null",
+    b"5",
+    b"",
+    b" \n",
+]
+
+
+def test_json_with_a_rest_or_without_content_is_malformed(spark: SparkSession) -> None:
+    frame = payloads(spark, b' {"id": 9, "more": {"x": [1]}} \n', b"{}", None, *NOT_ONE_OBJECT)
+    values = [row.value for row in with_json(frame, "id long, name string").collect()]
+    assert values == [(9, None), (None, None), None, *(None for _ in NOT_ONE_OBJECT)]
+    strict = with_json(frame, "id long, name string", malformed="fail")
+    assert [row.value for row in strict.limit(3).collect()] == values[:3]
+    for payload in (b'{"id": 1}{"id": 2}', b""):
+        one = with_json(frame.where(F.col("data") == F.lit(payload)), "id long, name string", malformed="fail")
+        with pytest.raises(RecordRefused, match="not exactly one JSON object"), write_failures("lake"):
+            one.select("value.id").collect()
+
+
+def test_malformed_json_is_an_error_that_names_the_record_and_none_of_its_values(spark: SparkSession) -> None:
+    frame = payloads(spark, b'{"id": "anna"}').selectExpr(
+        "data", "'shardId-000000000007' as shard_id", "'49590338271490256608559692538361571095' as sequence_number"
+    )
+    with pytest.raises(RecordRefused) as refused, write_failures("lake"):
+        with_json(frame, "id long", malformed="fail").collect()
+    assert str(refused.value) == (
+        "lake: with_json: a payload is not exactly one JSON object with the types of the schema (shard_id "
+        "shardId-000000000007, sequence_number 49590338271490256608559692538361571095). With malformed='null', the "
+        "value of such a payload is null"
+    )
+    assert full(refused.value).startswith(f"RecordRefused: {refused.value}")
 
 
 def descriptors() -> bytes:

@@ -3,9 +3,11 @@
 import gzip
 import io
 import json
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any
+from pathlib import Path
+from typing import Any, cast, get_args
 
 import fastavro
 import msgspec
@@ -15,7 +17,16 @@ import pytest
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.arrow_decoding import decode_column, decode_json, decode_table
 from kcl_dagster.spark.confluent_registry import ConfluentRegistry
-from kcl_dagster.spark.payload_decoding import UnknownSchema, avro, protobuf, registered_avro
+from kcl_dagster.spark.payload_decoding import (
+    Malformed,
+    UnknownSchema,
+    avro,
+    protobuf,
+    registered_avro,
+    with_decoded,
+    with_json,
+)
+from kcl_dagster.spark.payload_splitting import split_lines, split_log_events
 from tests.docs.protobuf import CLICK_DESCRIPTOR
 from tests.doubles.registries import confluent_server
 
@@ -92,6 +103,22 @@ def test_a_malformed_payload_may_fail_the_batch(payload: bytes) -> None:
         decode_json(records(b"{}", payload), SCHEMA, malformed="fail")
 
 
+@pytest.mark.parametrize("malformed", ["Fail", "raise", "error", None, True])
+def test_a_value_of_malformed_that_is_not_known_is_refused(malformed: Any) -> None:
+    ways: list[Callable[[], object]] = [
+        lambda: with_json(None, "id long", malformed=malformed),  # type: ignore[arg-type]
+        lambda: with_json(None, "id long", malformed=malformed, compression="auto"),  # type: ignore[arg-type]
+        lambda: with_decoded(None, avro(CLICK), "id long", malformed=malformed),  # type: ignore[arg-type]
+        lambda: split_lines(records(b"a"), malformed=malformed),
+        lambda: split_log_events(records(b"a"), malformed=malformed),
+        lambda: decode_json(records(b"{}"), SCHEMA, malformed=malformed),
+        lambda: decode_table(records(b"{}"), avro(CLICK), SCHEMA, malformed=malformed),
+    ]
+    for decode in ways:
+        with pytest.raises(ConfigurationError, match="is neither 'null' nor 'fail'"):
+            decode()
+
+
 def test_a_number_that_is_too_large_is_null_alone() -> None:
     found = decode_json(records(b'{"id": 99999999999999999999, "name": "a"}', b'{"id": 1}'), SCHEMA)
     assert found.to_pylist()[0]["id"] is None
@@ -133,12 +160,12 @@ def test_avro_becomes_columns_with_and_without_a_registry() -> None:
         [
             ("at", pa.timestamp("us", "UTC")),
             ("tags", pa.list_(pa.string())),
-            ("no", pa.int8()),
             ("user", pa.string()),
         ]
     )
+    more = schema.append(pa.field("no", pa.int8()))
     body = encoded({"user": "ann", "at": MOMENT, "tags": ["a", "b"]})
-    expected = [{"at": MOMENT, "tags": ["a", "b"], "no": None, "user": "ann"}, dict.fromkeys(schema.names)]
+    expected = [{"at": MOMENT, "tags": ["a", "b"], "user": "ann"}, dict.fromkeys(schema.names)]
     found = decode_table(records(body, b"?"), avro(CLICK), schema)
     assert found.schema == schema
     assert found.to_pylist() == expected
@@ -148,7 +175,9 @@ def test_avro_becomes_columns_with_and_without_a_registry() -> None:
         decoder = registered_avro(ConfluentRegistry(server.url))
         given = records(gzip.compress(prefix + body), body)
         for _ in range(2):
-            assert decode_table(given, decoder, schema, compression="auto").to_pylist() == expected
+            assert decode_table(given, decoder, more, compression="auto").to_pylist() == [
+                one | {"no": None} for one in expected
+            ]
         assert server.asked == ["/schemas/ids/7"]
         with pytest.raises(UnknownSchema, match="schema 8"):
             decode_table(records(b"\x00\x00\x00\x00\x08" + body), decoder, schema)
@@ -165,6 +194,67 @@ def test_protobuf_becomes_columns() -> None:
     ]
     with pytest.raises(Exception, match="parsing"):
         decode_table(given, decoder, schema, malformed="fail")
+
+
+NESTED: dict[str, Any] = {
+    "type": "record",
+    "name": "Order",
+    "namespace": "shop",
+    "fields": [
+        {"name": "click", "type": ["null", CLICK]},
+        {"name": "clicks", "type": {"type": "array", "items": "Click"}},
+        {"name": "named", "type": {"type": "map", "values": "shop.Click"}},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        (pa.schema([("usr", pa.string())]), "the column usr .* are click, clicks, named"),
+        (pa.schema([("click", pa.struct([("usr", pa.string())]))]), r"the column click\.usr .* are user, at, tags"),
+        (pa.schema([("clicks", pa.list_(pa.struct([("usr", pa.string())])))]), r"the column clicks\.usr"),
+        (pa.schema([("named", pa.map_(pa.string(), pa.struct([("usr", pa.string())])))]), r"the column named\.usr"),
+    ],
+)
+def test_a_column_without_a_field_in_the_schema_is_refused(columns: pa.Schema, told: str) -> None:
+    for decoder in (avro(NESTED), registered_avro({}, reader=NESTED)):
+        for malformed in get_args(Malformed):
+            with pytest.raises(ConfigurationError, match=told):
+                decode_table(records(b""), decoder, columns, malformed=malformed)
+    user = pa.struct([("user", pa.string())])
+    known = pa.schema([("click", user), ("clicks", pa.list_(user)), ("named", pa.map_(pa.string(), user))])
+    assert decode_table(records(b""), avro(NESTED), known).num_rows == 1
+    # The schemas of a mapping can have different fields.
+    assert decode_table(records(b""), registered_avro({1: NESTED}), columns).num_rows == 1
+
+
+def test_a_column_without_a_field_in_the_message_is_refused() -> None:
+    click = protobuf(CLICK_DESCRIPTOR, "shop.Click")
+    with pytest.raises(ConfigurationError, match="the column usr has no field in the schema of the payloads"):
+        decode_table(records(b""), click, pa.schema([("usr", pa.string())]))
+    assert decode_table(records(b""), click, pa.schema([("user", pa.string())])).num_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (
+            lambda: registered_avro(cast("Any", "http://registry:8081")),
+            r"registered_avro\(ConfluentRegistry\(url\)\)",
+        ),
+        (lambda: registered_avro({7: json.dumps(CLICK)}), r"json\.loads\(text\)"),
+        (lambda: registered_avro({7: CLICK}, reader=json.dumps(CLICK)), r"json\.loads\(text\)"),
+        (lambda: avro(json.dumps(CLICK)), r"json\.loads\(text\)"),
+        (lambda: avro(json.dumps(CLICK).encode()), r"json\.loads\(text\)"),
+        (lambda: avro("click.avsc"), r"json\.loads\(Path\(path\)\.read_text\(\)\)"),
+        (lambda: avro(Path("click.avsc")), r"read_text\(\)"),
+        (lambda: protobuf(cast("Any", "click.desc"), "shop.Click"), r"Path\(path\)\.read_bytes\(\)"),
+    ],
+)
+def test_a_text_instead_of_a_schema_is_refused_with_what_to_say(call: Callable[[], object], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        call()
 
 
 def test_a_value_that_does_not_fit_its_column_makes_its_payload_null_alone() -> None:
