@@ -163,7 +163,7 @@ def registered_avro(
             "registered_avro takes a registry, a mapping of ids to schemas, or a function, and not a "
             f"{type(schemas).__name__}: for the URL of a registry, say registered_avro(ConfluentRegistry(url))"
         )
-    for schema in schemas.values() if isinstance(schemas, Mapping) else ():
+    for schema in schemas.values() if isinstance(schemas, dict) else ():
         _parsed_json("registered_avro", schema)
     if reader is not None:
         _parsed_json("reader", reader)
@@ -316,7 +316,7 @@ class _Protobuf:
         kind = self._kind()
         return lambda payload: _plain(kind.FromString(payload))
 
-    def shape(self) -> ProtobufShape:
+    def payload_shape(self) -> ProtobufShape:
         return ProtobufShape(self._kind().DESCRIPTOR)
 
     def _kind(self) -> Any:
@@ -387,7 +387,7 @@ class _Avro:
 
         return decode
 
-    def shape(self) -> AvroShape | None:
+    def payload_shape(self) -> AvroShape | None:
         return avro_shape(self._schema)
 
 
@@ -408,7 +408,7 @@ class _RegisteredAvro:
 
         return decode
 
-    def shape(self) -> AvroShape | None:
+    def payload_shape(self) -> AvroShape | None:
         return None if self._reader is None else avro_shape(self._reader)
 
     def _parsed(self, fastavro: Any, id_: int | str) -> Any:

@@ -31,13 +31,13 @@ class Shape(Protocol):
 def check_columns(make_decoder: Callable[[], Any], kind: pa.DataType) -> None:
     """Raise ConfigurationError if `kind` has a column for which the decoder has no field. Decoders whose fields are
     not known are not checked."""
-    if callable(getattr(make_decoder, "shape", None)):
+    if callable(getattr(make_decoder, "payload_shape", None)):
         _check(make_decoder, kind)
 
 
 @lru_cache(KEPT_CHECKS)  # this is called for each batch
 def _check(make_decoder: Any, kind: pa.DataType) -> None:
-    shape = make_decoder.shape()
+    shape = make_decoder.payload_shape()
     if shape is not None:
         _compare(shape, kind, "")
 
