@@ -57,7 +57,11 @@ _TYPE_WORD: Final = (
     r"|BOOLEAN|DATE|TIME|TIMESTAMP(?:_NTZ|_LTZ)?|VARIANT|VOID|(?:VAR)?CHAR|ARRAY|MAP|STRUCT|ANSI|INTERVAL|YEAR|MONTH"
     r"|DAY|HOUR|MINUTE|SECOND|TO|OR|WITH|WITHOUT|LOCAL|ZONE)"
 )
-_TYPE_NAME: Final = re.compile(rf"\(?{_TYPE_WORD}(?: {_TYPE_WORD})*(?:\(\d+(?:, ?\d+)?\))?\)?")
+_TYPE_ATOM: Final = rf"{_TYPE_WORD}(?:\((?:P|\d+(?:, ?\d+)?)\))?"
+_TYPE_WORDS: Final = rf"{_TYPE_ATOM}(?: {_TYPE_ATOM})*"
+_TYPE_NAME: Final = re.compile(
+    rf"\(?{_TYPE_WORDS}(?: P IN \[7, 9\])?\)?|ARRAY<{_TYPE_WORDS}>|MAP<{_TYPE_WORDS}, {_TYPE_WORDS}>"
+)
 # Texts of Spark with a value of a record that is not in quotes: the text before the value, and the text after it.
 # If the text after it is missing, everything after the text before it is removed.
 _UNQUOTED: Final = tuple(

@@ -306,8 +306,12 @@ def test_advice_and_types_of_spark_are_kept() -> None:
         f"An error occurred while calling o209.collectToPython.\n: org.apache.spark.X: {told}\n\tat x.y"
     )
     assert full(error) == (f"JavaError: org.apache.spark.X: [MALFORMED] {DETECTED}{REDACTED}.\n{ADVICE}")
-    kinds = 'requires the ("TIMESTAMP WITHOUT TIME ZONE" or "(DATE OR TIMESTAMP_NTZ)") type, not "DECIMAL(10,2)"'
+    kinds = (
+        'requires the ("(TIMESTAMP OR TIMESTAMP WITHOUT TIME ZONE)" or "(TIMESTAMP_LTZ(P) OR TIMESTAMP_NTZ(P) '
+        'WITH P IN [7, 9])") type, not "DECIMAL(10,2)", "ARRAY<BIGINT>" or "MAP<STRING, INT>"'
+    )
     assert redacted(kinds) == kinds
+    assert redacted('of "ARRAY<ANNA>" or "DATE ANNA"') == f'of "{REDACTED}" or "{REDACTED}"'
 
 
 def test_literals_of_the_code_are_kept() -> None:
