@@ -119,6 +119,17 @@ class RangeCut:
         record was used. Returns the lag at that record, in milliseconds. `millis_behind`: the lag at the end of the
         page."""
         self.rest_is_left = True
+        return self._lag_at(millis_behind, last_arrival_ms)
+
+    def lag_at_end(self, millis_behind: int | None, records: list[StreamRecord]) -> int | None:
+        """The lag at the end of the range, in milliseconds, after a page of which `keep` has returned `records`.
+        `millis_behind`: the lag at the end of the page. A pinned range can end inside the page; it is then behind
+        the tip, even if the page reaches the tip."""
+        if not self.has_more:
+            return millis_behind
+        return self._lag_at(millis_behind, arrival_millis(records[-1]) if records else None)
+
+    def _lag_at(self, millis_behind: int | None, last_arrival_ms: int | None) -> int:
         left_ms = (self._last_arrival_ms or 0) - (last_arrival_ms or self._last_arrival_ms or 0)
         return max(1, (millis_behind or 0) + left_ms)
 

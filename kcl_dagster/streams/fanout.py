@@ -271,6 +271,7 @@ class FanoutReader:
         self.millis_behind = millis_behind
         self._was_answered, self._failing_since = True, None
         mine = self._cut.keep(event["Records"])
+        self.millis_behind = self._cut.lag_at_end(millis_behind, mine)
         self._gaps.went_on(self._cut.last_sequence, is_far=is_far, has_records=has_records)
         self._continuation = continuation if not self._cut.has_more else self._cut.last_sequence
         if self.millis_behind == 0 and not event["Records"]:

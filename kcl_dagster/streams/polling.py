@@ -325,6 +325,7 @@ class ShardReader:
         if page:
             self._record_bytes = max(self._page_bytes / len(page), 1.0)
         mine = self._cut.keep(page)
+        self.millis_behind = self._cut.lag_at_end(millis_behind, mine)
         self._gaps.went_on(self._cut.last_sequence, is_far=is_far, has_records=bool(page))
         if self.millis_behind == 0 and not page:
             self._cut.reached_end()

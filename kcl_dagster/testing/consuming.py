@@ -202,7 +202,9 @@ class _Witness(RunEventLog):
         failed = [lease for lease in report.leases if lease.outcome is Outcome.FAILED]
         self.error = self.error or next((f"{lease.lease}: {lease.error}" for lease in failed), None)
         for lease in report.leases:
-            if lease.outcome is Outcome.IDLE or (lease.outcome in _STORED and lease.millis_behind == 0):
+            is_piece = lease.lease in report.failing  # of a batch that was narrowed, whose other records follow
+            is_stored_to_tip = lease.outcome in _STORED and lease.millis_behind == 0 and not is_piece
+            if lease.outcome is Outcome.IDLE or is_stored_to_tip:
                 self._at_tip.add(lease.lease)
             else:
                 self._at_tip.discard(lease.lease)

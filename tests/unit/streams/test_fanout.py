@@ -253,9 +253,9 @@ def test_the_end_of_a_closed_shard_names_its_children(world: World, fanout: Fano
 def test_a_pinned_range_is_read_exactly_through_its_end(world: World, fanout: Fanout) -> None:
     sequences = world.put(*[b"%d" % i for i in range(50)])
     bounds = Bounds(TRIM_HORIZON, through=Checkpoint(sequences[39]), first=sequences[10])
-    assert payloads(fanout.read(fanout.reader(bounds), seconds=0.0, records=1)) == [
-        b"%d" % i for i in range(10, 40)
-    ]
+    reader = fanout.reader(bounds)
+    assert payloads(fanout.read(reader, seconds=0.0, records=1)) == [b"%d" % i for i in range(10, 40)]
+    assert reader.millis_behind, "ten records follow"
 
 
 def test_a_pinned_range_that_left_the_stream_is_data_loss(world: World, fanout: Fanout) -> None:

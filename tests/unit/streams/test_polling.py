@@ -477,6 +477,16 @@ def test_a_pinned_range_is_read_through_its_end_whatever_the_budget_says(world: 
     assert not reader.is_ended
 
 
+def test_a_pinned_range_that_ends_before_the_tip_is_behind_it(world: World) -> None:
+    sequences = world.put(b"a", b"b", pause=2.0)
+    reader = world.reader(pinned(sequences[0], sequences[0]))
+    assert payloads(world.read(reader)) == [b"a"]
+    assert reader.millis_behind == 2000
+    whole = world.reader(pinned(sequences[0], sequences[1]))
+    assert payloads(world.read(whole)) == [b"a", b"b"]
+    assert whole.millis_behind == 0
+
+
 def test_a_pinned_range_at_the_end_of_a_shard_ends_it(world: World) -> None:
     sequences = world.put(b"a", b"b")
     world.kinesis.split_shard(StreamName=STREAM, ShardToSplit=SHARD, NewStartingHashKey=str(2**127))

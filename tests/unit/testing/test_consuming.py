@@ -42,6 +42,21 @@ def test_an_application_stores_what_is_in_its_stream_and_ends(spark: SparkSessio
 
 
 @pytest.mark.slow
+def test_records_after_one_that_fails_are_stored_before_it_ends(spark: SparkSession, tmp_path: Path) -> None:
+    skips = kcl.BatchSettings(failure=kcl.FailurePolicy(action="skip", attempts=1))
+    fails = "if(cast(data as string) = '3', raise_error('no'), cast(data as string)) as page"
+
+    @kcl.kcl_consumer(application="clicks", stream="clicks", sink=kcl.parquet(str(tmp_path)), batch=skips)
+    def clicks(records: Any) -> Any:
+        return records.selectExpr(fails)
+
+    with embedded_aws(streams={"clicks": 1}) as aws:
+        aws.put("clicks", [b"%d" % number for number in range(4)])
+        assert consume(clicks, aws.resource(), spark) == 3
+    assert sorted(row.page for row in spark.read.parquet(str(tmp_path)).collect()) == ["0", "1", "2"]
+
+
+@pytest.mark.slow
 def test_a_time_limit_that_was_exceeded_names_the_last_problem(spark: SparkSession, tmp_path: Path) -> None:
     with embedded_aws(streams={"clicks": 1}) as aws:
         aws.put("clicks", [b"/"])
