@@ -1,11 +1,12 @@
 """The user's transform: checks its result, and distinguishes its errors from errors of this package."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 
 from pyspark.sql import DataFrame
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
 from kcl_dagster.errors import KclError, TransformError
 from kcl_dagster.spark.schema import PROGRESS
@@ -79,10 +80,41 @@ def guarded(transform: Transform) -> Transform:
 
 
 def checked(output: object) -> DataFrame:
-    """Return the result of a transform. Raises TransformError if it is no DataFrame or has a reserved column."""
-    if not hasattr(output, "columns") or not hasattr(output, "mapInArrow"):
+    """Return the result of a transform, of which a sink writes files. Raises TransformError if it is no DataFrame,
+    has a reserved column, or has a column of type VARIANT."""
+    if isinstance(output, Mapping):
+        raise TransformError(
+            "a transform must return a DataFrame, and this one returned a dict: to store several tables, give sink "
+            f"a dict with the same names, {', '.join(map(str, output))}"
+        )
+    if not is_frame(output):
         raise TransformError(f"a transform must return a DataFrame, this one returned {type(output).__name__}")
     frame: DataFrame = output  # type: ignore[assignment]  # Classic and Connect frames have no common base at run time
     if PROGRESS in frame.columns:
         raise TransformError(f"a transform may not return a column named {PROGRESS}")
+    variants = [field.name for field in frame.schema if _has_variant(field.dataType)]
+    if variants:
+        raise TransformError(
+            f"columns {variants} are of type VARIANT, which the sink cannot store: store to_json(...) of the "
+            "column, or columns of other types"
+        )
     return frame
+
+
+def is_frame(output: object) -> bool:
+    """Whether this is a DataFrame. Frames of Spark and of Spark Connect have no class in common."""
+    return hasattr(output, "columns") and hasattr(output, "mapInArrow")
+
+
+def _has_variant(kind: DataType) -> bool:
+    """Whether values of this type contain a VARIANT. In Arrow, it is a struct of two binaries, so a table would get
+    such a struct."""
+    match kind:
+        case StructType():
+            return any(_has_variant(field.dataType) for field in kind)
+        case ArrayType():
+            return _has_variant(kind.elementType)
+        case MapType():
+            return _has_variant(kind.keyType) or _has_variant(kind.valueType)
+        case _:
+            return isinstance(kind, VariantType)

@@ -22,7 +22,7 @@ from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.sinks.contract import SparkSink
 from kcl_dagster.spark.sinks.staging_job import Staging, stage, together
 from kcl_dagster.spark.storage import Store
-from kcl_dagster.spark.transform import Transform, guarded
+from kcl_dagster.spark.transform import Transform, guarded, is_frame
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch, PartCounts
 from kcl_dagster.worker.staging import Destination, FormerParts, StagedBatch
@@ -62,6 +62,14 @@ class _Outputs:
         if missing or strange:
             problems = [f"it has no {name}" for name in missing] + [f"the sink has no {name}" for name in strange]
             raise TransformError(f"the transform must return {wanted}: {', '.join(problems)}")
+        wrong = [
+            f"{name} is of type {type(found[name]).__name__}" for name in self.names if not is_frame(found[name])
+        ]
+        if wrong:
+            raise TransformError(
+                f"the transform must return {wanted}: {', '.join(wrong)}. For a batch without rows of a table, "
+                "return an empty DataFrame, such as records.limit(0)"
+            )
         return found
 
 

@@ -173,7 +173,7 @@ def test_what_one_table_refuses_is_in_none_of_them(spark: SparkSession, tmp_path
         (lambda records: {"orders": records, "rejects": records, "others": records}, "the sink has no others"),
         (
             lambda records: {"orders": records, "rejects": None},
-            "this one returned NoneType",
+            "rejects is of type NoneType. For a batch without rows of a table, return an empty DataFrame",
         ),
     ],
 )

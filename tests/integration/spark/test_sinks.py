@@ -30,7 +30,7 @@ from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.spark.transform import Transform
 from kcl_dagster.worker.batch import Batch, Part, PartCounts
-from kcl_dagster.worker.error_class import ErrorClass, class_of
+from kcl_dagster.worker.error_class import ErrorClass, class_of, depends_on_records
 from tests.doubles.parts import Parts
 
 pytestmark = pytest.mark.spark
@@ -304,10 +304,34 @@ def test_errors_of_user_code_are_not_the_sinks(place: Place, spark: SparkSession
     assert not isinstance(caught.value, SinkError)
 
 
-@pytest.mark.parametrize("output", [lambda frame: None, lambda frame: "x"])
-def test_a_transform_that_returns_no_frame_is_named(output: Any, spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(TransformError, match="must return a DataFrame"):
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (lambda frame: None, "must return a DataFrame"),
+        (lambda frame: "x", "must return a DataFrame"),
+        (
+            lambda frame: {"orders": frame, "rejects": frame},
+            "must return a DataFrame.* give sink a dict with the same names, orders, rejects",
+        ),
+    ],
+)
+def test_a_transform_that_returns_no_frame_is_named(
+    output: Any, said: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    with pytest.raises(TransformError, match=said):
         write(Parts(ParquetSink(str(tmp_path), transform=output)), spark, part(1, 1000, 1001, 1))
+
+
+@pytest.mark.parametrize("value", ["{}", "array({})", "map('a', {})", "named_struct('a', {})"])
+def test_a_variant_is_refused_before_there_is_a_table(
+    value: str, place: Place, spark: SparkSession, tmp_path: Path
+) -> None:
+    column = F.expr(value.format("parse_json('1')"))
+    with pytest.raises(TransformError, match=r"columns \['v'\] are of type VARIANT.* to_json") as caught:
+        write(place.open(transform=lambda frame: frame.withColumn("v", column)), spark, part(1, 1000, 1001, 1))
+    assert not depends_on_records(caught.value)
+    made = [*tmp_path.rglob("*.parquet"), *tmp_path.rglob("_delta_log"), *tmp_path.rglob("*.metadata.json")]
+    assert made == []
 
 
 def test_folders_must_be_columns(place: Place, spark: SparkSession) -> None:
