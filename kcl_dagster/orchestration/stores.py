@@ -17,8 +17,8 @@ from kcl_dagster.spark.storage import S3Options, Store, open_store
 def written_stores(
     application: Application, sink: SinkChoice | None, connection: Callable[[], Mapping[str, str]]
 ) -> tuple[dict[str, Callable[[], Store]], str]:
-    """Return the stores, by name, each as a function that opens the store. Also returns the reason why the sink is
-    not among the stores, for the case that it is not. `connection` returns the connection to S3.
+    """Return the stores, by name, each as a function that opens the store. Also returns the reason why the sink, or
+    one of its tables, is not among the stores; empty if all of them are. `connection` returns the connection to S3.
 
     Nothing is opened, and no connection is made, before one of these functions is called.
     """
@@ -29,10 +29,14 @@ def written_stores(
     stores: dict[str, Callable[[], Store]] = {}
     why = "an Application alone has no sink: name the consumer or the definitions"
     if sink is not None:
-        why = f"a sink of the kind {sink.kind} cannot be asked without writing to it: {sink.place}"
+        left_out = []
         for name, table in sink.each.items():
             if table.kind in ("parquet", "deltalake") and not table.is_in_catalog:
                 stores[f"{SINK} {name}".strip()] = opener(table.place)
+            else:
+                told = f"a sink of the kind {table.kind} cannot be asked without writing to it: {table.place}"
+                left_out.append(f"{name}: {told}" if name else told)
+        why = "; ".join(left_out)
         if sink.open_chains is not None:
             stores[CHAINS] = partial(_opened, sink.open_chains, connection)
     letters = application.batch.failure.dead_letter_path

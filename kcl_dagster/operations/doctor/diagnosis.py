@@ -72,7 +72,7 @@ class DiagnosisSubject:
     batches) beside its data, the dead letters."""
 
     why_no_sink: str = ""
-    """The reason why `stores` has no sink. It is reported."""
+    """The reason why `stores` has no sink, or not all tables of a sink. It is reported. Empty if all are there."""
 
     complete_within: float | None = None
     """Seconds. If set, the application is read by bounded runs; see `Status`."""
@@ -358,7 +358,7 @@ def _lock(subject: DiagnosisSubject, layout: TableLayout) -> dict[str, Any] | No
 
 
 def _sinks(subject: DiagnosisSubject) -> Iterator[DoctorFinding]:
-    if not any(name.startswith(SINK) for name in subject.stores):
+    if subject.why_no_sink or not any(name.startswith(SINK) for name in subject.stores):
         yield not_looked("sink", subject.why_no_sink or "the application was only named, so its sink is not known")
     for name, open_it in subject.stores.items():
         try:

@@ -147,8 +147,11 @@ def test_yaml_says_the_same() -> None:
 
 def test_the_doctor_and_estimates_look_at_all_tables() -> None:
     sink = consumer_of().sink
-    stores, _ = written_stores(consumer_of().application, sink, dict)
+    stores, left_out = written_stores(consumer_of().application, sink, dict)
     assert set(stores) == {"sink orders", "sink rejects", "chains"}
+    assert left_out == "journal: a sink of the kind iceberg cannot be asked without writing to it: lake.journal"
+    apart = {name: one for name, one in SINKS.items() if name != "journal"}
+    assert written_stores(consumer_of().application, consumer_of(apart).sink, dict)[1] == ""
     storing = storing_of(sink)
     assert (storing.target, storing.outputs, storing.committed, storing.is_compacted) == ("folder", 3, 2, True)
     assert storing.commits == pytest.approx(2 * storing_of(SINKS["orders"]).commits)
