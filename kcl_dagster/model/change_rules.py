@@ -1,8 +1,8 @@
 """The rules by which change rows update, insert and delete the rows of a table."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from kcl_dagster.errors import ConfigurationError
 
@@ -28,6 +28,14 @@ class ChangeRules:
         """The columns that are needed to apply a change."""
         return self.merge_on if self.order_by is None else (*self.merge_on, self.order_by)
 
+    def missing_in(self, columns: Collection[str]) -> str:
+        """Which of the needed columns are not in `columns`, as a clause for messages. Empty if none is missing."""
+        keys = [name for name in self.merge_on if name not in columns]
+        found = [f"merge_on names {keys}"] if keys else []
+        if self.order_by is not None and self.order_by not in columns:
+            found.append(f"order_by names {self.order_by!r}")
+        return " and ".join(found)
+
 
 def change_rules(
     merge_on: Sequence[str], delete_when: str | None, order_by: str | None, owner: str
@@ -36,6 +44,11 @@ def change_rules(
     ConfigurationError that names the `owner` if the settings contradict each other."""
     if isinstance(merge_on, str):
         raise ConfigurationError(f"merge_on of {owner} is a list of columns: write merge_on=[{merge_on!r}]")
+    named: list[Any] = list(merge_on)
+    if not all(isinstance(name, str) and name for name in named):
+        raise ConfigurationError(f"merge_on of {owner} is a list of names of columns, and is {named}")
+    for setting, one in (("order_by", order_by), ("delete_when", delete_when)):
+        _refuse_no_text(setting, one, owner)
     if not merge_on:
         given = [name for name, one in (("delete_when", delete_when), ("order_by", order_by)) if one is not None]
         if given:
@@ -44,3 +57,9 @@ def change_rules(
     if len(set(merge_on)) < len(merge_on):
         raise ConfigurationError(f"merge_on of {owner} names a column twice: {list(merge_on)}")
     return ChangeRules(tuple(merge_on), delete_when, order_by)
+
+
+def _refuse_no_text(setting: str, value: object, owner: str) -> None:
+    if value is not None and not (isinstance(value, str) and value.strip()):
+        what = "the name of one column" if setting == "order_by" else "an SQL condition, such as \"op = 'd'\""
+        raise ConfigurationError(f"{setting} of {owner} is {what}, and is {value!r}")

@@ -271,6 +271,7 @@ def kcl_consumer(
                 return records.selectExpr("cast(data as string) as json", "arrival_timestamp")
     """
     chosen_sink = several_tables(sink) if isinstance(sink, Mapping) else sink
+    _refuse_no_choice(chosen_sink)
     if workers is not None:
         if fleet is not None:
             raise ConfigurationError("give workers or fleet, not both")
@@ -340,6 +341,14 @@ def kcl_consumer(
         return made
 
     return decorate
+
+
+def _refuse_no_choice(sink: Any) -> None:
+    if sink is not None and not isinstance(sink, SinkChoice):
+        raise ConfigurationError(
+            f"sink must be kcl.parquet(...), kcl.delta(...), kcl.iceberg(...) or kcl.foreach_batch(...), or a dict "
+            f"of such sinks by name, and is {sink!r}"
+        )
 
 
 def _refuse_windows(application: str, sink: SinkChoice | None, event_time: str | None, lateness: timedelta) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from dagster import EnvVar
+
 from kcl_dagster.chains.store import check_store
 from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.folder import foreign, misspelt
@@ -33,6 +35,7 @@ _DELTA, _ICEBERG = "kcl.delta(storage_options=...)", "kcl.iceberg(catalog=...)"
 _TABLES: Final = frozenset({"parquet", "deltalake", "iceberg"})
 _COMPACTED: Final = frozenset({"parquet", "deltalake"})
 _FLAT: Final = frozenset({"glue", "hive", "dynamodb"})  # types of Iceberg catalogs without nested databases
+_CATALOGS: Final = frozenset({"bigquery", "dynamodb", "glue", "hive", "in-memory", "rest", "sql"})  # of pyiceberg
 _UNITY: Final = "uc://"  # how delta-rs spells the name of a table in Unity
 _THREE_PARTS: Final = re.compile(r"\w+\.\w+\.\w+")  # the name of a table in a catalog, or a folder
 _TABLE_NAME: Final = re.compile(r"(?:\w+|`[^`]+`)(?:\.(?:\w+|`[^`]+`))*")  # in SQL of Spark
@@ -251,6 +254,7 @@ def delta(
         )
     if chains_path is not None:
         raise ConfigurationError('chains_path of kcl.delta needs writer="spark": delta-rs has chains in the table')
+    _refuse_no_path(path, "kcl.delta")
     refuse_secret_in(path, "kcl.delta")
     if path.startswith(_UNITY):
         raise ConfigurationError(
@@ -507,11 +511,27 @@ def _refuse_identifier(identifier: str, kind: str | None) -> None:
     parts = identifier.split(".")
     if len(parts) < 2 or not all(parts):
         raise ConfigurationError(f"kcl.iceberg: {identifier} is not of the form database.table")
+    if isinstance(kind, str) and not isinstance(kind, EnvVar) and not _is_known(kind):
+        raise ConfigurationError(
+            f"kcl.iceberg: pyiceberg has no catalog of type {kind!r}: its types are {', '.join(sorted(_CATALOGS))}"
+        )
     if kind in _FLAT and len(parts) > 2:
         raise ConfigurationError(
             f"kcl.iceberg: {identifier} has more than two parts, and a catalog of type {kind} has database.table: "
             "leave out the name of the catalog, which catalog_name sets"
         )
+
+
+def _is_known(kind: str) -> bool:
+    """Whether pyiceberg has catalogs of this type. If the type is not in our list, the installed version decides,
+    because later versions can have more types."""
+    if kind.lower() in _CATALOGS:
+        return True
+    try:
+        from pyiceberg.catalog import CatalogType
+    except ImportError:
+        return True  # the worker reports the missing package
+    return kind.lower() in {one.value for one in CatalogType}
 
 
 def open_staging(choice: SinkChoice, transform: Transform, s3: Connection, runtime: Runtime) -> "SparkSink | None":
@@ -554,7 +574,9 @@ def _store_at(path: str) -> "OpenStore":
     return open_it
 
 
-def _refuse_seconds(what: str, seconds: float | None) -> None:
+def _refuse_seconds(what: str, seconds: Any) -> None:
+    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, (int, float))):
+        raise ConfigurationError(f"commit_seconds of {what} must be a number of seconds, is {seconds!r}")
     if seconds is not None and not seconds > 0:
         raise ConfigurationError(f"commit_seconds of {what} must be more than 0, is {seconds}")
 
@@ -572,7 +594,15 @@ def processors(factory: Callable[..., Any], processes: int | None = None) -> Sin
     )
 
 
+def _refuse_no_path(path: Any, owner: str) -> None:
+    if not isinstance(path, str) or not path.strip():
+        raise ConfigurationError(
+            f"the path of {owner} must be a text, of a directory or s3://bucket/prefix, and is {path!r}"
+        )
+
+
 def _refuse_path(path: str, owner: str) -> None:
+    _refuse_no_path(path, owner)
     refuse_secret_in(path, owner)
     reason = misspelt(path) or foreign(path)
     if reason is not None:

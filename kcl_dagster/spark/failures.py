@@ -155,13 +155,13 @@ def write_failures(sink: str) -> Iterator[None]:
                 "Spark would have evaluated other records than were pinned; the batch has to be read again"
             ) from error
         if (refused := _marked_line(error, RECORD_REFUSED)) is not None:
-            raise RecordRefused(f"{refused.sink or sink}: {refused}") from error
+            raise RecordRefused(refused.named(sink)) from error
         if (unfit := _marked_line(error, WRONG_CONFIGURATION)) is not None:
             raise ConfigurationError(unfit.text) from error
         if (wrong := _marked_line(error, TRANSFORM_FAILED)) is not None:
             raise TransformError(wrong.text) from error
         if (failed := _marked_line(error, SINK_FAILED)) is not None:
-            raise SinkError(f"sink {failed.sink or sink}: {failed}") from error
+            raise SinkError(f"sink {failed.named(sink)}") from error
         if (away := _marked_line(error, UNAVAILABLE)) is not None:
             raise Unavailable(away.text) from error
         if _is_from_py4j(error):
@@ -244,8 +244,10 @@ class _MarkedLine:
     text: str
     sink: str | None
 
-    def __str__(self) -> str:
-        return self.text
+    def named(self, sink: str) -> str:
+        """The text after the name of its sink, or of `sink` if the mark names none. The text can begin with it."""
+        name = f"{self.sink or sink}: "
+        return self.text if self.text.startswith(name) else f"{name}{self.text}"
 
 
 def _marked_line(error: BaseException, kind: str) -> _MarkedLine | None:

@@ -11,7 +11,7 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, types
 from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.errors import ConfigurationError
@@ -21,6 +21,7 @@ from kcl_dagster.spark.transform import Transform, guarded
 _SECONDS_PER_DAY: Final = 86_400
 _SECONDS_PER_HOUR: Final = 3_600
 _MONTH: Final = 7  # characters of 2026-01
+_TIMES: Final = (types.DateType, types.TimestampType, types.TimestampNTZType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,9 @@ class PartitionTimes:
         for name, unit, column in self.units:
             if column not in getattr(output, "columns", ()):
                 raise ConfigurationError(f"partition_by has {unit}({column}), and the output has no {column}")
+            kind = output.schema[column].dataType
+            if not isinstance(kind, _TIMES):
+                raise _no_time(unit, column, kind.simpleString())
             output = output.withColumn(name, _unit_of(unit, F.col(column)))
         return output
 
@@ -47,7 +51,7 @@ class PartitionTimes:
                     raise ConfigurationError(f"partition_by has {unit}({column}), and the output has no {column}")
                 times = batch.column(place)
                 if not (pa.types.is_timestamp(times.type) or pa.types.is_date(times.type)):
-                    raise ConfigurationError(f"partition_by has {unit}({column}), and {column} is {times.type}")
+                    raise _no_time(unit, column, str(times.type))
                 values = _unit_in_utc(unit, times)
                 if name in batch.schema.names:
                     added = added.set_column(batch.schema.get_field_index(name), name, values)
@@ -81,6 +85,13 @@ def partitioned(transform: Transform, partition_by: Sequence[str]) -> tuple[Tran
         return times.of_frame(transform(records))
 
     return with_times, names
+
+
+def _no_time(unit: str, column: str, kind: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"partition_by has {unit}({column}), and {column} is of type {kind}: name a column of type timestamp or "
+        "date, or make one of it in the function"
+    )
 
 
 def _unit_of(unit: str, time: Column) -> Column:

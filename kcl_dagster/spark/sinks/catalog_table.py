@@ -132,6 +132,7 @@ class CatalogTable:
         from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
         from pyiceberg.schema import assign_fresh_schema_ids
 
+        self._refuse_catalog_in_name()
         schema = assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(nullable(output)))
         spec = spec_of(self._terms, schema)
         self.catalog.create_namespace_if_not_exists(self._namespace)
@@ -156,6 +157,7 @@ class CatalogTable:
         if table is not None:
             return table.location()
         if isinstance(self.catalog, MetastoreCatalog):
+            self._refuse_catalog_in_name()
             self.catalog.create_namespace_if_not_exists(self._namespace)
             self._check_place()
             name = self.identifier.rpartition(".")[2]
@@ -163,6 +165,17 @@ class CatalogTable:
         raise ConfigurationError(
             f"{self.name} does not exist, and its catalog decides where it lies when it is made. Chains of entries "
             "need a place before that: make the table first, or name another place with chains_path"
+        )
+
+    def _refuse_catalog_in_name(self) -> None:
+        """Raise ConfigurationError if the name of a new table begins with the name of the catalog, as in the SQL of
+        engines. In a catalog with nested databases, this would make a database with the catalog's name."""
+        first, *inside = self.identifier.split(".")
+        if len(inside) < 2 or first != self.catalog.name or self.catalog.namespace_exists(self._namespace):
+            return
+        raise ConfigurationError(
+            f"{self.name} does not exist, and its name begins with the name of the catalog: write "
+            f"{'.'.join(inside)}. If the catalog has a database {first}, make {self._namespace} in it first"
         )
 
     def _check_place(self) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import BooleanType, NullType
 
 from kcl_dagster.chains.entry import StagedFile, TableRules
 from kcl_dagster.errors import ConfigurationError, SinkError
@@ -36,11 +37,10 @@ def change_rows(transform: Transform, changes: ChangeRules, table: str) -> Trans
         output = transform(records)
         if not hasattr(output, "columns"):
             return output  # no DataFrame; `transform.checked` refuses it
-        missing = [name for name in changes.needed if name not in output.columns]
+        missing = changes.missing_in(output.columns)
         if missing:
             raise ConfigurationError(
-                f"{table}: merge_on or order_by names {missing}, which the function's output does not have: "
-                f"{output.columns}"
+                f"{table}: {missing}, which the function's output does not have: {output.columns}"
             )
         if DELETES in output.columns:
             raise ConfigurationError(
@@ -49,14 +49,19 @@ def change_rows(transform: Transform, changes: ChangeRules, table: str) -> Trans
         if changes.delete_when is None:
             return output.withColumn(DELETES, F.lit(False))
         try:
-            marked = output.withColumn(DELETES, F.coalesce(F.expr(changes.delete_when), F.lit(False)))
-            _ = marked.columns  # Spark Connect analyses the condition only now
+            # Spark Connect analyses the condition only when the schema is read.
+            condition = output.select(F.expr(changes.delete_when)).schema[0].dataType
         except AnalysisException as error:
             raise ConfigurationError(
                 f"{table}: delete_when={changes.delete_when!r} cannot be evaluated on the function's output "
                 f"{output.columns}: {first_line(error)}"
             ) from error
-        return marked
+        if not isinstance(condition, (BooleanType, NullType)):
+            raise ConfigurationError(
+                f"{table}: delete_when={changes.delete_when!r} cannot be a condition, because it is of type "
+                f"{condition.simpleString()}: write a comparison, such as op = 'd'"
+            )
+        return output.withColumn(DELETES, F.coalesce(F.expr(changes.delete_when), F.lit(False)))
 
     return with_deletes
 
@@ -112,7 +117,8 @@ class ChangeFiles:
         assert known is not None
         fields = [field.with_nullable(field.name not in self.changes.merge_on) for field in without_mark(known)]
         hint = "" if self.table.target is None else self.table.target.hint
-        return Target(self.name, pa.schema([*fields, _MARK]), hint, required_by="merge_on")
+        more = {} if self.table.target is None else {"widening": self.table.target.widening}
+        return Target(self.name, pa.schema([*fields, _MARK]), hint, required_by="merge_on", **more)
 
     def applied(self, transform: Transform) -> Transform:
         return self.table.applied(transform)

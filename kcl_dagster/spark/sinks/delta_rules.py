@@ -175,6 +175,6 @@ def _refuse(
 def _refuse_changes(schema: StructType, configuration: Mapping[str, str], changes: ChangeRules, name: str) -> None:
     if configuration.get("delta.appendOnly", "false").lower() == "true":
         raise SinkError(f"{name} says delta.appendOnly, so no row of it can be changed: leave merge_on out")
-    missing = [column for column in changes.needed if column not in schema.names]
+    missing = changes.missing_in(schema.names)
     if missing:
-        raise SinkError(f"{name} lacks {missing}, which merge_on or order_by names: add it to the table first")
+        raise SinkError(f"{name}: {missing}, which the table lacks: add it to the table first")

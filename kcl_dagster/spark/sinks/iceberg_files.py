@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 NEWEST_VERSION: Final = 2  # the newest version of the format that pyiceberg writes
+_WIDENING: Final = (
+    "widen the column: evolve='add' does it from int to long, from float to double, and to a decimal of more digits"
+)
 _DATA_PATH: Final = "write.data.path"  # a property of Iceberg tables
 
 
@@ -61,7 +64,8 @@ def check_version(table: "Table", name: str) -> None:
 def target_of(table: "Table", name: str) -> Target:
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-    return Target(name, schema_to_pyarrow(table.schema(), include_field_ids=False), " (table.update_schema())")
+    schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
+    return Target(name, schema, " (table.update_schema())", _WIDENING)
 
 
 def file_statistics(table: "Table", footer: Footer) -> FileStatistics:

@@ -50,9 +50,9 @@ def refuse_changes(table: "Table", name: str, changes: ChangeRules) -> None:
     """Raise SinkError if the rows of the table cannot be changed by these rules. Called before a batch is decided,
     and again before a commit."""
     known = {field.name for field in table.schema().fields}
-    missing = [column for column in changes.needed if column not in known]
+    missing = changes.missing_in(known)
     if missing:
-        raise SinkError(f"{name} lacks {missing}, which merge_on or order_by names: add it to the table first")
+        raise SinkError(f"{name}: {missing}, which the table lacks: add it to the table first")
     if _has_equality_deletes(table):
         raise SinkError(
             f"{name} has equality deletes of another writer, which pyiceberg cannot read: rewrite its data files "

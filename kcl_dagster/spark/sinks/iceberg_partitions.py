@@ -65,7 +65,9 @@ class IcebergPartitions:
         missing = sorted({self._source(field).split(".")[0] for field in self.spec.fields} - set(output.names))
         if missing:
             raise ConfigurationError(
-                f"{self.table} is partitioned by {missing}, and the transform's output has {output.names}"
+                f"{self.table} is partitioned by {missing}, and the transform's output, which has {output.names}, "
+                "lacks it: return the column, also if all of its values are null, or remove it from the table's "
+                "partition spec"
             )
 
     def keys(self, rows: pa.RecordBatch) -> list[pa.Array]:
@@ -173,13 +175,20 @@ def _keeps_type(field: "PartitionField") -> bool:
 
 def spec_of(terms: Sequence[PartitionTerm], schema: "Schema") -> "PartitionSpec":
     """Make the partition spec of a new table with this schema. Raises ConfigurationError if the schema lacks a
-    column of `terms`."""
+    column of `terms`, or if a transform cannot be applied to the type of its column."""
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.transforms import parse_transform
 
     missing = [term.column for term in terms if term.column not in schema.column_names]
     if missing:
         raise ConfigurationError(f"partition_by names {missing}, and the output has {schema.column_names}")
+    for term in terms:
+        kind = schema.find_field(term.column).field_type
+        if not parse_transform(term.transform).can_transform(kind):
+            raise ConfigurationError(
+                f"partition_by has {term.transform} of {term.column}, and {term.column} is of type {kind}, to "
+                "which Iceberg cannot apply it: name another column or transform, or cast it in the function"
+            )
     return PartitionSpec(
         *(
             PartitionField(

@@ -91,7 +91,8 @@ class TextPartitions:
         missing = [name for name in self.columns if name not in output.names]
         if missing:
             raise ConfigurationError(
-                f"files are partitioned by {missing}, which the transform's output does not have: {output.names}"
+                f"files are partitioned by {missing}, which the transform's output does not have: {output.names}. "
+                "Return the column, also if all of its values are null"
             )
         for name in self.columns:
             if not isinstance(output[name].dataType, _HAVE_TEXT):

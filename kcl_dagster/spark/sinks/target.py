@@ -30,6 +30,9 @@ class Target:
     hint: str = ""
     """How a user adds columns to such a table, for messages."""
 
+    widening: str = "widen the table if its format allows"
+    """How a user widens the type of a column of such a table, for messages."""
+
     required_by: str = "the table"
     """The reason why some columns allow no nulls, for messages."""
 
@@ -53,7 +56,7 @@ class Target:
                     f" Add new columns to the table first{self.hint}, or leave them out in the transform.{evolves}"
                 )
             if others:
-                said += " Cast columns of another type in the transform, or widen the table if its format allows."
+                said += f" Cast columns of another type in the transform, or {self.widening}."
             raise SinkError(said)
         if missing:
             added = f". Version 0.1 added {LEASE_KEY}: keep it in the function" if LEASE_KEY in missing else ""

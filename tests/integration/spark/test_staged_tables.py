@@ -366,15 +366,28 @@ def test_change_rows_without_a_key_are_refused_before_the_decision(
     assert class_of(caught.value) is ErrorClass.RECORD
     other = tmp_path / "other"  # where no table lacks the column as well
     other.mkdir()
-    with pytest.raises(ConfigurationError, match=rf"{kind}.*: merge_on or order_by names \['id'\]"):
+    with pytest.raises(ConfigurationError, match=rf"{kind}.*: merge_on names \['id'\], which"):
         stage(merging(other, kind, merge_on=["id"]), fetched)
+    with pytest.raises(ConfigurationError, match=rf"{kind}.*: order_by names 'version', which"):
+        stage(merging(other, kind, order_by="version"), fetched)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("condition", ["opp = 'd'", "op = ", "n"])
+@pytest.mark.parametrize("condition", ["opp = 'd'", "op = ", "n", "op"])
 def test_a_condition_that_cannot_be_evaluated_is_named_in_one_line(
     fetched: tuple[Batch, Any], tmp_path: Path, kind: str, condition: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=rf"{kind}.*: delete_when=.*{condition}.* cannot be") as caught:
         stage(merging(tmp_path, kind, delete_when=condition), fetched)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("merge_on", [(), ("key",)])
+@pytest.mark.parametrize("column", ["n", "op"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_day_of_a_column_without_times_is_no_failure_of_records(
+    fetched: tuple[Batch, Any], tmp_path: Path, kind: str, column: str, merge_on: tuple[str, ...]
+) -> None:
+    sink = sink_of(kind, tmp_path, transform=changes, partition_by=[f"day({column})"], merge_on=merge_on)
+    with pytest.raises(ConfigurationError, match=rf"partition_by has day.*{column} is of type"):
+        stage(sink, fetched)

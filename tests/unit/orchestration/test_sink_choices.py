@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dagster import EnvVar
 
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
@@ -46,6 +47,22 @@ def test_the_place_of_chains_is_checked_as_a_path_is() -> None:
         (lambda: kcl.parquet("/lake", partition_by=["bucket(4, page)"]), "partition_by has 'bucket"),
         (lambda: kcl.iceberg("lake.clicks", partition_by=["week(at)"]), r"bucket\(16, ...\) or truncate"),
         (
+            lambda: kcl.iceberg("lake.clicks", partition_by=["bucket(0, id)"]),
+            r"'bucket\(0, id\)': its number",
+        ),
+        (lambda: kcl.iceberg("lake.clicks", partition_by=["truncate(0, id)"]), "its number must be 1 to"),
+        (lambda: kcl.iceberg("lake.clicks", partition_by=["bucket(2147483648, id)"]), "must be 1 to 2147483647"),
+        (
+            lambda: kcl.iceberg("lake.clicks", partition_by=["day(at)", "day(at)"]),
+            "two entries that make the partition column at_day: remove one",
+        ),
+        (
+            lambda: kcl.iceberg("lake.clicks", partition_by=["bucket(4, id)", "bucket(8, id)"]),
+            "partition column id_bucket",
+        ),
+        (lambda: kcl.delta("/lake", partition_by=["day(at)", "at_day"]), "partition column at_day"),
+        (lambda: kcl.parquet("/lake", partition_by=["page", "page"]), "partition column page"),
+        (
             lambda: kcl.parquet("abfss://lake@store/clicks"),
             r"path of kcl\.parquet: .* neither a local path nor s3:",
         ),
@@ -55,6 +72,24 @@ def test_the_place_of_chains_is_checked_as_a_path_is() -> None:
         (
             lambda: kcl.iceberg("prod.lake.clicks", {"type": "glue"}),
             "more than two parts.* which catalog_name sets",
+        ),
+        (lambda: kcl.delta(""), r"path of kcl\.delta must be a text, .* and is ''"),
+        (lambda: kcl.parquet(" "), r"path of kcl\.parquet must be a text, .* and is ' '"),
+        (
+            lambda: kcl.delta("/lake", commit_seconds="30"),  # type: ignore[arg-type]
+            "commit_seconds of kcl.delta must be a number of seconds, is '30'",
+        ),
+        (
+            lambda: kcl.iceberg("lake.clicks", {"type": "gluee"}),
+            "pyiceberg has no catalog of type 'gluee': .* glue, hive",
+        ),
+        (
+            lambda: kcl.kcl_consumer(application="clicks", stream="clicks", sink="s3://lake"),  # type: ignore[arg-type]
+            r"sink must be kcl\.parquet\(...\), .* and is 's3://lake'",
+        ),
+        (
+            lambda: kcl.kcl_consumer(application="clicks", stream="clicks", sink=[kcl.delta("/lake")]),  # type: ignore[arg-type]
+            "sink must be .* or a dict of such sinks by name",
         ),
         (lambda: kcl.delta("main.web.clicks"), r'writer="spark" and chains_path; for a folder, write \./main\.web'),
     ],
@@ -71,6 +106,14 @@ def test_a_place_is_not_refused_for_its_spelling(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     Path("main.web.clicks").mkdir()
     assert kcl.delta("main.web.clicks").place == "main.web.clicks", "a folder that is there is meant"
+
+
+def test_types_of_catalogs_that_pyiceberg_has_are_taken() -> None:
+    from pyiceberg.catalog import CatalogType
+
+    for kind in (*(one.value for one in CatalogType), "GLUE"):
+        assert kcl.iceberg("lake.clicks", {"type": kind}).place == "lake.clicks"
+    assert kcl.iceberg("lake.clicks", {"type": EnvVar("CATALOG")}).place == "lake.clicks"
 
 
 def stores(sink: kcl.SinkChoice) -> dict[str, str]:

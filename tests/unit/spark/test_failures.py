@@ -83,6 +83,20 @@ def test_a_writer_that_failed_is_the_sink() -> None:
     assert str(caught.value) == "sink lake: x.parquet could not be written: disk full"
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected", "said"),
+    [
+        (SINK_FAILED, SinkError, "sink delta at /lake: a row has null in id"),
+        (RECORD_REFUSED, RecordRefused, "delta at /lake: a row has null in id"),
+    ],
+)
+@pytest.mark.parametrize("told", ["a row has null in id", "delta at /lake: a row has null in id"])
+def test_the_name_of_a_sink_is_told_once(kind: str, expected: type[Exception], said: str, told: str) -> None:
+    with pytest.raises(expected) as caught, write_failures("delta at /lake"):
+        raise PySparkException(f"PythonException:\nX: {Marks().of(kind)}: {told}\n at")
+    assert str(caught.value) == said
+
+
 def test_a_jvm_that_is_gone_is_not_the_fault_of_a_record() -> None:
     with pytest.raises(BatchError, match="went away"), write_failures("lake"):
         refused_by_the_jvm()

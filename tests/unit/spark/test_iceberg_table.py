@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from moto import mock_aws
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import IdentityTransform
+from pyspark.sql.types import LongType, StructField, StructType
 
 from kcl_dagster.errors import ConfigurationError, RecordRefused, SinkError
 from kcl_dagster.model.partition_terms import PartitionTerm
@@ -177,6 +178,44 @@ def test_narrower_types_and_required_columns_are_looked_after(tmp_path: Path) ->
 def test_a_partition_that_cannot_be_is_named(entry: str) -> None:
     with pytest.raises(ConfigurationError, match="partition_by has"):
         PartitionTerm.parse(entry)
+
+
+@pytest.mark.parametrize(
+    ("entry", "kind"),
+    [
+        ("day(c)", pa.int64()),
+        ("hour(c)", pa.date32()),
+        ("bucket(4, c)", pa.float64()),
+        ("truncate(4, c)", TIME),
+        ("c", pa.list_(pa.int64())),
+    ],
+)
+def test_a_transform_that_does_not_fit_the_type_of_its_column_is_no_failure_of_records(
+    tmp_path: Path, entry: str, kind: pa.DataType
+) -> None:
+    table = lake(tmp_path, [entry]).catalog_table()
+    with pytest.raises(ConfigurationError, match=r"of c, and c is of type .* Iceberg cannot apply it"):
+        table.create(pa.schema([("c", kind)]))
+    assert table.load() is None
+
+
+def test_a_name_that_begins_with_that_of_the_catalog_makes_no_database(tmp_path: Path) -> None:
+    where = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": str(tmp_path)}
+    table = CatalogTable("prod.lake.clicks", where, catalog_name="prod")
+    for make in (table.location, lambda: table.create(pa.schema([("n", pa.int64())]))):
+        with pytest.raises(ConfigurationError, match=r"of the catalog: write lake\.clicks\. If .* database prod"):
+            make()
+    assert table.catalog.list_namespaces() == []
+    table.catalog.create_namespace("prod.lake")
+    assert table.create(pa.schema([("n", pa.int64())])).name() == ("prod", "lake", "clicks")
+
+
+def test_an_output_without_a_partition_column_is_told_what_to_do(tmp_path: Path) -> None:
+    there = lake(tmp_path, ["user"])
+    there.write(output({"user": pa.array(["a"])}))
+    partitions = IcebergPartitions.of("clicks", there.table().spec(), there.table().schema())
+    with pytest.raises(ConfigurationError, match=r"by \['user'\], .* has \['n'\], lacks it: return the column"):
+        partitions.check(StructType([StructField("n", LongType())]))
 
 
 # Milliseconds that were read as seconds: in the year 57971.

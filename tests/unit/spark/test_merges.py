@@ -209,7 +209,7 @@ def test_a_column_that_some_batches_lack_is_left_alone_by_them(lake: ChangedLake
 
 def test_a_table_without_the_key_is_refused_before_the_decision(lake: ChangedLake) -> None:
     lake.make(pa.schema([("value", pa.string())]))
-    with pytest.raises(SinkError, match=r"lacks \['id'\], which merge_on or order_by names"):
+    with pytest.raises(SinkError, match=r"merge_on names \['id'\], which the table lacks"):
         lake.decide(changes_of((1, "a")))
 
 
@@ -421,6 +421,10 @@ SETTINGS: dict[str, tuple[Any, Any, Any]] = {
     r"delete_when of kcl\.delta needs merge_on": ((), "op = 'D'", None),
     r"order_by of kcl\.delta needs merge_on": ((), None, "version"),
     r"merge_on of kcl\.delta names a column twice": (["id", "id"], None, None),
+    r"merge_on of kcl\.delta is a list of names of columns, and is \[''\]": ([""], None, None),
+    r"merge_on of kcl\.delta is a list of names of columns, and is \[1\]": ([1], None, None),
+    r"order_by of kcl\.delta is the name of one column, and is \['lsn'\]": (["id"], None, ["lsn"]),
+    r"delete_when of kcl\.delta is an SQL condition, .* and is ' '": (["id"], " ", None),
 }
 
 

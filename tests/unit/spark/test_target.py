@@ -39,6 +39,12 @@ def test_another_type_is_refused_with_the_cast_that_helps_in_every_table() -> No
         table.check(pa.schema([("id", pa.int64())]))
 
 
+def test_a_wider_type_is_refused_with_what_the_format_offers() -> None:
+    table = Target("clicks", pa.schema([("id", pa.int32())]), widening="widen the column: evolve='add' does it")
+    with pytest.raises(SinkError, match=r"in the transform, or widen the column: evolve='add' does it\."):
+        table.check(pa.schema([("id", pa.int64())]))
+
+
 def test_the_setting_is_not_proposed_for_a_batch_that_was_decided_before_a_column_was_dropped() -> None:
     rules = Target("clicks", pa.schema([("page", pa.string())])).fulfilled(pa.schema([("page", pa.string())]))
     with pytest.raises(SinkError, match=r"page \(not in the table\)") as refusal:
