@@ -21,6 +21,7 @@ from kcl_dagster.chains.store import found_content
 from kcl_dagster.errors import ConfigurationError, SinkError, Unsafe
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.sinks.delta_log import delta_options, url_of
+from kcl_dagster.spark.sinks.delta_statistics import file_writer
 from kcl_dagster.spark.sinks.parquet_compaction import JOURNAL, LOCKS, TARGET_BYTES, Compaction
 from kcl_dagster.spark.sinks.table_errors import table_errors
 from kcl_dagster.spark.storage import S3Options, Store, open_store
@@ -35,6 +36,7 @@ OPTIMIZE: Final = "OPTIMIZE"
 OURS: Final = "kcl-dagster/compaction"  # a key in the metadata of this package's commits
 LOOKED: Final = f"{JOURNAL}/other-engines.json"
 COMMIT_EVERY: Final = timedelta(minutes=5)  # if a compaction is killed, the work of at most this time is lost
+COMPRESSION_LEVEL: Final = 4  # that of delta-rs's own compactions
 KEPT: Final = "delta.deletedFileRetentionDuration"
 _INTERVAL: Final = re.compile(r"interval \d+ (second|minute|hour|day|week)s?")  # the form that delta-rs parses
 # delta-rs does not find a file whose path contains one of these texts: a tilde, or an escaped tilde.
@@ -211,6 +213,7 @@ def _optimized(
             None if conditions is None else list(conditions),
             target_size=target_bytes,
             min_commit_interval=COMMIT_EVERY,
+            writer_properties=file_writer(pa.schema(table.schema().to_arrow()), COMPRESSION_LEVEL),
             commit_properties=CommitProperties(custom_metadata={OURS: lock.by}),
         )
     if int(done["numFilesRemoved"]) and not lock.is_mine():

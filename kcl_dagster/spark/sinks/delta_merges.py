@@ -20,6 +20,7 @@ from kcl_dagster.spark.sinks.change_steps import MergeStep, holds_changes, steps
 from kcl_dagster.spark.sinks.delta_appends import append, cleaning, commit_properties
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules
+from kcl_dagster.spark.sinks.delta_statistics import are_bounds_wrong, file_writer
 from kcl_dagster.spark.sinks.last_changes import last_changes
 
 if TYPE_CHECKING:
@@ -102,8 +103,7 @@ def merge(
     hooks: "PostCommitHookProperties",
 ) -> dict[str, Any]:
     """Apply change rows in one commit. `rows`: one row for each key. Makes no commit if the rows change nothing."""
-    from deltalake import WriterProperties
-
+    schema = pa.schema(table.schema().to_arrow())
     sources = {name: f"source.c{place}" for place, name in enumerate(rows.column_names)}
     deletes = sources[DELETES]
     keys = [f"target.{_quoted(name)} = {sources[name]}" for name in changes.merge_on]
@@ -117,8 +117,10 @@ def merge(
         " AND ".join(keys),
         source_alias="source",
         target_alias="target",
-        streamed_exec=False,  # with True, delta-rs skips no files of the table by the bounds of the keys
-        writer_properties=WriterProperties(compression="ZSTD"),
+        # With True, delta-rs skips no files of the table by the bounds of the keys. Files of other writers, and of
+        # former versions of this package, can have wrong bounds.
+        streamed_exec=any(are_bounds_wrong(schema.field(name).type) for name in changes.merge_on),
+        writer_properties=file_writer(schema),
         commit_properties=properties,
         post_commithook_properties=hooks,
     )

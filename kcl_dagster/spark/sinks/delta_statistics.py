@@ -2,20 +2,29 @@
 
 The statistics are made from the footer of the Parquet file, so the file is not read again. Bounds that can be wrong
 are left out: those of floats, which do not include NaN, of decimals, which lose digits in JSON, and of bytes.
+
+Merges and compactions write files with delta-rs, which makes the statistics itself. Its bounds of floats leave out
+NaN, and it converts decimals to doubles, so that readers would skip files that have the rows. `file_writer` lets
+delta-rs leave out the statistics of such columns.
 """
 
 import json
 from dataclasses import dataclass
 from datetime import MAXYEAR, UTC, date, datetime, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kcl_dagster.spark.parquet_file import Footer, columns_of, has_readable_bounds, read_footer
 
+if TYPE_CHECKING:
+    from deltalake import WriterProperties
+
 INDEXED_COLUMNS: Final = 32  # Delta's default; more statistics would make the log larger for all readers
 LONGEST_TEXT: Final = 32  # characters of a bound
 _HIGHEST: Final = "\U0010ffff"
+_EXACT_DIGITS: Final = 15  # a decimal of so many digits is the same after a conversion to a double and back
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
@@ -49,6 +58,37 @@ class DeltaStatistics:
 
     def __call__(self, footer: Footer) -> str:
         return delta_statistics(read_footer(footer), self.columns)
+
+
+def are_bounds_wrong(kind: pa.DataType) -> bool:
+    """Whether the bounds that delta-rs makes of a column of this type, or of a field in it, can be wrong. It makes
+    no bounds of lists, maps and bytes."""
+    if pa.types.is_struct(kind):
+        return any(are_bounds_wrong(field.type) for field in kind)
+    if pa.types.is_decimal(kind):
+        return bool(kind.precision > _EXACT_DIGITS)
+    return bool(pa.types.is_floating(kind))
+
+
+def file_writer(schema: pa.Schema, compression_level: int | None = None) -> "WriterProperties":
+    """The settings with which delta-rs writes the files of a table: without statistics of the columns whose bounds
+    can be wrong."""
+    from deltalake import ColumnProperties, WriterProperties
+
+    wrong = [field for field in schema if are_bounds_wrong(field.type)]
+    without = ColumnProperties(statistics_enabled="NONE")
+    if not any(pa.types.is_struct(field.type) for field in wrong):
+        columns = {field.name: without for field in wrong}
+        return WriterProperties(compression="ZSTD", compression_level=compression_level, column_properties=columns)
+    # The settings cannot name a field of a struct. So they name the columns that keep their statistics.
+    with_statistics = ColumnProperties(statistics_enabled="PAGE")
+    columns = {field.name: with_statistics for field in schema if field not in wrong}
+    return WriterProperties(
+        compression="ZSTD",
+        compression_level=compression_level,
+        default_column_properties=without,
+        column_properties=columns,
+    )
 
 
 def _least(bounds: list[tuple[Any, Any]]) -> Any:

@@ -1,5 +1,6 @@
 """Compaction of Delta tables: the same rows in fewer files, beside whatever else is at work."""
 
+import json
 import threading
 from collections.abc import Callable
 from decimal import Decimal
@@ -222,3 +223,39 @@ def test_a_large_file_that_delta_does_not_find_does_not_keep_others_from_being_m
     table.create_write_transaction([AddAction(name, size, {}, 0, True, "{}")], "append", table.schema())
     assert compact_delta(path, target_bytes=size - 1).merged == 3
     assert values(path) == list(range(5003))
+
+
+def test_a_compaction_hides_no_row_from_readers_that_skip_files_by_their_bounds(tmp_path: Path) -> None:
+    """delta-rs's bounds leave out NaN, and those of decimals are doubles."""
+    path, large, money = str(tmp_path), Decimal(12345678901234567891), Decimal("123456789012345.67")
+    for chance in (float("nan"), 5.0):
+        rows = pa.table(
+            {
+                "value": [1],
+                "large": pa.array([large], pa.decimal128(38)),
+                "money": pa.array([money], pa.decimal128(20, 2)),
+                "chance": [chance],
+            }
+        )
+        file = tmp_path / f"{chance}.parquet"
+        pq.write_table(rows, file)
+        table = deltalake.DeltaTable.create(path, rows.schema, mode="ignore")
+        table.create_write_transaction(
+            [AddAction(file.name, file.stat().st_size, {}, 0, True, "{}")], "append", table.schema()
+        )
+    assert compact_delta(path).merged == 2
+    table = deltalake.DeltaTable(path)
+    reader = deltalake.QueryBuilder().register("clicks", table)
+    conditions = {
+        f"large = {large}": 2,
+        f"money = CAST('{money}' AS DECIMAL(20, 2))": 2,
+        "isnan(chance)": 1,
+        "chance > 9": 1,
+        "value = 1": 2,
+    }
+    for condition, count in conditions.items():
+        found = pa.table(reader.execute(f"SELECT value FROM clicks WHERE {condition}"))
+        assert found.num_rows == count, condition
+    newest = (tmp_path / "_delta_log" / f"{table.version():020}.json").read_text().splitlines()
+    statistics = [json.loads(json.loads(line)["add"]["stats"]) for line in newest if '"add"' in line]
+    assert [(one["numRecords"], list(one["maxValues"])) for one in statistics] == [(2, ["value"])]

@@ -1,6 +1,8 @@
 """Change rows in a real Delta table, as far as it does more than `test_merges` says of both formats."""
 
+import json
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from kcl_dagster.errors import SinkError
+from kcl_dagster.model.change_rules import DELETES
 from kcl_dagster.spark.sinks import delta_merges
 from kcl_dagster.spark.sinks.change_steps import steps
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
@@ -118,3 +121,51 @@ def test_a_vacuum_leaves_changes_alone_that_are_not_applied(lake: DeltaLake) -> 
     lake.table().vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
     commit(lake)
     assert found(lake) == {1: "a"}
+
+
+LARGE = Decimal(12345678901234567891)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [(pa.decimal128(38), LARGE), (pa.decimal128(38), Decimal(2**53 + 1)), (pa.decimal128(20, 2), LARGE / 10**5)],
+)
+def test_a_decimal_key_is_found_although_the_bounds_of_its_file_are_wrong(
+    tmp_path: Path, kind: pa.DataType, key: Decimal
+) -> None:
+    lake = DeltaLake(tmp_path, (), changes=BY_ID)
+    ids = pa.array([key.quantize(Decimal(1).scaleb(-kind.scale))], kind)
+    write_deltalake(lake.store.root, pa.table({"id": ids, "value": ["a"]}))  # with the bounds of delta-rs
+    for value in "bc":
+        lake.decide(pa.record_batch({"id": ids, "value": [value], DELETES: [False]}))
+        commit(lake)
+        assert lake.read()["value"].to_pylist() == [value]
+
+
+def test_files_of_merges_have_no_bounds_that_can_be_wrong(lake: DeltaLake) -> None:
+    """Readers skip files by them: delta-rs's bounds leave out NaN, and those of decimals are doubles."""
+    batch = changes_of(
+        (1, "a"),
+        (2, "b"),
+        large=pa.array([LARGE] * 2, pa.decimal128(38)),
+        small=pa.array([Decimal("0.1"), None], pa.decimal128(15, 2)),
+        chance=pa.array([float("nan"), 5.0]),
+        **{"a.b": pa.array([float("nan"), 5.0], pa.float32())},
+    )
+    lake.decide(batch)
+    commit(lake)
+    assert _bounded(lake) == {"id", "value", "small"}
+
+
+def test_files_of_merges_have_no_bounds_of_structs_that_can_be_wrong(lake: DeltaLake) -> None:
+    nested = pa.array([{"x": float("nan"), "y": 1}, {"x": 5.0, "y": 2}])
+    lake.decide(changes_of((1, "a"), (2, "b"), nested=nested, other=pa.array([{"y": 1}, {"y": 2}])))
+    commit(lake)
+    assert _bounded(lake) == {"id", "value"}
+
+
+def _bounded(lake: DeltaLake) -> set[str]:
+    """The columns that have bounds in the newest commit of the table."""
+    log = Path(lake.store.root) / "_delta_log" / f"{lake.version():020}.json"
+    added = [json.loads(line)["add"] for line in log.read_text().splitlines() if '"add"' in line]
+    return {name for one in added for name in json.loads(one["stats"])["maxValues"]}
