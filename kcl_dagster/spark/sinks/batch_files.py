@@ -7,7 +7,7 @@ example because the executor was lost, its files do not belong to the batch.
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -82,6 +82,10 @@ def no_statistics(_: Footer) -> str:
     return ""
 
 
+def no_paths(_: pa.RecordBatch) -> Iterable[str]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class ForTable:
     """How files are written for a table.
@@ -91,11 +95,14 @@ class ForTable:
     - `is_staged`: whether the files are staged like the files of a folder. This is for files that are never added
       to the table. All other files get their final names at once, because readers see them only when a commit has
       added them to the table.
+    - `paths`: the paths of files that the commit will write for rows. Rows are refused if the store cannot have
+      one of these files.
     """
 
     target: Target | None
     statistics: Callable[[Footer], str] = no_statistics
     is_staged: bool = False
+    paths: Callable[[pa.RecordBatch], Iterable[str]] = no_paths
 
 
 Rows = Iterator[pa.RecordBatch]
@@ -240,6 +247,8 @@ class _TaskFiles:
         if not self.of.is_as_read:
             refuse_invalid(batch)
         rows = self.of.cast(in_utc(batch))
+        if self.of.table is not None:
+            self._check_paths(self.of.table.paths(rows))
         for group in split(rows, self.of.layout.keys(rows)):
             self._write(group.key, group.rows)
 
@@ -277,11 +286,14 @@ class _TaskFiles:
         name = file_name(self.of.chain, self.of.batch, self.attempt, self._number)
         self._number += 1
         path = f"{folder}/{name}" if folder else name
-        for longer in (path, self.of.written_path(path)):
-            reason = self.of.store.too_long(longer)
+        self._check_paths((path, self.of.written_path(path)))
+        return path
+
+    def _check_paths(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            reason = self.of.store.too_long(path)
             if reason is not None:
                 raise RecordRefused(f"a value of the partition columns would need {reason}")
-        return path
 
     def _close(self, file: _OpenBatchFile) -> None:
         content = file.content.finish()

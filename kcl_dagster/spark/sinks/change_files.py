@@ -5,7 +5,7 @@ the changes removes them, see `delta_merges` and `iceberg_merges`. The column `D
 row deletes its key. `delete_when` is evaluated before the batch is decided, so that an error in it fails the batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -20,7 +20,7 @@ from kcl_dagster.chains.entry import StagedFile, TableRules
 from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.model.change_rules import DELETES, ChangeRules
 from kcl_dagster.spark.failures import first_line
-from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StagingStore, staged_files
+from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StagingStore, no_paths, staged_files
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.transform import Transform
@@ -91,7 +91,7 @@ class ChangedTable(Protocol):
 class ChangeFiles:
     """The rules by which files of change rows are written. Implements `table_sink.WritingRules`. `name`: the name
     of the table. `store`: the store in which the files are staged. `first`: the schema of the first change rows, if
-    there is no table yet."""
+    there is no table yet. `paths`: see `ForTable`."""
 
     name: str
     store: StagingStore
@@ -101,9 +101,11 @@ class ChangeFiles:
     layout: Layout = field(default_factory=lambda: TableFolders(()))
     """Change rows are not divided by partition: all changes of a key must be in one file of a task, in order."""
 
+    paths: Callable[[pa.RecordBatch], Iterable[str]] = no_paths
+
     @property
     def for_table(self) -> ForTable:
-        return ForTable(self._accepted, is_staged=True)
+        return ForTable(self._accepted, is_staged=True, paths=self.paths)
 
     @property
     def target(self) -> Target | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from kcl_dagster.chains.entry import StagedFile, TableRules
+from kcl_dagster.errors import SinkError
 from kcl_dagster.model.change_rules import ChangeRules, change_rules
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.runtime import Runtime, system
@@ -15,6 +16,7 @@ from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable
 from kcl_dagster.spark.sinks.change_files import ChangeFiles, change_rows, without_mark
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
 from kcl_dagster.spark.sinks.delta_log import DeltaLog, check_settings, delta_options
+from kcl_dagster.spark.sinks.delta_partitions import MergedPaths, changed_columns
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules
 from kcl_dagster.spark.sinks.delta_statistics import DeltaStatistics
 from kcl_dagster.spark.sinks.former_parts import DeltaParts
@@ -145,7 +147,9 @@ class DeltaFormat:
     def _of_changes(
         self, rules: DeltaRules | None, changes: ChangeRules, first: pa.Schema | None = None
     ) -> ChangeFiles:
-        return ChangeFiles(self.log.name, self.log.store, changes, ChangedDelta(self.log, rules, changes), first)
+        columns = self.log.columns if rules is None else rules.partition_columns
+        table = ChangedDelta(self.log, rules, changes)
+        return ChangeFiles(self.log.name, self.log.store, changes, table, first, paths=MergedPaths(tuple(columns)))
 
     def add(self, columns: pa.Schema) -> None:
         self.log.add(columns)
@@ -204,6 +208,18 @@ class ChangedDelta:
         return transform if self.rules is None else self.rules.applied(transform, to_changes=True)
 
     def fulfilled(self, rows: pa.Schema) -> TableRules:
+        if self.rules is None:
+            self._refuse_partitions(rows, self.log.columns)  # before the table is made
         rules = self.rules or self.log.rules_of_new_table(rows, self.changes)
+        self._refuse_partitions(rules.schema, rules.partition_columns)
         rules.target.check(rows)
         return rules.fulfilled(rows)
+
+    def _refuse_partitions(self, schema: pa.Schema, columns: Sequence[str]) -> None:
+        changed = changed_columns(schema, columns)
+        if changed:
+            raise SinkError(
+                f"{self.log.name}: no rows can be merged into a table that is partitioned by {changed} of type "
+                f"{', '.join(str(schema.field(name).type) for name in changed)}, because delta-rs changes such "
+                "values: use another table, partitioned by columns of other types, or leave merge_on out"
+            )

@@ -21,6 +21,7 @@ from kcl_dagster.chains.store import found_content
 from kcl_dagster.errors import ConfigurationError, SinkError, Unsafe
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.sinks.delta_log import delta_options, url_of
+from kcl_dagster.spark.sinks.delta_partitions import changed_columns
 from kcl_dagster.spark.sinks.delta_statistics import file_writer
 from kcl_dagster.spark.sinks.parquet_compaction import JOURNAL, LOCKS, TARGET_BYTES, Compaction
 from kcl_dagster.spark.sinks.table_errors import table_errors
@@ -159,7 +160,7 @@ def _vacuum(table: "DeltaTable", name: str, lock: StoreLock) -> int:
 def _compact(table: "DeltaTable", name: str, target_bytes: int, lock: StoreLock) -> Compaction:
     with table_errors(name):
         table.update_incremental()  # an earlier compaction may have committed before this one got the lock
-        unsuitable = _unsuitable(table)
+        unsuitable = changed_columns(pa.schema(table.schema().to_arrow()), table.metadata().partition_columns)
         not_found = _not_found(table, target_bytes)
         partitions: Sequence[Mapping[str, str | None]] = (
             table.partitions() if table.metadata().partition_columns else []
@@ -223,21 +224,6 @@ def _optimized(
         )
     added = json.loads(done["filesAdded"]) if isinstance(done["filesAdded"], str) else done["filesAdded"]
     return Compaction(int(done["numFilesRemoved"]), int(done["numFilesAdded"]), int(added["totalSize"]))
-
-
-def _unsuitable(table: "DeltaTable") -> list[str]:
-    schema = pa.schema(table.schema().to_arrow())
-    return [column for column in table.metadata().partition_columns if _is_unsuitable(schema.field(column).type)]
-
-
-def _is_unsuitable(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_decimal(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_binary_view(kind)
-        or pa.types.is_fixed_size_binary(kind)
-    )
 
 
 def _not_found(table: "DeltaTable", target_bytes: int) -> list[str]:

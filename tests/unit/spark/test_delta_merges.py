@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from kcl_dagster.errors import SinkError
+from kcl_dagster.errors import RecordRefused, SinkError
 from kcl_dagster.model.change_rules import DELETES
 from kcl_dagster.spark.sinks import delta_merges
 from kcl_dagster.spark.sinks.change_steps import steps
@@ -162,6 +162,43 @@ def test_files_of_merges_have_no_bounds_of_structs_that_can_be_wrong(lake: Delta
     lake.decide(changes_of((1, "a"), (2, "b"), nested=nested, other=pa.array([{"y": 1}, {"y": 2}])))
     commit(lake)
     assert _bounded(lake) == {"id", "value"}
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+@pytest.mark.parametrize(
+    "value",
+    [pa.array([Decimal("-0.05")], pa.decimal128(9, 2)), pa.array([b"a"]), pa.array([b"a"], pa.large_binary())],
+)
+def test_a_table_whose_partition_values_delta_would_change_is_refused_before_the_decision(
+    tmp_path: Path, value: pa.Array, is_made: bool
+) -> None:
+    """Negative decimals stopped all commits from the second one on, and bytes were corrupted."""
+    lake = DeltaLake(tmp_path, ("part",), changes=BY_ID)
+    if is_made:
+        schema = pa.schema([("id", pa.int64()), ("value", pa.string()), ("part", value.type)])
+        DeltaTable.create(lake.store.root, schema, partition_by=["part"])
+    with pytest.raises(SinkError, match=r"no rows can be merged .* partitioned by \['part'\] of type"):
+        lake.decide(changes_of((1, "a"), part=value))
+    assert DeltaTable.is_deltatable(lake.store.root) == is_made
+
+
+@pytest.mark.parametrize(
+    ("longest", "too_long"),
+    [("é" * 41, "é" * 42), ("x" * 250, "x" * 251), (1e249, 1e250)],
+    ids=["escaped", "text", "float"],
+)
+def test_a_partition_value_that_is_too_long_for_a_folder_is_refused_before_the_decision(
+    tmp_path: Path, longest: str | float, too_long: str | float
+) -> None:
+    """delta-rs names a folder after the value. Such a value stopped all commits."""
+    lake = DeltaLake(tmp_path, ("part",), changes=BY_ID)
+    lake.decide(changes_of((1, "a"), part=pa.array([longest])))
+    commit(lake)
+    with pytest.raises(RecordRefused, match="a value of the partition columns would need a name of more than 255"):
+        lake.decide(changes_of((2, "b"), part=pa.array([too_long])))
+    lake.decide(changes_of(gone(1), part=pa.array([too_long])))
+    commit(lake)
+    assert found(lake) == {}
 
 
 def _bounded(lake: DeltaLake) -> set[str]:
