@@ -17,7 +17,7 @@ from kcl_dagster.spark.sinks.change_files import ChangeFiles, change_rows, witho
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
 from kcl_dagster.spark.sinks.delta_log import DeltaLog, check_settings, delta_options
 from kcl_dagster.spark.sinks.delta_partitions import MergedPaths, changed_columns
-from kcl_dagster.spark.sinks.delta_rules import DeltaRules
+from kcl_dagster.spark.sinks.delta_rules import DeltaRules, refuse_forgetting
 from kcl_dagster.spark.sinks.delta_statistics import DeltaStatistics
 from kcl_dagster.spark.sinks.former_parts import DeltaParts
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
@@ -135,6 +135,7 @@ class DeltaFormat:
         table = self.log.refreshed()
         if table is None:
             return None
+        refuse_forgetting(table, self.log.name)
         rules = DeltaRules.of(table, self.log.name, self.changes)
         return DeltaWriting(self.log, rules) if self.changes is None else self._of_changes(rules, self.changes)
 

@@ -57,6 +57,7 @@ _MERGED: Final = frozenset(
 )
 _CONSTRAINT: Final = "delta.constraints."
 _STATISTICS: Final = "delta.dataSkippingNumIndexedCols"
+_FORGETS: Final = "delta.setTransactionRetentionDuration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,18 @@ class DeltaRules:
                     f"{self.table} is partitioned by {list(self.partition_columns)}, and {file.path} by "
                     f"{list(file.partition or {})}"
                 )
+
+
+def refuse_forgetting(table: "DeltaTable", name: str) -> None:
+    """Raise SinkError if the log of the table forgets the numbers of commits, so that a commit could be made again.
+    Called before a batch is decided; batches that were decided before are still committed."""
+    kept = table.metadata().configuration.get(_FORGETS)
+    if kept is not None:
+        raise SinkError(
+            f"{name} says {_FORGETS}={kept!r}, so its log forgets which commits it contains, and batches could be "
+            f"stored twice. Remove this property (ALTER TABLE ... UNSET TBLPROPERTIES ('{_FORGETS}')), or let "
+            'Spark write to the table: writer="spark"'
+        )
 
 
 def _refuse(

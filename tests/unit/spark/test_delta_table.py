@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 
 from kcl_dagster.errors import RecordRefused, SinkError
+from kcl_dagster.model.change_rules import DELETES, ChangeRules
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
 from kcl_dagster.spark.sinks.delta_rules import _HONOURED, DeltaRules
 from kcl_dagster.spark.sinks.delta_statistics import delta_statistics
@@ -225,6 +226,21 @@ def test_a_table_that_demands_more_is_refused_in_one_line(
     with pytest.raises(SinkError, match=f"demands of writers.*{said}") as caught:
         DeltaRules.of(demanding, "the table")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("changes", [None, ChangeRules(("n",))])
+def test_a_table_that_forgets_its_commits_is_refused_before_anything_is_decided(
+    tmp_path: Path, changes: ChangeRules | None
+) -> None:
+    """Spark removed the number of the last commit from the table, and the commit was made again."""
+    there = DeltaLake(tmp_path, (), changes=changes)
+    rows = pa.record_batch({"n": [1], **({} if changes is None else {DELETES: [False]})})
+    there.decide(rows)
+    there.table().alter.set_table_properties({"delta.setTransactionRetentionDuration": "interval 7 days"})
+    with pytest.raises(SinkError, match=r"forgets which commits .* UNSET TBLPROPERTIES"):
+        there.decide(rows)
+    there.committer().finish(there.wanted)
+    assert there.numbers() == [1]
 
 
 @pytest.mark.audit("E4")
