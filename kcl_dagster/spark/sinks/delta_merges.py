@@ -17,11 +17,12 @@ from kcl_dagster.errors import KclError, SinkError
 from kcl_dagster.model.change_rules import DELETES, ChangeRules
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.sinks.change_steps import MergeStep, holds_changes, steps
+from kcl_dagster.spark.sinks.column_names import quoted
 from kcl_dagster.spark.sinks.delta_appends import append, cleaning, commit_properties
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules
 from kcl_dagster.spark.sinks.delta_statistics import are_bounds_wrong, file_writer
-from kcl_dagster.spark.sinks.last_changes import last_changes
+from kcl_dagster.spark.sinks.last_changes import ADDED, DELETED_AT, REPLACES, last_changes
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
@@ -106,12 +107,14 @@ def merge(
     schema = pa.schema(table.schema().to_arrow())
     sources = {name: f"source.c{place}" for place, name in enumerate(rows.column_names)}
     deletes = sources[DELETES]
-    keys = [f"target.{_quoted(name)} = {sources[name]}" for name in changes.merge_on]
-    is_newer = ""
+    keys = [f"target.{quoted(name)} = {sources[name]}" for name in changes.merge_on]
+    is_newer = was_deleted = ""
     if changes.order_by is not None:
-        known = f"target.{_quoted(changes.order_by)}"
+        known = f"target.{quoted(changes.order_by)}"
         is_newer = f" AND ({known} IS NULL OR {sources[changes.order_by]} >= {known})"
-    values = {_quoted(name): source for name, source in sources.items() if name != DELETES}
+        was_deleted = f" AND ({known} IS NULL OR {sources.get(DELETED_AT)} >= {known})"
+    values = {quoted(name): source for name, source in sources.items() if name not in ADDED}
+    nulls = {quoted(name): "NULL" for name in schema.names if name not in sources}
     merger = table.merge(
         rows.rename_columns([f"c{place}" for place in range(rows.num_columns)]),
         " AND ".join(keys),
@@ -125,9 +128,8 @@ def merge(
         post_commithook_properties=hooks,
     )
     merger = merger.when_matched_delete(f"{deletes}{is_newer}")
+    if nulls and REPLACES in sources:
+        is_replaced = f"NOT {deletes}{is_newer} AND {sources[REPLACES]}{was_deleted}"
+        merger = merger.when_matched_update(values | nulls, is_replaced)
     merger = merger.when_matched_update(values, f"NOT {deletes}{is_newer}")
     return merger.when_not_matched_insert(values, f"NOT {deletes}").execute()
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

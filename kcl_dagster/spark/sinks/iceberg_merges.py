@@ -34,6 +34,7 @@ from kcl_dagster.spark.sinks.iceberg_files import (
 )
 from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
 from kcl_dagster.spark.sinks.iceberg_sorting import RowOrder
+from kcl_dagster.spark.sinks.last_changes import ADDED, DELETED_AT, REPLACES
 from kcl_dagster.spark.sinks.layout import UNPARTITIONED
 from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
 
@@ -149,7 +150,7 @@ class IcebergMerge:
         self._rules, self._inserted = rules, None
         self._replaced.clear()
         known = target_of(loaded, self.table.name).schema
-        marked = pa.schema([known.field(one.name) if one.name != DELETES else one for one in self.rows.schema])
+        marked = pa.schema([one if one.name in ADDED else known.field(one.name) for one in self.rows.schema])
         self.rows = self.rows.cast(_nullable(marked)).combine_chunks()
         self._keys = ChangeKeys(self.rows.select(list(self.changes.merge_on)))
 
@@ -191,11 +192,15 @@ class IcebergMerge:
         )
         places = self.keys.places(rows.select(list(self.changes.merge_on)), among)
         seen = np.unique(places[places != NONE])
+        replaced = places
         if self.changes.order_by is not None:
-            places = self._newer(places, rows.column(self.changes.order_by))
+            known = rows.column(self.changes.order_by)
+            if REPLACES in self.rows.column_names:
+                replaced = self._newer(places, known, DELETED_AT)
+            places = self._newer(places, known, self.changes.order_by)
         if not (places != NONE).any():
             return Replaced(seen, None)
-        return Replaced(seen, self._write(loaded, self._changed(self._read(loaded, task), places)))
+        return Replaced(seen, self._write(loaded, self._changed(self._read(loaded, task), places, replaced)))
 
     def _bounds(self, loaded: "Table", file: "DataFile") -> dict[str, tuple[Any, Any]]:
         """The bounds of the columns of the key in a file. Columns without known bounds are left out."""
@@ -211,12 +216,13 @@ class IcebergMerge:
                 found[name] = from_bytes(column.field_type, lower), from_bytes(column.field_type, upper)
         return found
 
-    def _newer(self, places: np.ndarray, known: pa.ChunkedArray) -> np.ndarray:
+    def _newer(self, places: np.ndarray, known: pa.ChunkedArray, order: str) -> np.ndarray:
         """Return `places` with NONE for each row that is newer than its change. `known`: the values of `order_by`
-        in the rows. Null is the lowest value, and NaN is the highest value."""
+        in the rows. `order`: the column of the changes with which they are compared. Null is the lowest value, and
+        NaN is the highest value."""
         hits = np.flatnonzero(places != NONE)
         known = known.take(pa.array(hits))
-        change = self.rows.column(self.changes.order_by).take(pa.array(places[hits]))
+        change = self.rows.column(order).take(pa.array(places[hits]))
         newer = pc.fill_null(pc.greater_equal(change, known), fill_value=False)
         if pa.types.is_floating(change.type):
             newer = pc.or_(newer, pc.fill_null(pc.is_nan(change), fill_value=False))
@@ -241,9 +247,14 @@ class IcebergMerge:
             rows = batch.select(wanted.names)
             yield rows if rows.schema == wanted else rows.cast(wanted)
 
-    def _changed(self, batches: Iterable[pa.RecordBatch], places: np.ndarray) -> Iterator[pa.RecordBatch]:
-        """Apply changes to the rows of a file. `places`: for each row, the place of its change, or NONE."""
+    def _changed(
+        self, batches: Iterable[pa.RecordBatch], places: np.ndarray, replaced: np.ndarray
+    ) -> Iterator[pa.RecordBatch]:
+        """Apply changes to the rows of a file. `places`: for each row, the place of its change, or NONE.
+        `replaced`: the place of its change, or NONE if the change does not replace the row, whatever `REPLACES`
+        says."""
         deletes = self.rows.column(DELETES).to_numpy()
+        replaces = self.rows.column(REPLACES).to_numpy() if REPLACES in self.rows.column_names else None
         first = 0
         for batch in batches:
             mine = places[first : first + batch.num_rows]
@@ -258,10 +269,15 @@ class IcebergMerge:
             order[updated] = batch.num_rows + np.arange(len(updated))
             kept = np.delete(np.arange(batch.num_rows), hits[is_deleted])
             changed = self.rows.take(pa.array(mine[updated]))
+            kept_values = pa.array(kept)
+            if replaces is not None:  # columns that the changes lack become null
+                of_rows = replaced[first - batch.num_rows : first]
+                is_replaced = (of_rows != NONE) & replaces[of_rows] & (mine != NONE)
+                kept_values = pa.array(kept, mask=is_replaced[kept])
             columns = [
                 pa.concat_arrays([values, *changed.column(name).chunks]).take(pa.array(order[kept]))
                 if name in changed.column_names
-                else values.take(pa.array(kept))
+                else values.take(kept_values)
                 for name, values in zip(batch.schema.names, batch.columns, strict=True)
             ]
             if len(kept):

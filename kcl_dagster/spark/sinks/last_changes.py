@@ -1,24 +1,40 @@
-"""Finds the last change of each key in the change rows of batches. Pure."""
+"""Finds the last change of each key in the change rows of batches. Pure.
+
+If the key was deleted before its last change, the last change inserts a new row: columns that it lacks are null,
+and do not keep the values of the deleted row. So it does not matter whether both changes are in one commit.
+"""
 
 from collections.abc import Sequence
 from io import BytesIO
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kcl_dagster.model.change_rules import ChangeRules
+from kcl_dagster.model.change_rules import DELETES, ChangeRules
 
-_IS_KNOWN, _PLACE, _RANK = "_kcl_is_known", "_kcl_place", "_kcl_rank"
+REPLACES: Final = "_kcl_replaces"
+"""A column of the result: whether an earlier change deletes the row that the table has. The result lacks this
+column if this is so for no key."""
+
+DELETED_AT: Final = "_kcl_deleted_at"
+"""A column of the result, beside `REPLACES`, if there is an `order_by`: the value of `order_by` of that earlier
+change. It has an effect only on a row of the table that is not newer."""
+
+ADDED: Final = frozenset({DELETES, REPLACES, DELETED_AT})
+"""The columns of the result that are not columns of the table."""
+
+_IS_KNOWN, _PLACE, _RANK, _DELETED = "_kcl_is_known", "_kcl_place", "_kcl_rank", "_kcl_deleted"
 
 
 def last_changes(contents: Sequence[bytes], changes: ChangeRules) -> pa.Table:
     """The last change of each key. `contents`: Parquet files, in the order of their changes. A change with a higher
     value of `order_by` is later. If the values are equal or there is no `order_by`, the order in the files
-    decides."""
+    decides. The result has the columns `REPLACES` and `DELETED_AT` if columns can have to be set to null."""
     files = [pq.ParquetFile(BytesIO(content)) for content in contents]
-    read = [file.read(columns=list(changes.needed)) for file in files]
+    read = [file.read(columns=[*changes.needed, DELETES]) for file in files]
     keys = pa.concat_tables(read, promote_options="default")
     keys = keys.append_column(_PLACE, pa.array(np.arange(keys.num_rows)))
     if changes.order_by is not None:
@@ -26,9 +42,12 @@ def last_changes(contents: Sequence[bytes], changes: ChangeRules) -> pa.Table:
         order = [(name, "ascending") for name in (_IS_KNOWN, changes.order_by, _PLACE)]  # null is the least value
         keys = keys.take(pc.sort_indices(keys, sort_keys=order))
     keys = keys.append_column(_RANK, pa.array(np.arange(keys.num_rows)))
-    ranks = keys.group_by(list(changes.merge_on)).aggregate([(_RANK, "max")]).column(f"{_RANK}_max")
-    places = pc.take(keys.column(_PLACE), ranks).combine_chunks()
-    places = pc.take(places, pc.sort_indices(places))
+    is_delete = keys.column(DELETES)
+    keys = keys.append_column(_DELETED, pc.if_else(is_delete, keys.column(_RANK), pa.scalar(None, pa.int64())))
+    last = keys.group_by(list(changes.merge_on)).aggregate([(_RANK, "max"), (_DELETED, "max")])
+    last = last.append_column(_PLACE, pc.take(keys.column(_PLACE), last.column(f"{_RANK}_max")))
+    last = last.sort_by(_PLACE).combine_chunks()
+    places = last.column(_PLACE).combine_chunks()
     found, first = [], 0
     for file in files:
         after = first + file.metadata.num_rows
@@ -36,4 +55,13 @@ def last_changes(contents: Sequence[bytes], changes: ChangeRules) -> pa.Table:
         if len(mine):
             found.append(file.read().take(pc.subtract(mine, first)))
         first = after
-    return pa.concat_tables(found, promote_options="default")
+    rows = pa.concat_tables(found, promote_options="default")
+    deleted = last.column(f"{_DELETED}_max")
+    replaces = pc.fill_null(pc.less(deleted, last.column(f"{_RANK}_max")), fill_value=False)
+    replaces = pc.and_not(replaces, rows.column(DELETES))
+    if not pc.any(replaces).as_py():
+        return rows
+    rows = rows.append_column(REPLACES, replaces)
+    if changes.order_by is None:
+        return rows
+    return rows.append_column(DELETED_AT, pc.take(keys.column(changes.order_by), deleted))

@@ -508,13 +508,13 @@ def test_rows_are_read_some_at_a_time(lake: IcebergLake, monkeypatch: pytest.Mon
     seen: list[int] = []
     changed = IcebergMerge._changed
 
-    def counted(self: Any, batches: Any, places: Any) -> Any:
+    def counted(self: Any, batches: Any, *places: Any) -> Any:
         def each() -> Any:
             for batch in batches:
                 seen.append(batch.num_rows)
                 yield batch
 
-        return changed(self, each(), places)
+        return changed(self, each(), *places)
 
     monkeypatch.setattr(IcebergMerge, "_changed", counted)
     lake.decide(changes_of((0, "b"), (size - 1, "c"), gone(size // 2)))

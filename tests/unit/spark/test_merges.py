@@ -108,6 +108,41 @@ def test_the_table_is_as_if_changes_were_applied_one_after_the_other(
     assert found(lake) == expected
 
 
+@pytest.mark.parametrize("is_one_commit", [True, False])
+@pytest.mark.parametrize(
+    ("order_by", "note"),
+    [
+        (None, None),
+        ((1, 2, 3), None),
+        ((2, 2, 2), None),
+        ((None, None, None), None),
+        ((2, 1, 3), "kept"),  # the deletion is older than the row
+        ((2, None, 3), "kept"),
+    ],
+)
+def test_a_row_that_is_deleted_and_inserted_again_keeps_no_value(
+    tmp_path: Path, kind: str, order_by: tuple[int | None, ...] | None, note: str | None, is_one_commit: bool
+) -> None:
+    """In one commit, the new row had the values of the deleted one in columns that the change rows lack."""
+    lake = lake_in(tmp_path, kind, changes=ChangeRules(("id",), None, "at" if order_by else None))
+
+    def decide(place: int, *rows: Row, **more: Any) -> None:
+        if order_by is not None:
+            more["at"] = pa.array([order_by[place]] * len(rows), pa.int64())
+        lake.decide(changes_of(*rows, **more))
+
+    decide(0, (1, "a"), (2, "b"), (3, "c"), note=["kept"] * 3)
+    commit(lake)
+    decide(1, gone(1), gone(3))
+    if not is_one_commit:
+        commit(lake)
+    decide(2, (1, "d"), (2, "e"), (4, "f"))
+    commit(lake)
+    read = {row["id"]: (row["value"], row["note"]) for row in lake.read().to_pylist()}
+    there = {3: ("c", "kept")} if note else {}
+    assert read == {1: ("d", note), 2: ("e", "kept"), 4: ("f", None)} | there
+
+
 def test_a_key_may_have_several_columns_of_any_name(tmp_path: Path, kind: str) -> None:
     lake = lake_in(tmp_path, kind, changes=ChangeRules(("Order Id", "a.b", "at", "price")))
     noon = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
