@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as kinds
 
-from kcl_dagster.errors import RecordRefused, TransformError
+from kcl_dagster.errors import RecordRefused, SinkError, TransformError
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.spark.schema import PROGRESS
 from kcl_dagster.spark.sinks.target import fits
@@ -80,6 +80,13 @@ def has_null(kind: pa.DataType) -> bool:
     if kinds.is_struct(kind):
         return any(has_null(one.type) for one in kind)
     return has_null(kind.value_type) if kinds.is_list(kind) else bool(kinds.is_null(kind))
+
+
+def refuse_open(columns: Iterable[pa.Field], table: str) -> None:
+    """Raise SinkError for columns whose nested type is not fully known, as with `array(null)`."""
+    found = [one.name for one in columns if has_null(one.type)]
+    if found:
+        raise SinkError(f"{table}: columns {found} leave open what is in them: cast them in the transform")
 
 
 def _has_list_view(kind: pa.DataType) -> bool:

@@ -382,6 +382,16 @@ class RequireColumns:
             yield batch
 
 
+@dataclass(frozen=True, slots=True)
+class RenameColumns:
+    """A step that gives the columns these names."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, rows: Rows) -> Rows:
+        return (batch.rename_columns(list(self.names)) for batch in rows)
+
+
 def refuse_invalid(batch: pa.RecordBatch) -> None:
     """Raise RecordRefused if a text is not UTF-8. Spark's strings can contain any bytes, but a Parquet file with
     such a text cannot be read by other readers, compacted, or added to a table."""

@@ -132,6 +132,9 @@ class ChangeFiles:
         return staged_files(files), msgspec.structs.replace(fulfilled, changes=self.changes)
 
     def _check_kinds(self, rows: pa.Schema) -> None:
+        missing = [name for name in self.changes.needed if name not in rows.names]
+        if missing:
+            raise SinkError(f"{self.name}: merge_on or order_by names {missing}, which have no type: cast them")
         for name in self.changes.needed:
             kind = rows.field(name).type
             is_key = name in self.changes.merge_on

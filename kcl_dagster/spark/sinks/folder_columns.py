@@ -13,6 +13,7 @@ from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.spark.arrow_columns import Types, has_null
 from kcl_dagster.spark.schema import RECORDS
 from kcl_dagster.spark.sinks.batch_files import BatchFile, Step, in_utc
+from kcl_dagster.spark.sinks.column_names import quoted
 from kcl_dagster.spark.sinks.column_types import ColumnTypes
 from kcl_dagster.spark.sinks.staging_job import schema_of
 from kcl_dagster.spark.sinks.target import Target, fits, nullable
@@ -65,7 +66,7 @@ class FolderColumns:
             schema = pa.schema([one for one in schema if one.name not in dropped])
             if not set(schema.names) - self.partitions:
                 raise SinkError(f"{self.name}: no column of the output is stored: {output.columns}")
-            output = output.select(*("`" + name.replace("`", "``") + "`" for name in schema.names))
+            output = output.select(*map(quoted, schema.names))
         return output, () if target.stored(schema) == schema else (CastColumns(target),)
 
     def stored(self, files: Sequence[BatchFile]) -> bool:

@@ -24,9 +24,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from kcl_dagster.errors import ConfigurationError, SinkError
-from kcl_dagster.spark.arrow_columns import has_null
+from kcl_dagster.spark.arrow_columns import refuse_open
 from kcl_dagster.spark.failures import line_of_java, write_failures
 from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sinks.column_names import quoted
 from kcl_dagster.spark.sinks.completeness import (
     RECENT_COMMITS,
     application_key,
@@ -34,7 +35,7 @@ from kcl_dagster.spark.sinks.completeness import (
     completeness_record,
     is_in_table,
 )
-from kcl_dagster.spark.sinks.named_delta_rules import NamedDeltaRules, quoted
+from kcl_dagster.spark.sinks.named_delta_rules import NamedDeltaRules
 from kcl_dagster.spark.sinks.staging_job import schema_of
 from kcl_dagster.spark.sinks.target import encoded_schema, nullable
 from kcl_dagster.tables.completeness_row import WrittenThrough
@@ -130,7 +131,7 @@ class NamedDelta:
         typed = [one for one in output if not pa.types.is_null(one.type)]
         if not typed:
             raise SinkError(f"{self.name}: no column of the output has a type: {output.names}")
-        _refuse_open(typed, self.name)
+        refuse_open(typed, self.name)
         empty = self._empty(nullable(pa.schema(typed)))
         writer = empty.writeTo(self.identifier).using("delta")
         if self.columns:
@@ -150,7 +151,7 @@ class NamedDelta:
             return
         kinds = {one.name: one.dataType.simpleString() for one in _spark_schema(columns)}
         new = [f"{quoted(name)} {kind}" for name, kind in kinds.items() if name not in rules.schema.names]
-        _refuse_open([one for one in columns if one.name not in rules.schema.names], self.name)
+        refuse_open([one for one in columns if one.name not in rules.schema.names], self.name)
         spark = self.session()
         if new:
             spark.sql(f"ALTER TABLE {self.identifier} ADD COLUMNS ({', '.join(new)})")
@@ -216,13 +217,6 @@ def _some_columns(rules: NamedDeltaRules) -> list[str]:
     required = [one.name for one in rules.schema if not one.nullable]
     others = sorted(rules.schema, key=lambda one: pa.types.is_int64(one.type))
     return [quoted(name) for name in required or [others[0].name]]
-
-
-def _refuse_open(columns: Sequence[pa.Field], table: str) -> None:
-    """Raise SinkError for columns whose nested type is not fully known, as with `array(null)`."""
-    found = [one.name for one in columns if has_null(one.type)]
-    if found:
-        raise SinkError(f"{table}: columns {found} leave open what is in them: cast them in the transform")
 
 
 def _described(table: DataFrame) -> StructType | None:

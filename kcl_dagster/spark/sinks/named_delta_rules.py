@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, types
 from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.errors import SinkError
+from kcl_dagster.spark.sinks.column_names import quoted
 from kcl_dagster.spark.sinks.layout import hive_folder
 from kcl_dagster.spark.sinks.row_conditions import conditions_of_required, fulfilling
 from kcl_dagster.spark.sinks.target import Target
@@ -241,7 +242,3 @@ def _is_about(output: DataFrame, sql: str) -> bool:
     except AnalysisException:
         return False
     return True
-
-
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -26,6 +26,7 @@ from kcl_dagster.spark.sinks.batch_files import (
     MANIFEST_DDL,
     BatchFile,
     ForTable,
+    RenameColumns,
     RowsOfLease,
     StageFiles,
     StagingStore,
@@ -179,6 +180,11 @@ class StagingJob:
             rows, unseal = held.frame, held.unseal()  # the task that writes the records opens them
         else:
             rows, unseal = output, None
+        steps = self.steps
+        if unseal is None and any("." in name or "`" in name for name in output.columns):
+            # mapInArrow does not quote names: it would read the column `a.b` as the field `b` of a column `a`.
+            rows = output.toDF(*(f"c{place}" for place in range(len(output.columns))))
+            steps = (RenameColumns(tuple(output.columns)), *steps)
         time_column = batch.time_column
         task = StageFiles(
             self.store,
@@ -191,7 +197,7 @@ class StagingJob:
             lease_column=LEASE_KEY if _has_texts(output, LEASE_KEY) else None,
             only_lease=batch.parts[0].lease if len(batch.parts) == 1 else None,
             marks=Marks(sink=self.sink),
-            steps=self.steps,
+            steps=steps,
             table=self.table,
         )
         manifest = yield rows.mapInArrow(task, MANIFEST_DDL)

@@ -22,10 +22,12 @@ from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.runtime import Runtime, system
+from kcl_dagster.spark.arrow_columns import refuse_open
 from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.sharing import why_not_shared
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StagingStore
+from kcl_dagster.spark.sinks.column_names import quoted
 from kcl_dagster.spark.sinks.layout import Layout
 from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
 from kcl_dagster.spark.sinks.staging_job import Staging, StagingJob, schema_of, stage
@@ -174,7 +176,11 @@ class TableSink:
         with write_failures(self._table.name):
             output = checked(transform(data.frame))
             schema = schema_of(output)
+            typed = self._typed(output, schema, None if rules is None else rules.target)
+            if typed is not output:
+                output, schema = typed, schema_of(typed)
             if rules is None:
+                refuse_open(schema, self._table.name)
                 with self._table.errors():
                     rules = self._table.first_rules(schema)
                 fitted = self._for_new_table(output, rules)
@@ -207,6 +213,16 @@ class TableSink:
         """Return the first output of a new table as it is written. Subclasses can adapt it to the rules."""
         return output
 
+    def _typed(self, output: DataFrame, schema: pa.Schema, target: Target | None) -> DataFrame:
+        """Return the output without the columns that have no type, such as `lit(None)`, unless the table has them.
+        A table in which such a column is made refuses all its later values. Raises SinkError if no column
+        remains."""
+        known = () if target is None else target.schema.names
+        kept = [one.name for one in schema if one.name in known or not pa.types.is_null(one.type)]
+        if not kept:
+            raise SinkError(f"{self._table.name}: no column of the output has a type: {output.columns}")
+        return output if len(kept) == len(schema) else output.select(*map(quoted, kept))
+
     def _known(self, output: DataFrame, rules: WritingRules) -> DataFrame:
         """Return the output without the columns that the table does not have. Raises SinkError if no column
         remains, or if a name differs from a column of the table only in case."""
@@ -215,7 +231,7 @@ class TableSink:
         kept = rules.target.known(output.columns)
         if not kept:
             raise SinkError(f"{self._table.name} has none of the columns of the output: {output.columns}")
-        return output if len(kept) == len(output.columns) else output.select(*kept)
+        return output if len(kept) == len(output.columns) else output.select(*map(quoted, kept))
 
     def _evolved(self, output: pa.Schema, rules: WritingRules) -> WritingRules:
         """Add the columns of the output to the table, and return its new rules. Other workers can add the same
@@ -226,6 +242,7 @@ class TableSink:
             if not strange.names or strange == before:
                 break
             before = strange
+            refuse_open(strange, self._table.name)
             try:
                 with self._table.errors():
                     self._table.add(nullable(strange))

@@ -190,6 +190,48 @@ def test_columns_are_added_or_left_out_as_the_sink_says(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_columns_without_a_type_are_left_out_until_they_have_one(
+    fetched: tuple[Batch, Any], tmp_path: Path, kind: str
+) -> None:
+    """Delta made a column from which all typed values were refused, and Iceberg refused the batch."""
+
+    def noted(note: str) -> Any:
+        return lambda records: numbered(records).withColumn("a.note", F.expr(note))
+
+    sink = sink_of(kind, tmp_path, transform=noted("null"))
+    first, second = stage(sink, fetched), stage(sink, fetched, 2)
+    assert stored(first) == stored(second) == ["n", "chance", "at", "kind"]
+    commit(sink, 1, first, second)
+    with pytest.raises(SinkError, match=r"\['a.note'\] leave open what is in them"):
+        stage(sink_of(kind, tmp_path, transform=noted("array(null)"), evolve="add"), fetched, 3)
+    commit(sink, 2, stage(sink_of(kind, tmp_path, transform=noted("'x'"), evolve="add"), fetched, 4))
+    assert stored(stage(sink, fetched, 5)) == ["n", "chance", "at", "kind", "a.note"], "the table has the column"
+    assert Counter(rows(tmp_path, kind)["a.note"].to_pylist()) == {None: 2 * RECORDS, "x": RECORDS}
+
+
+@pytest.mark.parametrize("key", ["key", "n"])
+def test_a_key_without_a_type_is_refused_before_the_decision(
+    fetched: tuple[Batch, Any], tmp_path: Path, key: str
+) -> None:
+    sink = merging(tmp_path, transform=lambda records: changes(records).withColumn(key, F.lit(None)))
+    with pytest.raises(SinkError, match=rf"names \['{key}'\], which have no type"):
+        stage(sink, fetched)
+
+
+def test_a_name_with_a_dot_is_the_column_of_this_name(fetched: tuple[Batch, Any], tmp_path: Path) -> None:
+    """Without quotes, it was an error, or the field of a struct was stored."""
+    DeltaTable.create(str(tmp_path), pa.schema([("n", pa.int64()), ("a.b", pa.string())]))
+
+    def dotted(records: DataFrame) -> DataFrame:
+        nested = F.struct(F.lit("of the struct").alias("b")).alias("a")
+        return numbered(records).select("n", F.lit("of the column").alias("a.b"), nested)
+
+    sink = DeltaSink(str(tmp_path), transform=dotted, evolve="ignore")
+    commit(sink, 1, stage(sink, fetched))
+    assert set(rows(tmp_path)["a.b"].to_pylist()) == {"of the column"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_type_that_the_table_cannot_hold_is_refused_or_widened(
     fetched: tuple[Batch, Any], tmp_path: Path, kind: str
 ) -> None:
