@@ -19,6 +19,7 @@ from kcl_dagster.model.partition_terms import partition_terms
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sinks.added_columns import added_columns
 from kcl_dagster.spark.sinks.completeness import (
     RECENT_COMMITS,
     completeness_key,
@@ -26,6 +27,7 @@ from kcl_dagster.spark.sinks.completeness import (
     is_in_table,
 )
 from kcl_dagster.spark.sinks.expired_files import remove_expired
+from kcl_dagster.spark.sinks.iceberg_files import target_of
 from kcl_dagster.spark.sinks.iceberg_partitions import spec_of
 from kcl_dagster.spark.sinks.snapshot_expiry import NOTHING_OLD, Unreferenced, old_snapshots
 from kcl_dagster.spark.sinks.table_errors import table_errors
@@ -196,8 +198,9 @@ class CatalogTable:
     def add(self, columns: pa.Schema) -> None:
         """Add these columns to the table, and widen the types of columns that the table already has."""
         table = self.catalog.load_table(self.identifier)
+        added = added_columns(columns, target_of(table, self.name).schema, self.name)
         with tried_once(table).update_schema() as update:
-            update.union_by_name(columns)
+            update.union_by_name(added)
 
     @property
     def _namespace(self) -> str:

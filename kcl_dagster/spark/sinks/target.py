@@ -156,7 +156,7 @@ def fits(output: pa.DataType, table: pa.DataType) -> bool:
         return output.unit == table.unit and (output.tz is None) == (table.tz is None)
     if kinds.is_map(output) and kinds.is_map(table):
         return fits(output.key_type, table.key_type) and _field_fits(output.item_field, table.item_field)
-    if _is_list(output) and _is_list(table):
+    if is_list(output) and is_list(table):
         return _field_fits(output.value_field, table.value_field)
     if kinds.is_struct(output) and kinds.is_struct(table):
         same_names = [field.name for field in output] == [field.name for field in table]
@@ -177,7 +177,7 @@ def nullable(schema: pa.Schema) -> pa.Schema:
 def _nullable(kind: pa.DataType) -> pa.DataType:
     if kinds.is_map(kind):
         return pa.map_(_nullable(kind.key_type), pa.field(kind.item_field.name, _nullable(kind.item_type)))
-    if _is_list(kind):
+    if is_list(kind):
         return pa.list_(pa.field(kind.value_field.name, _nullable(kind.value_type)))
     if kinds.is_struct(kind):
         return pa.struct([pa.field(field.name, _nullable(field.type)) for field in kind])
@@ -188,6 +188,6 @@ def _any(*questions: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], b
     return lambda kind: any(question(kind) for question in questions)
 
 
-_is_list: Final = _any(kinds.is_list, kinds.is_large_list)
+is_list: Final = _any(kinds.is_list, kinds.is_large_list)
 _is_text: Final = _any(kinds.is_string, kinds.is_large_string)
 _is_bytes: Final = _any(kinds.is_binary, kinds.is_large_binary)

@@ -1,0 +1,68 @@
+"""The columns that are added to an Iceberg table, and the types to which its columns are widened.
+
+pyiceberg also makes changes that the format does not allow. For example, it changes the scale of a decimal, and
+other engines then read wrong numbers from the files that are there. So the types are chosen here.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+from pyarrow import types as kinds
+
+from kcl_dagster.errors import SinkError
+from kcl_dagster.spark.sinks.target import fits, is_list, nullable
+
+_MOST_DIGITS: Final = 38  # of a decimal
+
+
+def added_columns(columns: pa.Schema, table: pa.Schema, name: str) -> pa.Schema:
+    """The columns as the table will have them. Columns that the table has are widened if necessary, and keep
+    whether they allow nulls. New columns allow nulls.
+
+    `table`: the columns of the table `name`. Raises SinkError if the format does not allow to widen a column.
+    """
+    return pa.schema([_column(column, _of(table, column.name), name, column.name) for column in columns])
+
+
+def _of(fields: pa.Schema | pa.StructType, name: str) -> pa.Field | None:
+    index = fields.get_field_index(name)
+    return None if index < 0 else fields.field(index)
+
+
+def _column(column: pa.Field, known: pa.Field | None, table: str, path: str) -> pa.Field:
+    if known is None:
+        return nullable(pa.schema([column])).field(0)
+    return pa.field(column.name, _type(column.type, known.type, table, path), nullable=known.nullable)
+
+
+def _type(kind: pa.DataType, known: pa.DataType, table: str, path: str) -> pa.DataType:
+    if kinds.is_struct(kind) and kinds.is_struct(known):
+        return pa.struct([_column(one, _of(known, one.name), table, f"{path}.{one.name}") for one in kind])
+    if is_list(kind) and is_list(known):
+        return pa.list_(_column(kind.value_field, known.value_field, table, f"{path}.element"))
+    if kinds.is_map(kind) and kinds.is_map(known):
+        key = _type(kind.key_type, known.key_type, table, f"{path}.key")
+        return pa.map_(key, _column(kind.item_field, known.item_field, table, f"{path}.value"))
+    if fits(kind, known):
+        return known
+    for wider in _wider(known, kind):
+        if fits(kind, wider):
+            return wider
+    raise SinkError(
+        f"{table}: column {path} is of type {kind} in the output, and of type {known} in the table. Iceberg widens "
+        "int to bigint, float to double, and a decimal to one with more digits and the same scale: cast the column "
+        "in the transform, or give it another name"
+    )
+
+
+def _wider(known: pa.DataType, kind: pa.DataType) -> Iterator[pa.DataType]:
+    """The types to which the format allows that this type is widened."""
+    if kinds.is_int32(known):
+        yield pa.int64()
+    if kinds.is_float32(known):
+        yield pa.float64()
+    if kinds.is_decimal(known) and kinds.is_decimal(kind):
+        digits = kind.precision - kind.scale + known.scale
+        if digits <= _MOST_DIGITS:
+            yield pa.decimal128(max(digits, known.precision), known.scale)

@@ -1,0 +1,142 @@
+"""Columns that the sink adds to an Iceberg table, or widens, before a batch is staged."""
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+)
+
+from kcl_dagster.errors import SinkError
+from kcl_dagster.spark.sinks.table_sink import TableSink
+from kcl_dagster.spark.transform import unchanged
+from tests.unit.spark.chained_lakes import IDENTIFIER, IcebergLake
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> IcebergLake:
+    return IcebergLake(tmp_path, ())
+
+
+def made(lake: IcebergLake, *fields: NestedField, **more: Any) -> None:
+    catalog = lake.catalog_table().catalog
+    catalog.create_namespace_if_not_exists("lake")
+    catalog.create_table(IDENTIFIER, Schema(*fields, **more))
+
+
+def evolve(lake: IcebergLake, output: pa.Schema) -> None:
+    """As the sink does before it stages a batch."""
+    rules = lake.format.rules()
+    assert rules is not None
+    found = TableSink(lake.format, unchanged, evolve="add")._evolved(output, rules)
+    assert found.target is not None
+    found.target.check(output)
+
+
+def optional(number: int, name: str, kind: IcebergType) -> NestedField:
+    return NestedField(number, name, kind, required=False)
+
+
+def decimals(digits: int, scale: int, *values: str) -> pa.RecordBatch:
+    kind = pa.decimal128(digits, scale)
+    return pa.record_batch({"amount": pa.array([Decimal(value) for value in values], kind)})
+
+
+def nested(kind: pa.DataType) -> dict[str, pa.DataType]:
+    return {
+        "struct": pa.struct([("a", kind)]),
+        "list": pa.list_(kind),
+        "map": pa.map_(pa.string(), pa.struct([("a", kind)])),
+    }
+
+
+def test_the_scale_of_a_decimal_is_never_changed(lake: IcebergLake) -> None:
+    lake.write(decimals(9, 2, "12.34"))
+    with pytest.raises(SinkError, match=r"amount is of type decimal128\(12, 4\) in the output"):
+        evolve(lake, decimals(12, 4).schema)
+    assert lake.table().schema().find_type("amount") == DecimalType(9, 2)
+
+
+@pytest.mark.parametrize("place", ["struct", "list", "map"])
+def test_the_scale_of_a_nested_decimal_is_never_changed(lake: IcebergLake, place: str) -> None:
+    lake.write(pa.record_batch([pa.nulls(1, nested(pa.decimal128(9, 2))[place])], ["of"]))
+    before = lake.table().schema()
+    with pytest.raises(SinkError, match=r"column of.*Iceberg widens int to bigint"):
+        evolve(lake, pa.schema([("of", nested(pa.decimal128(12, 4))[place])]))
+    assert lake.table().schema() == before
+    evolve(lake, pa.schema([("of", nested(pa.decimal128(12, 2))[place])]))
+    assert "decimal(12, 2)" in str(lake.table().schema())
+
+
+@pytest.mark.parametrize(
+    ("output", "digits"),
+    [((12, 2), 12), ((12, 1), 13), ((9, 1), 10), ((38, 2), 38)],
+)
+def test_a_decimal_gets_the_digits_that_the_output_needs(
+    lake: IcebergLake, output: tuple[int, int], digits: int
+) -> None:
+    lake.write(decimals(9, 2, "12.34"))
+    evolve(lake, decimals(*output).schema)
+    assert lake.table().schema().find_type("amount") == DecimalType(digits, 2)
+    lake.write(decimals(*output, "56.7"))
+    assert sorted(lake.read()["amount"].to_pylist()) == [Decimal("12.34"), Decimal("56.70")]
+
+
+def test_types_that_the_format_does_not_widen_remain(lake: IcebergLake) -> None:
+    lake.write(pa.record_batch({"text": ["a"], "bytes": [b"\xff"]}))
+    before = lake.table().schema()
+    for name, kind in (("text", pa.binary()), ("bytes", pa.string())):
+        with pytest.raises(SinkError, match=f"column {name} is of type"):
+            evolve(lake, pa.schema([(name, kind)]))
+    assert lake.table().schema() == before
+
+
+def test_a_widened_column_still_allows_no_nulls(lake: IcebergLake) -> None:
+    made(
+        lake,
+        NestedField(1, "n", IntegerType(), required=True),
+        NestedField(2, "of", StructType(NestedField(3, "a", FloatType(), required=True)), required=True),
+        optional(4, "all", ListType(5, IntegerType(), element_required=True)),
+        optional(6, "by", MapType(7, StringType(), 8, IntegerType(), value_required=True)),
+        identifier_field_ids=[1],
+    )
+    evolve(
+        lake,
+        pa.schema(
+            [
+                ("n", pa.int64()),
+                ("of", pa.struct([pa.field("a", pa.float64(), nullable=False), ("b", pa.string())])),
+                ("all", pa.list_(pa.field("element", pa.int64(), nullable=False))),
+                ("by", pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False))),
+                pa.field("new", pa.string(), nullable=False),
+            ]
+        ),
+    )
+    schema = lake.table().schema()
+    assert {name: (schema.find_type(name), schema.find_field(name).required) for name in schema.column_names} == {
+        "n": (LongType(), True),
+        "of": (schema.find_type("of"), True),
+        "of.a": (DoubleType(), True),
+        "of.b": (StringType(), False),
+        "all": (schema.find_type("all"), False),
+        "all.element": (LongType(), True),
+        "by": (schema.find_type("by"), False),
+        "by.key": (StringType(), True),
+        "by.value": (LongType(), True),
+        "new": (StringType(), False),
+    }
+    assert schema.identifier_field_ids == [1]
