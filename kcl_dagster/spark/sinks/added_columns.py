@@ -4,7 +4,7 @@ pyiceberg also makes changes that the format does not allow. For example, it cha
 other engines then read wrong numbers from the files that are there. So the types are chosen here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import pyarrow as pa
@@ -14,15 +14,31 @@ from kcl_dagster.errors import SinkError
 from kcl_dagster.spark.sinks.target import fits, is_list, nullable
 
 _MOST_DIGITS: Final = 38  # of a decimal
+# Columns that Spark adds to each Iceberg table. Spark cannot read a table that has a column with such a name.
+_RESERVED: Final = frozenset(
+    ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
+)
 
 
 def added_columns(columns: pa.Schema, table: pa.Schema, name: str) -> pa.Schema:
     """The columns as the table will have them. Columns that the table has are widened if necessary, and keep
     whether they allow nulls. New columns allow nulls.
 
-    `table`: the columns of the table `name`. Raises SinkError if the format does not allow to widen a column.
+    `table`: the columns of the table `name`. Raises SinkError if the format does not allow to widen a column,
+    or if the name of a new column is reserved.
     """
+    refuse_reserved([one for one in columns.names if one not in table.names], name)
     return pa.schema([_column(column, _of(table, column.name), name, column.name) for column in columns])
+
+
+def refuse_reserved(names: Iterable[str], table: str) -> None:
+    """Raise SinkError if one of these names of new columns is the name of a column that engines add."""
+    reserved = [name for name in names if name.casefold() in _RESERVED]
+    if reserved:
+        raise SinkError(
+            f"{table}: engines have columns of their own with the names {reserved}, and could not read the table: "
+            "give these columns other names in the transform"
+        )
 
 
 def _of(fields: pa.Schema | pa.StructType, name: str) -> pa.Field | None:

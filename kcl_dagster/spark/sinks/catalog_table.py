@@ -19,7 +19,7 @@ from kcl_dagster.model.partition_terms import partition_terms
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.partitioning import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
-from kcl_dagster.spark.sinks.added_columns import added_columns
+from kcl_dagster.spark.sinks.added_columns import added_columns, refuse_reserved
 from kcl_dagster.spark.sinks.completeness import (
     RECENT_COMMITS,
     completeness_key,
@@ -32,7 +32,7 @@ from kcl_dagster.spark.sinks.iceberg_partitions import spec_of
 from kcl_dagster.spark.sinks.snapshot_expiry import NOTHING_OLD, Unreferenced, old_snapshots
 from kcl_dagster.spark.sinks.table_errors import table_errors
 from kcl_dagster.spark.sinks.table_files import TableFiles, files_of
-from kcl_dagster.spark.sinks.target import nullable
+from kcl_dagster.spark.sinks.target import nullable, refuse_same_names
 from kcl_dagster.spark.storage import S3Options, Store
 from kcl_dagster.spark.transform import Transform
 from kcl_dagster.tables.completeness_row import WrittenThrough
@@ -129,12 +129,15 @@ class CatalogTable:
     def create(
         self, output: pa.Schema, location: str | None = None, properties: Mapping[str, str] | None = None
     ) -> "Table":
-        """Make the table for an output of this schema, or load it if another worker has made it."""
+        """Make the table for an output of this schema, or load it if another worker has made it. Raises SinkError
+        if engines could not read a table with these names of columns."""
         from pyiceberg.exceptions import TableAlreadyExistsError
         from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
         from pyiceberg.schema import assign_fresh_schema_ids
 
         self._refuse_catalog_in_name()
+        refuse_same_names(self.name, output, pa.schema([]))
+        refuse_reserved(output.names, self.name)
         schema = assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(nullable(output)))
         spec = spec_of(self._terms, schema)
         self.catalog.create_namespace_if_not_exists(self._namespace)

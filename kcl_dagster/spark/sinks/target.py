@@ -6,7 +6,7 @@ output's type allows.
 """
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,8 +64,9 @@ class Target:
 
     def strange(self, output: pa.Schema) -> pa.Schema:
         """The columns of an output that the table does not have, or whose type does not fit the table's type.
-        Raises SinkError as `known` does."""
+        Raises SinkError as `known` and `refuse_same_names` do."""
         self.known(output.names)
+        refuse_same_names(self.table, output, self.schema)
         return pa.schema(field for field in output if not self._holds(field))
 
     def known(self, output: Sequence[str]) -> list[str]:
@@ -166,6 +167,35 @@ def fits(output: pa.DataType, table: pa.DataType) -> bool:
 
 def _field_fits(output: pa.Field, table: pa.Field) -> bool:
     return fits(output.type, table.type) and (table.nullable or not output.nullable)
+
+
+def refuse_same_names(table: str, output: pa.Schema, known: pa.Schema) -> None:
+    """Raise SinkError if the name of a new column differs from another name only in case, also within structs.
+    Spark cannot read a table with two such columns. `known`: the columns that the table has."""
+    for new, other in _same_names(pa.struct(list(output)), pa.struct(list(known)), ""):
+        raise SinkError(
+            f"{table}: column {new} of the output differs from {other} in case only. Most engines treat the two as "
+            "one: give one of them another name, or leave it out in the transform"
+        )
+
+
+def _same_names(output: pa.DataType, known: pa.DataType | None, path: str) -> Iterator[tuple[str, str]]:
+    """Pairs of names that differ only in case, of which the table has at most one. `path`: the path of the type."""
+    if kinds.is_struct(output):
+        columns = {} if known is None or not kinds.is_struct(known) else {one.name: one.type for one in known}
+        spelled = {name.casefold(): name for name in columns}
+        for one in output:
+            other = spelled.setdefault(one.name.casefold(), one.name)
+            if one.name not in columns and other != one.name:
+                yield path + one.name, path + other
+            yield from _same_names(one.type, columns.get(one.name), f"{path}{one.name}.")
+    elif is_list(output):
+        inside = known.value_type if known is not None and is_list(known) else None
+        yield from _same_names(output.value_type, inside, f"{path}element.")
+    elif kinds.is_map(output):
+        is_known = known is not None and kinds.is_map(known)
+        yield from _same_names(output.key_type, known.key_type if is_known else None, f"{path}key.")
+        yield from _same_names(output.item_type, known.item_type if is_known else None, f"{path}value.")
 
 
 def nullable(schema: pa.Schema) -> pa.Schema:

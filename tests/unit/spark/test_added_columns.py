@@ -1,5 +1,6 @@
 """Columns that the sink adds to an Iceberg table, or widens, before a batch is staged."""
 
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -140,3 +141,63 @@ def test_a_widened_column_still_allows_no_nulls(lake: IcebergLake) -> None:
         "new": (StringType(), False),
     }
     assert schema.identifier_field_ids == [1]
+
+
+def of(name: str) -> pa.DataType:
+    return pa.struct([("id", pa.int64()), (name, pa.string())])
+
+
+@pytest.mark.parametrize("place", ["s", "s.element", "s.value"])
+def test_a_nested_name_that_differs_from_one_of_the_table_in_case_only_is_refused_before_it_is_added(
+    lake: IcebergLake, place: str
+) -> None:
+    def kind(name: str) -> pa.DataType:
+        return {"s": of(name), "s.element": pa.list_(of(name)), "s.value": pa.map_(pa.string(), of(name))}[place]
+
+    lake.write(pa.record_batch([pa.nulls(1, kind("a"))], ["s"]))
+    before = lake.table().schema()
+    with pytest.raises(SinkError, match=re.escape(f"column {place}.A of the output differs from {place}.a in")):
+        evolve(lake, pa.schema([("s", kind("A"))]))
+    assert lake.table().schema() == before
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        [("Note", pa.string()), ("note", pa.string())],
+        [("s", pa.struct([("Note", pa.string()), ("note", pa.string())]))],
+        [("s", pa.list_(pa.map_(pa.string(), pa.struct([("Note", pa.string()), ("note", pa.string())]))))],
+    ],
+)
+def test_two_new_columns_that_differ_in_case_only_are_refused_before_a_table_has_them(
+    lake: IcebergLake, new: list[tuple[str, pa.DataType]]
+) -> None:
+    output = pa.schema([("n", pa.int64()), *new])
+    with pytest.raises(SinkError, match=r"note of the output differs from .*Note in case only"):
+        lake.format.first_rules(output)
+    assert lake.format.rules() is None
+    lake.write(pa.record_batch({"n": [1]}))
+    with pytest.raises(SinkError, match=r"note of the output differs from .*Note in case only"):
+        evolve(lake, output)
+    assert lake.table().schema().column_names == ["n"]
+
+
+def test_columns_of_a_table_that_differ_in_case_only_are_written_as_before(lake: IcebergLake) -> None:
+    made(lake, optional(1, "note", StringType()), optional(2, "Note", StringType()))
+    evolve(lake, pa.schema([("Note", pa.string()), ("note", pa.string()), ("n", pa.int64())]))
+    lake.write(pa.record_batch({"note": ["a"], "Note": ["b"], "n": [1]}))
+    assert lake.read().to_pylist() == [{"note": "a", "Note": "b", "n": 1}]
+
+
+@pytest.mark.parametrize("name", ["_file", "_Pos", "_partition"])
+def test_names_of_columns_that_engines_add_are_refused_before_a_table_has_them(
+    lake: IcebergLake, name: str
+) -> None:
+    output = pa.schema([("n", pa.int64()), (name, pa.string())])
+    with pytest.raises(SinkError, match="engines have columns of their own"):
+        lake.format.first_rules(output)
+    assert lake.format.rules() is None
+    lake.write(pa.record_batch({"n": [1]}))
+    with pytest.raises(SinkError, match="engines have columns of their own"):
+        evolve(lake, output)
+    assert lake.table().schema().column_names == ["n"]
