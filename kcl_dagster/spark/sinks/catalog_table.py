@@ -299,6 +299,8 @@ def _append(table: "Table", addition: Addition) -> None:
     files, if the table's spec was changed since the files were written."""
     from pyiceberg.table.update.snapshot import ExpireSnapshots
 
+    from kcl_dagster.spark.sinks.iceberg_snapshots import addition as added
+
     own = table.spec().spec_id
     merges = table.properties.get(MERGES, str(addition.maintains)).lower() == "true"
     files = sorted(addition.files, key=lambda file: (file.spec_id == own, file.spec_id))
@@ -318,15 +320,14 @@ def _append(table: "Table", addition: Addition) -> None:
             # pyiceberg writes manifests for the default spec of the metadata, so the spec of these files is set
             # there.
             table.metadata = table.metadata.model_copy(update={"default_spec_id": spec})
-            update = transaction.update_snapshot(snapshot_properties=dict(addition.summary))
-            with update.merge_append() if merges else update.fast_append() as snapshot:
+            with added(transaction, addition.summary) as snapshot:
                 for file in some:
                     snapshot.append_data_file(file)
     remove_expired(old, statistics, table)
 
 
 def _replace(transaction: "Transaction", addition: Addition) -> None:
-    from kcl_dagster.spark.sinks.iceberg_replacement import replacement
+    from kcl_dagster.spark.sinks.iceberg_snapshots import replacement
 
     with replacement(transaction, addition.summary) as snapshot:
         for file in addition.removed:

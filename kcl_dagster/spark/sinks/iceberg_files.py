@@ -11,7 +11,7 @@ from kcl_dagster.chains.entry import PublishingEntry, StagedFile
 from kcl_dagster.errors import SinkError
 from kcl_dagster.spark.parquet_file import Footer, names_without_bounds, read_footer
 from kcl_dagster.spark.sinks.batch_files import BatchFile
-from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
+from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions, with_sources
 from kcl_dagster.spark.sinks.target import Target
 
 if TYPE_CHECKING:
@@ -134,5 +134,6 @@ def files_of_entry(table: "Table", entry: PublishingEntry) -> "list[DataFile]":
 
 def data_file_of(table: "Table", file: StagedFile) -> "DataFile":
     about = msgspec.json.decode(file.statistics or "", type=FileOfTable)
-    partitions = IcebergPartitions.of(table.name()[-1], table.specs()[about.spec], table.schema())
+    spec = table.specs()[about.spec]
+    partitions = IcebergPartitions.of(table.name()[-1], spec, with_sources(table.metadata, spec))
     return data_file(file.path, file.bytes, file.partition or {}, about, partitions)

@@ -22,6 +22,7 @@ from kcl_dagster.spark.sinks.split import distinct
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.typedef import Record
     from pyiceberg.types import PrimitiveType
 
@@ -171,6 +172,27 @@ def _is_of_time(field: "PartitionField") -> bool:
 def _keeps_type(field: "PartitionField") -> bool:
     name = str(field.transform)
     return name in {"identity", "void"} or name.startswith("truncate")
+
+
+def with_sources(metadata: "TableMetadata", spec: "PartitionSpec") -> "Schema":
+    """The table's schema, and the columns of the partition spec that were dropped since. A file of a former spec
+    remains in its partition when the column is dropped. A dropped column has another name, because the table can
+    have a new column with its name."""
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import NestedField
+
+    current = metadata.schema()
+    dropped = {field.source_id for field in spec.fields} - current.field_ids
+    if not dropped:
+        return current
+    former = sorted(metadata.schemas, key=lambda one: one.schema_id)
+    types = {number: one.find_type(number) for one in former for number in dropped & one.field_ids}
+    return Schema(
+        *current.fields,
+        *(NestedField(number, f"_dropped_{number}", types[number], required=False) for number in sorted(types)),
+        schema_id=current.schema_id,
+        identifier_field_ids=current.identifier_field_ids,
+    )
 
 
 def spec_of(terms: Sequence[PartitionTerm], schema: "Schema") -> "PartitionSpec":

@@ -15,7 +15,9 @@ from typing import Any, cast
 import pyarrow as pa
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
-from pyiceberg.types import StringType
+from pyiceberg.schema import Schema
+from pyiceberg.table.update import AddSchemaUpdate, SetCurrentSchemaUpdate
+from pyiceberg.types import NestedField, StringType
 
 from kcl_dagster.chains.chain import Chain
 from kcl_dagster.chains.entry import FIRST, PublishingEntry, StoredRange
@@ -256,6 +258,14 @@ class IcebergLake(Lake):
         catalog = self.catalog_table().catalog
         catalog.create_namespace_if_not_exists("lake")
         catalog.create_table(IDENTIFIER, schema)
+
+
+def put_back(lake: IcebergLake, column: NestedField) -> None:
+    """Add a column as engines do that leave the name mapping alone, and compare no names of former partitions."""
+    table = lake.table()
+    schema = Schema(*table.schema().fields, column, schema_id=table.schema().schema_id + 1)
+    updates = AddSchemaUpdate(schema=schema), SetCurrentSchemaUpdate(schema_id=-1)
+    table.catalog.commit_table(table, (), updates)
 
 
 LAKES: dict[str, type[Lake]] = {"delta": DeltaLake, "iceberg": IcebergLake}

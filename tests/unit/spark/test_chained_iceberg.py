@@ -17,7 +17,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import write_manifest, write_manifest_list
 from pyiceberg.table.metadata import TableMetadataV3
 from pyiceberg.transforms import BucketTransform, IdentityTransform
-from pyiceberg.types import LongType
+from pyiceberg.types import LongType, NestedField
 
 from kcl_dagster.chains.entry import FIRST
 from kcl_dagster.errors import ConfigurationError, SinkError, Unsafe
@@ -27,7 +27,7 @@ from kcl_dagster.spark.sinks.iceberg_commits import commit_key
 from kcl_dagster.spark.storage import S3Options
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.table_committer import RETRY_SECONDS, TableCommitter
-from tests.unit.spark.chained_lakes import APPLICATION, IDENTIFIER, IcebergLake, rows_of
+from tests.unit.spark.chained_lakes import APPLICATION, IDENTIFIER, IcebergLake, put_back, rows_of
 from tests.unit.spark.rest_catalog import RestCatalog, rest_catalog
 from tests.unit.worker.kit import Killed
 
@@ -277,6 +277,55 @@ def test_files_of_a_former_partition_spec_come_into_the_table_with_the_same_comm
     lake.decide(rows_of(range(4, 5)))
     lake.committer().finish(lake.wanted)
     assert lake.numbers() == [0, 1, 2, 3, 4]
+
+
+def without_kind(lake: IcebergLake) -> None:
+    """The table is not partitioned by `kind` any more, and then the column is dropped."""
+    with lake.table().update_spec() as spec:
+        spec.remove_field("kind")
+    with lake.table().update_schema() as schema:
+        schema.delete_column("kind")
+
+
+def partitions_of(lake: IcebergLake) -> list[Any]:
+    return sorted(str(task.file.partition) for task in lake.table().scan().plan_files())
+
+
+@pytest.mark.parametrize("is_put_back", [False, True])
+def test_a_column_of_a_former_partition_spec_may_be_dropped(lake: IcebergLake, is_put_back: bool) -> None:
+    for number in range(2):
+        lake.write(rows_of(range(number, number + 1), kind=f"k{number}"))
+    without_kind(lake)
+    if is_put_back:
+        put_back(lake, NestedField(10, "kind", LongType(), required=False))
+    for number in (2, 3):
+        lake.write(rows_of(range(number, number + 1)).select(["n"]))
+    assert lake.numbers() == list(range(4))
+    assert partitions_of(lake) == ["Record[]", "Record[]", "Record[k0]", "Record[k1]"]
+    table = lake.table()
+    manifests = table.current_snapshot().manifests(table.io)
+    assert [one.partition_spec_id for one in manifests].count(0) == 1, "they are merged"
+    assert lake.last_number() == 4
+
+
+def test_manifests_of_a_spec_whose_column_no_schema_has_are_not_merged(
+    lake: IcebergLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines can remove former schemas."""
+    for number in range(2):
+        lake.write(rows_of(range(number, number + 1)))
+    without_kind(lake)
+    load = CatalogTable.load
+
+    def forgotten(table: CatalogTable) -> Any:
+        found: Any = load(table)
+        found.metadata = found.metadata.model_copy(update={"schemas": [found.schema()]})
+        return found
+
+    monkeypatch.setattr(CatalogTable, "load", forgotten)
+    for number in (2, 3):
+        lake.write(rows_of(range(number, number + 1)).select(["n"]))
+    assert lake.numbers() == list(range(4))
 
 
 def test_executors_need_pyiceberg_for_partitioned_tables_only(tmp_path: Path) -> None:

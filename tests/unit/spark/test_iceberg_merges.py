@@ -27,7 +27,7 @@ from kcl_dagster.spark.sinks.change_steps import steps
 from kcl_dagster.spark.sinks.iceberg_commits import commit_key
 from kcl_dagster.spark.sinks.iceberg_merges import IcebergMerge
 from kcl_dagster.worker.table_committer import RETRY_SECONDS
-from tests.unit.spark.chained_lakes import APPLICATION, IDENTIFIER, IcebergLake
+from tests.unit.spark.chained_lakes import APPLICATION, IDENTIFIER, IcebergLake, put_back
 from tests.unit.spark.changed_lakes import BY_ID, changes_of, commit, found, gone
 from tests.unit.spark.iceberg_deletes import add_deletes
 from tests.unit.worker.kit import Killed
@@ -281,6 +281,25 @@ def test_a_table_that_got_another_spec_is_written_by_it(lake: IcebergLake) -> No
     commit(lake)
     assert found(lake) == {1: "c", 2: "d"}
     assert lake.table().scan(row_filter="value = 'c'").to_arrow()["id"].to_pylist() == [1]
+
+
+@pytest.mark.parametrize("is_put_back", [False, True])
+def test_files_of_a_former_spec_are_changed_after_its_column_was_dropped(tmp_path: Path, is_put_back: bool) -> None:
+    lake = lake_in(tmp_path, "kind")
+    for number in range(2):
+        kinds = pa.array(["x"] * 2)
+        lake.decide(changes_of((2 * number, "a"), (2 * number + 1, "a"), kind=kinds))
+        commit(lake)
+    with lake.table().update_spec() as spec:
+        spec.remove_field("kind")
+    with lake.table().update_schema() as schema:
+        schema.delete_column("kind")
+    if is_put_back:
+        put_back(lake, NestedField(10, "kind", LongType(), required=False))
+    for key in (0, 2):
+        lake.decide(changes_of((key, "b"), (key + 10, "new")))
+        commit(lake)
+    assert found(lake) == {0: "b", 1: "a", 2: "b", 3: "a", 10: "new", 12: "new"}
 
 
 def test_a_sorted_table_stays_sorted(lake: IcebergLake) -> None:

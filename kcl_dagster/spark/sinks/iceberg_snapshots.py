@@ -1,0 +1,95 @@
+"""Snapshots that add data files to an Iceberg table, or replace some, made from classes of pyiceberg."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.manifest import ManifestEntry, ManifestFile, ManifestWriter, write_manifest
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update.snapshot import _MergeAppendFiles, _OverwriteFiles
+
+from kcl_dagster.spark.sinks.iceberg_partitions import with_sources
+
+if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.table import Transaction
+
+
+class FileAddition(_MergeAppendFiles):
+    """An append that merges small manifests, also those of a former partition spec whose columns were dropped. For
+    such a spec, pyiceberg does not know the types of the partition values, and writes no manifest."""
+
+    def new_manifest_writer(self, spec: "PartitionSpec") -> ManifestWriter:
+        metadata = self._transaction.table_metadata
+        return write_manifest(
+            format_version=metadata.format_version,
+            spec=spec,
+            schema=with_sources(metadata, spec),
+            output_file=self.new_manifest_output(),
+            snapshot_id=self._snapshot_id,
+            avro_compression=self._compression,
+        )
+
+    def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
+        """Merge manifests, without those whose types of partition values no schema of the table has any more."""
+        merged = [one for one in manifests if self._knows_types(one.partition_spec_id)]
+        others = [one for one in manifests if not self._knows_types(one.partition_spec_id)]
+        found: list[ManifestFile] = super()._process_manifests(merged)
+        return [*found, *others]
+
+    def _knows_types(self, spec: int) -> bool:
+        schema = with_sources(self._transaction.table_metadata, self.spec(spec))
+        return all(one.source_id in schema.field_ids for one in self.spec(spec).fields)
+
+
+class FileReplacement(_OverwriteFiles, FileAddition):
+    """An overwrite that merges small manifests, as pyiceberg's appends do. pyiceberg's own overwrites add a
+    manifest with each commit."""
+
+    def _build_delete_files_partition_predicate(self) -> None:
+        """Determine the partitions of the removed files, so that manifests of other partitions are not read."""
+        try:
+            super()._build_delete_files_partition_predicate()
+        except ValueError:  # pyiceberg has no expression for NaN
+            for spec in {file.spec_id for file in self._deleted_data_files}:
+                self.partition_filters[spec] = AlwaysTrue()
+
+    def _build_manifest_evaluator(self, spec_id: int) -> Callable[[ManifestFile], bool]:
+        """The condition by which manifests are read. If columns of a spec were dropped, all its manifests are."""
+        known = self.schema().field_ids
+        if any(one.source_id not in known for one in self.spec(spec_id).fields):
+            return lambda _: True
+        found: Callable[[ManifestFile], bool] = super()._build_manifest_evaluator(spec_id)
+        return found
+
+    def _existing_manifests(self) -> list[ManifestFile]:
+        """The manifests of the table, without manifests whose files were all removed by former snapshots."""
+        found: list[ManifestFile] = super()._existing_manifests()
+        return [one for one in found if one.has_added_files() or one.has_existing_files()]
+
+    def _deleted_entries(self) -> list[ManifestEntry]:
+        """The entries of the removed files. Raises CommitFailedException if the table does not have one of these
+        files any more: its rows would then be in the table twice. Not all versions of pyiceberg detect this."""
+        found: list[ManifestEntry] = super()._deleted_entries()
+        if len(found) != len(self._deleted_data_files):
+            raise CommitFailedException("files that are to be replaced are not in the table any more")
+        return found
+
+
+def addition(transaction: "Transaction", summary: Mapping[str, str]) -> FileAddition:
+    """Begin an append in this transaction. `summary`: entries for the summary of the snapshot."""
+    return FileAddition(operation=Operation.APPEND, **_begun(transaction, summary))
+
+
+def replacement(transaction: "Transaction", summary: Mapping[str, str]) -> FileReplacement:
+    """Begin a replacement in this transaction. `summary`: entries for the summary of the snapshot."""
+    return FileReplacement(operation=Operation.OVERWRITE, **_begun(transaction, summary))
+
+
+def _begun(transaction: "Transaction", summary: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "transaction": transaction,
+        "io": transaction._table.io,  # noqa: SLF001 - as `Transaction.update_snapshot` does
+        "snapshot_properties": dict(summary),
+    }
