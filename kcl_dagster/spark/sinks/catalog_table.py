@@ -27,7 +27,7 @@ from kcl_dagster.spark.sinks.completeness import (
     is_in_table,
 )
 from kcl_dagster.spark.sinks.expired_files import remove_expired
-from kcl_dagster.spark.sinks.iceberg_files import target_of
+from kcl_dagster.spark.sinks.iceberg_name_mapping import name_mapping
 from kcl_dagster.spark.sinks.iceberg_partitions import spec_of
 from kcl_dagster.spark.sinks.snapshot_expiry import NOTHING_OLD, Unreferenced, old_snapshots
 from kcl_dagster.spark.sinks.table_errors import table_errors
@@ -69,6 +69,8 @@ class Addition:
     removed: Sequence["DataFile"] = ()
     """Files of the table that `files` replace. If there are any, all `files` have the table's current partition
     spec."""
+    needs_mapping: bool = False
+    """Whether some of the files have no ids of columns, so that readers need the table's mapping of names."""
 
 
 class CatalogTable:
@@ -200,8 +202,11 @@ class CatalogTable:
 
     def add(self, columns: pa.Schema) -> None:
         """Add these columns to the table, and widen the types of columns that the table already has."""
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
         table = self.catalog.load_table(self.identifier)
-        added = added_columns(columns, target_of(table, self.name).schema, self.name)
+        known = schema_to_pyarrow(table.schema(), include_field_ids=False)
+        added = added_columns(columns, known, self.name)
         with tried_once(table).update_schema() as update:
             update.union_by_name(added)
 
@@ -309,7 +314,7 @@ def _append(table: "Table", addition: Addition) -> None:
     statistics = table.metadata.statistics
     table = tried_once(table, {MERGES: str(merges).lower()}, old.ids)
     with table.transaction() as transaction:
-        mapping = {} if table.metadata.name_mapping() else _name_mapping(table)
+        mapping = name_mapping(table) if addition.needs_mapping else {}
         transaction.set_properties(dict(addition.properties) | mapping)
         if old.ids:
             ExpireSnapshots(transaction).by_ids(old.ids).commit()
@@ -334,11 +339,6 @@ def _replace(transaction: "Transaction", addition: Addition) -> None:
             snapshot.delete_data_file(file)
         for file in addition.files:
             snapshot.append_data_file(file)
-
-
-def _name_mapping(table: "Table") -> dict[str, str]:
-    """The property that maps names of columns to their ids. Readers need it, because the files contain no ids."""
-    return {"schema.name-mapping.default": table.schema().name_mapping.model_dump_json()}
 
 
 def tried_once(

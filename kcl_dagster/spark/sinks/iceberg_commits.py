@@ -25,9 +25,11 @@ from kcl_dagster.spark.sinks.catalog_table import Addition, CatalogTable, recent
 from kcl_dagster.spark.sinks.chain_folder import ChainFolder
 from kcl_dagster.spark.sinks.change_steps import MergeStep, holds_changes, steps
 from kcl_dagster.spark.sinks.completeness import application_key, completeness_record
+from kcl_dagster.spark.sinks.field_ids import has_ids
 from kcl_dagster.spark.sinks.iceberg_files import check_version, files_of_entry, target_of
 from kcl_dagster.spark.sinks.iceberg_merges import IcebergMerge, refuse_changes
 from kcl_dagster.spark.sinks.last_changes import last_changes
+from kcl_dagster.spark.sinks.target import decoded_schema
 from kcl_dagster.tables.completeness_row import WrittenThrough
 
 if TYPE_CHECKING:
@@ -103,7 +105,9 @@ class IcebergCommits:
                     self._refuse_another(table, entry.rules.table)
                     target.check_rules(entry.rules)
             added, removed = self._files(table, (series, number, done, made.through), made)
-            addition = Addition(added, {key: text}, summary, maintains=True, removed=removed)
+            addition = Addition(
+                added, {key: text}, summary, maintains=True, removed=removed, needs_mapping=_needs_mapping(made)
+            )
             prepared = table, addition
             return addition
 
@@ -131,8 +135,11 @@ class IcebergCommits:
         if merge is None:
             self._merges.clear()
             rows = last_changes(step.contents(self.chains, self.table.name), step.changes)
+            rules = step.entries[0].rules
+            assert rules is not None
             unique = f"{which[1]}-{self.runtime.new_id()}"
-            merge = self._merges[which] = IcebergMerge(self.table, step.changes, rows, unique)
+            written = decoded_schema(rules.schema)
+            merge = self._merges[which] = IcebergMerge(self.table, step.changes, rows, written, unique)
         return merge.applied_to(table)
 
     def discard(self, paths: Sequence[str]) -> None:
@@ -179,6 +186,12 @@ class IcebergCommits:
                 "files may be gone. Put the former one back; or stop the workers, remove _chains and _commits "
                 f"below {self.chains.root}, and reset the leases"
             )
+
+
+def _needs_mapping(step: MergeStep) -> bool:
+    """Whether the step adds files without ids of columns. Earlier versions of this package wrote such files."""
+    schemas = {one.rules.schema for one in step.entries if one.rules is not None and not holds_changes(one)}
+    return not all(has_ids(decoded_schema(schema)) for schema in schemas)
 
 
 def commit_key(series: str) -> str:

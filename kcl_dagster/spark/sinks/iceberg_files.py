@@ -62,10 +62,10 @@ def check_version(table: "Table", name: str) -> None:
 
 
 def target_of(table: "Table", name: str) -> Target:
+    """The columns of the table, with their ids."""
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-    schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
-    return Target(name, schema, " (table.update_schema())", _WIDENING)
+    return Target(name, schema_to_pyarrow(table.schema()), " (table.update_schema())", _WIDENING)
 
 
 def file_statistics(table: "Table", footer: Footer) -> FileStatistics:

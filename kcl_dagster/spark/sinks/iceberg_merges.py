@@ -25,6 +25,7 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.spark.sinks.batch_files import ForTable, StageFiles, batch_files
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.sinks.change_keys import NONE, ChangeKeys, comparable
+from kcl_dagster.spark.sinks.field_ids import as_read, has_ids, id_of
 from kcl_dagster.spark.sinks.iceberg_files import (
     data_file_of,
     data_root,
@@ -41,6 +42,7 @@ from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.manifest import DataFile
+    from pyiceberg.schema import Schema
     from pyiceberg.table import FileScanTask, Table
 
 SORTED_BYTES: Final = 256 << 20  # of rows that are sorted together in memory; each such run becomes a file
@@ -89,13 +91,17 @@ class Replaced:
 
 @dataclass(slots=True)
 class IcebergMerge:
-    """The changes of one step of a commit. `rows`: one change for each key. `unique`: a text that no other merge
-    has, for the names of the files."""
+    """The changes of one step of a commit. `decided`: one change for each key, with the columns `written`.
+    `unique`: a text that no other merge has, for the names of the files."""
 
     table: CatalogTable
     changes: ChangeRules
-    rows: pa.Table
+    decided: pa.Table
+    written: pa.Schema
     unique: str
+    _rows: pa.Table | None = None
+    """The changes with the columns of the table."""
+
     _keys: ChangeKeys | None = None
     _rules: tuple[Any, ...] = ()
     """The ids of the table's schema, partition spec and other rules by which files were written; see `_follow`."""
@@ -150,9 +156,31 @@ class IcebergMerge:
         self._rules, self._inserted = rules, None
         self._replaced.clear()
         known = target_of(loaded, self.table.name).schema
-        marked = pa.schema([one if one.name in ADDED else known.field(one.name) for one in self.rows.schema])
-        self.rows = self.rows.cast(_nullable(marked)).combine_chunks()
+        rows = self._named_now(loaded, known)
+        marked = pa.schema([one if one.name in ADDED else known.field(one.name) for one in rows.schema])
+        self._rows = rows.cast(_nullable(marked)).combine_chunks()
         self._keys = ChangeKeys(self.rows.select(list(self.changes.merge_on)))
+
+    def _named_now(self, loaded: "Table", known: pa.Schema) -> pa.Table:
+        """The changes with the columns that the table has now for the ids of their columns. Raises SinkError if a
+        name in the rules of the changes belongs to another column now. `known`: the columns of the table."""
+        if not has_ids(self.written):
+            return self.decided  # of an earlier version
+        moved = [one for one in self.changes.needed if id_of(self.written.field(one)) != id_of(known.field(one))]
+        if moved:
+            raise SinkError(
+                f"{self.table.name} was altered: {moved}, which merge_on or order_by names, is another column than "
+                "when changes were decided. Give the former column its name back"
+            )
+        now = as_read(self.written, known)
+        if {one.name: one.type for one in now} == {one.name: one.type for one in self.written}:
+            return self.decided
+        return projected(self.decided, self.written, loaded.schema())
+
+    @property
+    def rows(self) -> pa.Table:
+        assert self._rows is not None
+        return self._rows
 
     @property
     def keys(self) -> ChangeKeys:
@@ -327,6 +355,26 @@ class IcebergMerge:
             staged = staged_file(loaded, file, partitions, order)
             self._written.append(staged.path)
             yield data_file_of(loaded, staged)
+
+
+def projected(rows: pa.Table, written: pa.Schema, schema: "Schema") -> pa.Table:
+    """Change rows as Iceberg reads them by this schema of the table, from columns with ids. Columns of the table
+    that the rows do not have are left out."""
+    from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema
+    from pyiceberg.schema import Schema
+
+    file_schema = pyarrow_to_schema(written)
+    ids = {one.field_id for one in file_schema.fields}
+    wanted = Schema(*(one for one in schema.fields if one.field_id in ids))
+    names = [one.name for one in written]
+    batches = []
+    for batch in rows.combine_chunks().to_batches():
+        columns = pa.RecordBatch.from_arrays([batch.column(name) for name in names], schema=_nullable(written))
+        found = _to_requested_schema(wanted, file_schema, columns)
+        for added in sorted(ADDED & set(batch.schema.names)):
+            found = found.append_column(batch.schema.field(added), batch.column(added))
+        batches.append(found)
+    return pa.Table.from_batches(batches)
 
 
 def _fields(loaded: "Table", name: str, columns: Sequence[str] | None = None) -> pa.Schema:

@@ -17,6 +17,7 @@ from kcl_dagster.chains.entry import TableRules
 from kcl_dagster.errors import RecordRefused, SinkError
 from kcl_dagster.spark.parquet_file import Footer, null_counts, read_footer
 from kcl_dagster.spark.schema import LEASE_KEY
+from kcl_dagster.spark.sinks.field_ids import as_read, has_ids, names_now, with_id
 
 _EXACT_IN_A_DOUBLE: Final = 32  # bits of the widest integer type that a double represents exactly
 
@@ -99,9 +100,14 @@ class Target:
 
     def check_rules(self, rules: TableRules, conditions: Mapping[str, str] | None = None) -> None:
         """Raise SinkError if files that were written by these rules do not fit into the table, because the table
-        was altered since then. `conditions`: the conditions that every row of the table has to satisfy."""
-        self._check(decoded_schema(rules.schema))
-        nulls = set(self.required) - set(rules.required)
+        was altered since then. Columns with ids are compared by their ids, see `field_ids`, and others by their
+        names. `conditions`: the conditions that every row of the table has to satisfy."""
+        written, required = decoded_schema(rules.schema), set(rules.required)
+        if has_ids(written):
+            required = names_now(required, written, self.schema)
+            written = as_read(written, self.schema)
+        self._check(written)
+        nulls = set(self.required) - required
         others = {name for name, sql in (conditions or {}).items() if rules.conditions.get(name) != sql}
         if nulls or others:
             broken = sorted(nulls | others)
@@ -117,18 +123,23 @@ class Target:
             raise RecordRefused(f"{self.table}: a row has null in {wrong}, which {self.required_by} does not allow")
 
     def stored(self, output: pa.Schema) -> pa.Schema:
-        """The schema in which an output is stored."""
+        """The schema in which an output is stored. If the table's columns have ids, the schema has them as well."""
         fields = []
         for field in output:
             index = self.schema.get_field_index(field.name)
-            kind = field.type if index < 0 else self.schema.field(index).type
-            same = any(is_kind(field.type) and is_kind(kind) for is_kind in (_is_text, _is_bytes))
-            fields.append(field if same else field.with_type(kind))
+            if index < 0:
+                fields.append(field)
+                continue
+            known = self.schema.field(index)
+            same = any(is_kind(field.type) and is_kind(known.type) for is_kind in (_is_text, _is_bytes))
+            fields.append(with_id(field if same else field.with_type(known.type), known))
         return pa.schema(fields)
 
     def cast(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         schema = self.stored(rows.schema)
-        return rows if schema == rows.schema else rows.cast(schema)
+        if schema == rows.schema:  # at most their metadata differ
+            return pa.RecordBatch.from_arrays(rows.columns, schema=schema)
+        return rows.cast(schema)
 
 
 def encoded_schema(schema: pa.Schema) -> str:
@@ -193,9 +204,11 @@ def _same_names(output: pa.DataType, known: pa.DataType | None, path: str) -> It
         inside = known.value_type if known is not None and is_list(known) else None
         yield from _same_names(output.value_type, inside, f"{path}element.")
     elif kinds.is_map(output):
-        is_known = known is not None and kinds.is_map(known)
-        yield from _same_names(output.key_type, known.key_type if is_known else None, f"{path}key.")
-        yield from _same_names(output.item_type, known.item_type if is_known else None, f"{path}value.")
+        key = value = None
+        if known is not None and kinds.is_map(known):
+            key, value = known.key_type, known.item_type
+        yield from _same_names(output.key_type, key, f"{path}key.")
+        yield from _same_names(output.item_type, value, f"{path}value.")
 
 
 def nullable(schema: pa.Schema) -> pa.Schema:

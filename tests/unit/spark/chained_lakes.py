@@ -260,11 +260,14 @@ class IcebergLake(Lake):
         catalog.create_table(IDENTIFIER, schema)
 
 
-def put_back(lake: IcebergLake, column: NestedField) -> None:
-    """Add a column as engines do that leave the name mapping alone, and compare no names of former partitions."""
+def put_back(lake: IcebergLake, column: NestedField, to: Schema | None = None) -> None:
+    """Add a column as engines do that leave the name mapping alone, and compare no names of former partitions.
+    `to`: the other columns, if they are not those of the table."""
     table = lake.table()
-    schema = Schema(*table.schema().fields, column, schema_id=table.schema().schema_id + 1)
-    updates = AddSchemaUpdate(schema=schema), SetCurrentSchemaUpdate(schema_id=-1)
+    newest = max(one.schema_id for one in table.metadata.schemas)
+    schema = Schema(*(to or table.schema()).fields, column, schema_id=newest + 1)
+    added = AddSchemaUpdate(schema=schema)  # type: ignore[call-arg]  # an alias
+    updates = added, SetCurrentSchemaUpdate(schema_id=-1)
     table.catalog.commit_table(table, (), updates)
 
 

@@ -351,11 +351,6 @@ def test_statistics_are_those_of_the_columns(lake: IcebergLake) -> None:
     assert len(list(lake.table().scan(row_filter="n > 19").plan_files())) == 0
 
 
-def dropped_column(lake: IcebergLake) -> None:
-    with lake.table().update_schema() as schema:
-        schema.delete_column("n")
-
-
 def required_column(lake: IcebergLake) -> None:
     with lake.table().update_schema(allow_incompatible_changes=True) as schema:
         schema.update_column("n", required=True)
@@ -374,7 +369,6 @@ def removed(lake: IcebergLake) -> None:
 @pytest.mark.parametrize(
     ("alter", "said"),
     [
-        (dropped_column, r"n \(not in the table\)"),
         (required_column, r"may not fulfil \['n'\]"),
         (made_anew, "is not the table for which batches were decided"),
         (removed, "was removed. Put it back"),
@@ -457,17 +451,6 @@ def test_a_worker_whose_chains_are_elsewhere_commits_nothing(lake: IcebergLake, 
     other.decide(rows_of(range(2, 4)))
     with pytest.raises(SinkError, match=r"whose chains are at .*lake/clicks, and not at .*elsewhere"):
         other.committer().finish(other.wanted)
-    assert lake.numbers() == [0, 1]
-
-
-def test_a_column_that_was_dropped_and_put_back_has_what_was_decided_meanwhile(lake: IcebergLake) -> None:
-    lake.decide(rows_of(range(2)))
-    dropped_column(lake)
-    with pytest.raises(SinkError):
-        lake.committer().finish(lake.wanted)
-    with lake.table().update_schema() as schema:
-        schema.add_column("n", LongType())
-    lake.committer().finish(lake.wanted)
     assert lake.numbers() == [0, 1]
 
 
