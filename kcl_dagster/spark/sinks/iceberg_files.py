@@ -9,12 +9,13 @@ import msgspec
 
 from kcl_dagster.chains.entry import PublishingEntry, StagedFile
 from kcl_dagster.errors import SinkError
-from kcl_dagster.spark.parquet_file import Footer, names_without_bounds, read_footer
+from kcl_dagster.spark.parquet_file import Footer, has_readable_bounds, names_without_bounds, read_footer
 from kcl_dagster.spark.sinks.batch_files import BatchFile
 from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions, with_sources
 from kcl_dagster.spark.sinks.target import Target
 
 if TYPE_CHECKING:
+    from pyarrow.parquet import ColumnChunkMetaData, FileMetaData
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
 
@@ -22,6 +23,7 @@ NEWEST_VERSION: Final = 2  # the newest version of the format that pyiceberg wri
 _WIDENING: Final = (
     "widen the column: evolve='add' does it from int to long, from float to double, and to a decimal of more digits"
 )
+_LAST_BEFORE_GAP: Final = "\ud7ff"
 _DATA_PATH: Final = "write.data.path"  # a property of Iceberg tables
 
 
@@ -80,7 +82,7 @@ def file_statistics(table: "Table", footer: Footer) -> FileStatistics:
 
     schema, read = table.schema(), read_footer(footer)
     plan, ids = compute_statistics_plan(schema, table.properties), parquet_path_to_id_mapping(schema)
-    for name in names_without_bounds(read):
+    for name in names_without_bounds(read) | _texts_without_upper_bound(read):
         column = plan[ids[name]]
         if column.mode != MetricsMode(MetricModeTypes.NONE):
             plan[ids[name]] = replace(column, mode=MetricsMode(MetricModeTypes.COUNTS))
@@ -88,6 +90,24 @@ def file_statistics(table: "Table", footer: Footer) -> FileStatistics:
         parquet_metadata=read, stats_columns=plan, parquet_column_mapping=ids
     )
     return FileStatistics(**statistics.to_serialized_dict())
+
+
+def _texts_without_upper_bound(footer: "FileMetaData") -> set[str]:
+    """Columns whose upper bound pyiceberg may not be able to shorten. It replaces a character by the next code
+    point, and the one after U+D7FF is no character."""
+    found = set()
+    for index in range(footer.num_columns):
+        column = footer.schema.column(index)
+        if column.logical_type.type != "STRING":
+            continue
+        chunks = [footer.row_group(number).column(index) for number in range(footer.num_row_groups)]
+        if any(has_readable_bounds(one) and _LAST_BEFORE_GAP in _highest(one) for one in chunks):
+            found.add(column.path)
+    return found
+
+
+def _highest(chunk: "ColumnChunkMetaData") -> str:
+    return str(chunk.statistics.max) if chunk.statistics is not None and chunk.statistics.has_min_max else ""
 
 
 def data_file(

@@ -63,7 +63,7 @@ class IcebergPartitions:
         return not self.spec.fields
 
     def check(self, output: StructType) -> None:
-        missing = sorted({self._source(field).split(".")[0] for field in self.spec.fields} - set(output.names))
+        missing = sorted({self._path(field)[0] for field in self.spec.fields} - set(output.names))
         if missing:
             raise ConfigurationError(
                 f"{self.table} is partitioned by {missing}, and the transform's output, which has {output.names}, "
@@ -109,14 +109,13 @@ class IcebergPartitions:
         fields = self.spec.partition_type(self.schema).fields
         return {field.name: field.field_type for field in fields if isinstance(field.field_type, PrimitiveType)}
 
-    def _source(self, field: "PartitionField") -> str:
-        name = self.schema.find_column_name(field.source_id)
-        if name is None:
+    def _path(self, field: "PartitionField") -> tuple[str, ...]:
+        if self.schema.find_column_name(field.source_id) is None:
             raise ConfigurationError(f"{self.table} is partitioned by a column that it has no more: {field}")
-        return name
+        return column_path(self.schema, field.source_id)
 
     def _transformed(self, field: "PartitionField", rows: pa.RecordBatch) -> pa.Array:
-        first, *inside = self._source(field).split(".")
+        first, *inside = self._path(field)
         if first not in rows.schema.names:  # change rows need not have the column
             return pa.nulls(rows.num_rows)
         column = rows.column(first)
@@ -128,15 +127,16 @@ class IcebergPartitions:
             column = pc.floor_temporal(column, unit="hour")
         few, places = distinct(column)
         transform = field.transform.transform(self.schema.find_type(field.source_id))
+        kind = column.type if _keeps_type(field) else pa.int32()
         try:
-            values = [None if value is None else transform(value) for value in few.to_pylist()]
-        except (ValueError, OverflowError) as error:  # a year after 9999
+            values = pa.array([None if value is None else transform(value) for value in few.to_pylist()], kind)
+        except (ValueError, OverflowError) as error:  # a year after 9999, or a number below the lowest of its type
+            name = ".".join((first, *inside))
             raise RecordRefused(
-                f"partition column {self._source(field)} has a value of type {column.type} that {field.transform} "
+                f"partition column {name} has a value of type {column.type} that {field.transform} "
                 f"cannot be evaluated for ({type(error).__name__})"
             ) from error
-        kind = column.type if _keeps_type(field) else pa.int32()
-        return pc.take(pa.array(values, kind), places)
+        return pc.take(values, places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +172,17 @@ def _is_of_time(field: "PartitionField") -> bool:
 def _keeps_type(field: "PartitionField") -> bool:
     name = str(field.transform)
     return name in {"identity", "void"} or name.startswith("truncate")
+
+
+def column_path(schema: "Schema", number: int) -> tuple[str, ...]:
+    """The names of the column with this id and of the columns around it, from the outermost one. A name can contain
+    a dot."""
+    names: list[str] = []
+    inner: int | None = number
+    while inner is not None:
+        names.insert(0, schema.find_field(inner).name)
+        inner = schema._lazy_id_to_parent.get(inner)  # noqa: SLF001 - no public method
+    return tuple(names)
 
 
 def with_sources(metadata: "TableMetadata", spec: "PartitionSpec") -> "Schema":

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from kcl_dagster.spark.sinks.iceberg_partitions import column_path
 from kcl_dagster.spark.transform import Transform
 
 if TYPE_CHECKING:
@@ -109,10 +110,9 @@ class RowOrder:
 def _key(table: "Table", field: "SortField") -> SortKey:
     from pyiceberg.table.sorting import NullOrder, SortDirection
 
-    name = table.schema().find_column_name(field.source_id)
-    assert name is not None, "the format keeps columns that a sort order names"
+    path = column_path(table.schema(), field.source_id)  # the format keeps columns that a sort order names
     nulls_first = field.null_order == NullOrder.NULLS_FIRST
-    return SortKey(tuple(name.split(".")), field.direction == SortDirection.DESC, nulls_first)
+    return SortKey(path, field.direction == SortDirection.DESC, nulls_first)
 
 
 def _is_floating(table: "Table", field: "SortField") -> bool:

@@ -55,6 +55,18 @@ def test_rows_are_sorted_as_far_as_columns_can_say_it_and_files_name_an_order_th
     assert order.exact_id == (there.sort_order().order_id if is_exact else None)
 
 
+def test_a_name_with_a_dot_is_no_path(tmp_path: Path) -> None:
+    catalog = SqlCatalog("c", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=str(tmp_path))
+    catalog.create_namespace("lake")
+    inner = StructType(NestedField(3, "c.d", StringType()))
+    schema = Schema(NestedField(1, "a.b", LongType()), NestedField(2, "of", inner))
+    fields = [SortField(source_id=number, transform=parse_transform("identity")) for number in (1, 3)]
+    order = RowOrder.of(catalog.create_table("lake.t", schema, sort_order=SortOrder(*fields)))
+    assert order.keys == (ascending("a.b"), ascending("of", "c.d"))
+    rows = pa.table({"a.b": [2, 1], "of": [{"c.d": "x"}, {"c.d": "y"}]})
+    assert order.sorted(rows)["a.b"].to_pylist() == [1, 2]
+
+
 def test_directions_and_nulls_are_those_of_the_table(tmp_path: Path) -> None:
     catalog = SqlCatalog("c", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=str(tmp_path))
     catalog.create_namespace("lake")

@@ -241,6 +241,39 @@ def test_a_time_that_python_does_not_know_is_the_failure_of_its_record_in_a_part
         there.write(output({"at": FAR_TIME}))
 
 
+@pytest.mark.parametrize(("kind", "lowest"), [(pa.int32(), -(2**31)), (pa.int64(), -(2**63))])
+def test_a_number_that_cannot_be_truncated_is_the_failure_of_its_record(
+    tmp_path: Path, kind: pa.DataType, lowest: int
+) -> None:
+    there = lake(tmp_path, ["truncate(10, i)"])
+    with pytest.raises(RecordRefused, match="partition column i has a value of type int"):
+        there.write(output({"i": pa.array([lowest], kind)}))
+
+
+def test_a_name_with_a_dot_is_no_path_of_a_partition(tmp_path: Path) -> None:
+    there = lake(tmp_path)
+    rows = output({"a.b": pa.array(["x", "y"])})
+    there.write(rows)
+    with there.table().update_spec() as spec:
+        spec.add_field("a.b", IdentityTransform(), "by")
+    there.write(rows)
+    assert sorted(str(one["by"]) for one in partitions(there)) == ["None", "x", "y"]
+
+
+LAST_BEFORE_GAP = "\ud7ff"
+
+
+@pytest.mark.parametrize("text", ["a" * 15 + LAST_BEFORE_GAP + "bc", LAST_BEFORE_GAP + chr(0x10FFFF) * 20])
+def test_a_text_whose_bound_cannot_be_shortened_is_stored_without_bounds(tmp_path: Path, text: str) -> None:
+    there = lake(tmp_path)
+    there.write(output({"text": pa.array([text]), "in": pa.array([{"text": text}]), "other": pa.array(["a" * 20])}))
+    table = there.table()
+    assert table.scan(row_filter=f"text = '{text}'").to_arrow()["text"].to_pylist() == [text]
+    [metrics] = table.inspect.files()["readable_metrics"].to_pylist()
+    assert (metrics["text"]["upper_bound"], metrics["text"]["value_count"]) == (None, 1)
+    assert metrics["other"]["upper_bound"] == "a" * 15 + "b"
+
+
 def test_what_was_parsed_is_not_sent_to_executors() -> None:
     partitions = IcebergPartitions(
         "t", PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "a")).model_dump_json(), "{}"
