@@ -137,9 +137,9 @@ class Target:
 
     def cast(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         schema = self.stored(rows.schema)
-        if schema == rows.schema:  # at most their metadata differ
-            return pa.RecordBatch.from_arrays(rows.columns, schema=schema)
-        return rows.cast(schema)
+        if schema != rows.schema:
+            return rows.cast(schema)
+        return pa.RecordBatch.from_arrays(rows.columns, schema=schema) if has_ids(schema) else rows
 
 
 def encoded_schema(schema: pa.Schema) -> str:
