@@ -16,8 +16,9 @@ import pyarrow as pa
 from pyarrow import types as kinds
 
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.spark.decoded_columns import as_arrow
 from kcl_dagster.spark.payload_compression import Compression, checked, opened
-from kcl_dagster.spark.payload_decoding import Decode, Malformed, as_arrow, decoding_of, fails
+from kcl_dagster.spark.payload_decoding import Decode, Malformed, decoding_of, fails
 from kcl_dagster.spark.payload_fields import check_columns
 
 KEPT_DECODERS: Final = 16

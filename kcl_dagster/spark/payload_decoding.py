@@ -5,7 +5,7 @@ Each function adds a column and keeps `data`, so nothing is lost. A malformed pa
 """
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import PurePath
@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, DataType, StructField, StructType
 
 from kcl_dagster.errors import ConfigurationError, KclError, PackageMissing
+from kcl_dagster.spark.decoded_columns import as_arrow
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.json_parsing import with_parsed
 from kcl_dagster.spark.payload_compression import Compression, checked, inflated, opened
@@ -222,37 +223,6 @@ class _DecodeBatches:
                 column = as_arrow(values, self._kind, is_strict=self._decoding.is_strict)
             names = [*batch.schema.names, "decoded"]
             yield pa.RecordBatch.from_arrays([*batch.columns, column], names=names)
-
-
-def as_arrow(values: Sequence[Any], kind: pa.DataType, *, is_strict: bool) -> pa.Array:
-    """Convert decoded values to a column of type `kind`. A value that does not fit the type becomes null; with
-    `is_strict`, such a value raises an error."""
-    try:
-        return pa.array(values, kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        spelled = [_spelled(value) for value in values]
-    try:
-        return pa.array(spelled, kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        if is_strict:
-            raise
-    return pa.concat_arrays([_one(value, kind) for value in spelled])
-
-
-def _one(value: Any, kind: pa.DataType) -> pa.Array:
-    try:
-        return pa.array([value], kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return pa.nulls(1, kind)
-
-
-def _spelled(value: Any) -> Any:
-    """Convert the UUIDs in a value of Avro to text, which Spark expects."""
-    if isinstance(value, dict):
-        return {name: _spelled(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_spelled(item) for item in value]
-    return str(value) if isinstance(value, UUID) else value
 
 
 class _Decoding:

@@ -23,8 +23,9 @@ from kcl_dagster.errors import ConfigurationError, PackageMissing, RecordRefused
 from kcl_dagster.spark import payload_compression, payload_decoding
 from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.confluent_registry import ConfluentRegistry
+from kcl_dagster.spark.decoded_columns import as_arrow
 from kcl_dagster.spark.failures import write_failures
-from kcl_dagster.spark.payload_decoding import as_arrow, avro, protobuf, registered_avro, with_decoded, with_json
+from kcl_dagster.spark.payload_decoding import avro, protobuf, registered_avro, with_decoded, with_json
 from kcl_dagster.spark.payload_splitting import split_lines, split_log_events
 from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
 from kcl_dagster.worker.batch import Batch
