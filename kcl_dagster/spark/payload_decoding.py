@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, DataType, StructField, StructType
 
 from kcl_dagster.errors import ConfigurationError, KclError, PackageMissing
+from kcl_dagster.spark.avro_nesting import CheckNesting, nesting_check
 from kcl_dagster.spark.decoded_columns import as_arrow
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.json_parsing import with_parsed
@@ -349,11 +350,12 @@ class _Avro:
     def __call__(self) -> Decode:
         fastavro = _fastavro()
         schema = fastavro.parse_schema(self._schema)
+        check = nesting_check(schema)
 
         def decode(payload: bytes) -> Any:
             body = io.BytesIO(payload)
             body.seek(self._skip_bytes)
-            return _read(fastavro, body, schema, None)
+            return _read(fastavro, body, schema, check, None)
 
         return decode
 
@@ -374,17 +376,18 @@ class _RegisteredAvro:
 
         def decode(payload: bytes) -> Any:
             id_, body = self._unframe(payload)
-            return _read(fastavro, body, parsed(id_), reader)
+            return _read(fastavro, body, *parsed(id_), reader)
 
         return decode
 
     def payload_shape(self) -> AvroShape | None:
         return None if self._reader is None else avro_shape(self._reader)
 
-    def _parsed(self, fastavro: Any, id_: int | str) -> Any:
+    def _parsed(self, fastavro: Any, id_: int | str) -> tuple[Any, CheckNesting | None]:
         written = self._written(id_)
         try:
-            return fastavro.parse_schema(written)
+            schema = fastavro.parse_schema(written)
+            return schema, nesting_check(schema)
         except Exception as error:  # fastavro raises various errors if a part of the schema has the wrong type
             raise UnknownSchema(f"what was found for the schema {id_} is no Avro schema: {error}") from error
 
@@ -419,7 +422,9 @@ def _glue(payload: bytes) -> tuple[str, io.BytesIO]:
     return id_, io.BytesIO(value)
 
 
-def _read(fastavro: Any, body: io.BytesIO, writer: Any, reader: Any) -> Any:
+def _read(fastavro: Any, body: io.BytesIO, writer: Any, check: CheckNesting | None, reader: Any) -> Any:
+    if check is not None:
+        check(body.getvalue(), body.tell())
     value = fastavro.schemaless_reader(body, writer, reader)
     if body.read(1):
         raise ValueError("the payload goes on after the Avro value")

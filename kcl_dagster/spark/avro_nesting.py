@@ -1,0 +1,130 @@
+"""Bounds how deeply values of recursive Avro schemas are nested. Pure.
+
+fastavro reads each level in a further call in C, and the process ends with SIGSEGV when its stack is used up. A
+payload needs one byte for a level. With other schemas, a value has no more levels than its schema.
+"""
+
+from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, Final
+
+MOST_LEVELS: Final = 500  # records, arrays and maps; fastavro takes up to 2.5 KB of the stack for each
+_NAMED: Final = frozenset({"record", "error", "enum", "fixed"})
+_SIZES: Final = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+
+CheckNesting = Callable[[bytes, int], None]
+"""Checks the value that begins at this place of a payload. Raises an error if the value has more levels than
+`MOST_LEVELS`, or if it is cut off."""
+
+
+def nesting_check(schema: Any) -> CheckNesting | None:
+    """The check for values of a schema that `fastavro.parse_schema` has returned. None if no type contains itself.
+
+    Raises RecursionError if the schema itself is nested too deeply.
+    """
+    types = dict(_types(schema))
+    try:
+        TopologicalSorter({name: set(_inside(one)) for name, one in types.items()}).prepare()
+    except CycleError:
+        return lambda payload, start: _check(schema, types, payload, start)
+    return None
+
+
+def _types(schema: Any) -> Iterator[tuple[str, Any]]:
+    """The names and definitions of all named types in a schema."""
+    if isinstance(schema, dict) and schema["type"] in _NAMED:
+        yield schema["name"], schema
+    for part in _parts(schema):
+        yield from _types(part)
+
+
+def _parts(schema: Any) -> list[Any]:
+    """The schemas that are directly inside of a schema."""
+    if isinstance(schema, list):
+        return schema
+    if not isinstance(schema, dict):
+        return []
+    match schema["type"]:
+        case "record" | "error":
+            return [field["type"] for field in schema["fields"]]
+        case "array":
+            return [schema["items"]]
+        case "map":
+            return [schema["values"]]
+    return []
+
+
+def _inside(definition: Any) -> Iterator[str]:
+    """The names in a definition, without those inside of other named types."""
+    rest = [*_parts(definition)]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, dict) and part["type"] in _NAMED:
+            yield part["name"]
+        else:
+            rest.extend(_parts(part))
+
+
+def _check(schema: Any, types: dict[str, Any], payload: bytes, place: int) -> None:
+    """Walk over a value without recursion."""
+    # What remains to be read: schemas, or an array or map with the number of items that its block still has.
+    rest: list[tuple[Any, int, int | None]] = [(schema, 0, None)]
+    while rest:
+        part, level, items = rest.pop()
+        if level > MOST_LEVELS:
+            raise ValueError(f"the Avro value has more than {MOST_LEVELS} levels")
+        if isinstance(part, list):
+            branch, place = _number(payload, place)
+            rest.append((part[branch], level, None))
+            continue
+        kind = part["type"] if isinstance(part, dict) else part
+        if kind in _SIZES:
+            place += _SIZES[kind]
+        elif kind in ("int", "long", "enum"):
+            _, place = _number(payload, place)
+        elif kind in ("string", "bytes"):
+            place = _after_text(payload, place)
+        elif kind == "fixed":
+            place += part["size"]
+        elif kind in ("record", "error"):
+            rest.extend((field["type"], level + 1, None) for field in reversed(part["fields"]))
+        elif kind in ("array", "map"):
+            if not items:
+                items, place = _block(payload, place)
+            if items:
+                rest.append((part, level, items - 1 or None))
+                if kind == "map":
+                    place = _after_text(payload, place)
+                rest.append((part["items" if kind == "array" else "values"], level + 1, None))
+        else:
+            rest.append((types[kind], level, None))
+
+
+def _number(payload: bytes, place: int) -> tuple[int, int]:
+    """A number in Avro's encoding (zigzag, seven bits in a byte), and the place after it."""
+    found = shift = 0
+    while True:
+        byte = payload[place]
+        place += 1
+        found |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (found >> 1) ^ -(found & 1), place
+        shift += 7
+
+
+def _after_text(payload: bytes, place: int) -> int:
+    size, place = _number(payload, place)
+    if size < 0:
+        raise ValueError("the Avro value has a text of a negative length")
+    return place + size
+
+
+def _block(payload: bytes, place: int) -> tuple[int, int]:
+    """The number of items in the next block of an array or map, and the place of the first item."""
+    items, place = _number(payload, place)
+    if items < 0:  # the size of the block follows
+        items = -items
+        _, place = _number(payload, place)
+    return items, place
