@@ -22,10 +22,11 @@ from pyarrow import types as kinds
 
 _REFUSED: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)  # by Arrow
 # Values of exactly these types remain what they are if Arrow accepts them. Those of other types are checked alone.
-_WHOLE: Final = frozenset({int, type(None)})
-_MOMENTS: Final = frozenset({int, date, datetime, time, timedelta, type(None)})
-_ITEMS: Final = frozenset({list, tuple, type(None)})
-_FIELDS: Final = frozenset({dict, type(None)})
+_WHOLE: Final[frozenset[type]] = frozenset({int, type(None)})
+_MOMENTS: Final[frozenset[type]] = frozenset({int, date, datetime, time, timedelta, type(None)})
+_ITEMS: Final[frozenset[type]] = frozenset({list, tuple, type(None)})
+_NUMBERS: Final[tuple[Any, ...]] = (Real, Decimal, UUID)  # Arrow makes integers of them with `int`
+_FIELDS: Final[frozenset[type]] = frozenset({dict, type(None)})
 
 
 def as_arrow(values: Sequence[Any], kind: pa.DataType, *, is_strict: bool) -> pa.Array:
@@ -196,7 +197,7 @@ def _named(value: Any, kind: pa.StructType) -> Iterator[tuple[str, Any, pa.DataT
 
 def _is_same(value: Any, kind: pa.DataType) -> bool:
     if kinds.is_integer(kind) or kinds.is_temporal(kind):
-        return not isinstance(value, (Real, Decimal, UUID)) or value == int(value)
+        return not isinstance(value, _NUMBERS) or bool(value == int(value))
     if kinds.is_float16(kind) or kinds.is_float32(kind):
         return math.isinf(value) or not math.isinf(pa.scalar(value, kind).as_py())
     return True

@@ -1,5 +1,6 @@
 """Decompresses payloads, up to a maximum size."""
 
+import re
 import zlib
 from contextlib import suppress
 from typing import Final, Literal
@@ -17,6 +18,8 @@ MOST_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024  # a compressed megabyte can c
 _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _GZIP_FORMAT: Final = 16 + zlib.MAX_WBITS  # makes zlib expect the header of gzip
+_NO_ZERO: Final = re.compile(rb"[^\0]")
+_FIRST_PIECE: Final = 1_024  # bytes of a payload; members after the first one are usually small
 
 
 def checked(compression: Compression | None) -> Compression | None:
@@ -61,17 +64,41 @@ def _by_first_bytes(payload: bytes) -> Compression | None:
 
 
 def _gunzipped(payload: bytes) -> bytes:
-    """Decompress gzip, which can consist of several members."""
-    parts: list[bytes] = []
-    size = 0
-    rest = payload
-    while rest or not parts:
-        part, rest = inflated(rest, _GZIP_FORMAT)
-        size += len(part)
-        if size > MOST_DECOMPRESSED_BYTES:
-            raise ValueError(f"the payload holds more than {MOST_DECOMPRESSED_BYTES} bytes")
-        parts.append(part)
+    """Decompress gzip, which can consist of several members. As gzip itself, ignores zeros after a member."""
+    found, rest = inflated(payload, _GZIP_FORMAT)
+    parts = [found]
+    size = len(found)
+    place = len(payload) - len(rest)
+    while (start := _NO_ZERO.search(payload, place)) is not None:
+        found, place = _member(payload, start.start(), MOST_DECOMPRESSED_BYTES - size)
+        size += len(found)
+        parts.append(found)
     return b"".join(parts)
+
+
+def _member(payload: bytes, place: int, most: int) -> tuple[bytes, int]:
+    """Decompress the member of gzip that begins at a place. Returns its content and the place after it.
+
+    zlib copies what follows a member. So it gets growing pieces of the payload instead of the whole rest: with many
+    small members, this would take quadratic time.
+    """
+    inflating = zlib.decompressobj(_GZIP_FORMAT)
+    parts: list[bytes] = []
+    length = _FIRST_PIECE
+    while not inflating.eof:
+        piece = payload[place : place + length]
+        try:
+            parts.append(inflating.decompress(piece, most + 1))
+        except zlib.error as error:
+            raise ValueError(f"the payload cannot be decompressed: {error}") from error
+        most -= len(parts[-1])
+        if most < 0:
+            raise ValueError(f"the payload holds more than {MOST_DECOMPRESSED_BYTES} bytes")
+        place += len(piece) - len(inflating.unused_data)
+        if not (piece or inflating.eof):
+            raise ValueError("the payload is cut off")
+        length *= 2
+    return b"".join(parts), place
 
 
 def _of_zstd(payload: bytes) -> bytes:

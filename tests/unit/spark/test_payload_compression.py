@@ -1,8 +1,10 @@
 """Payloads that are compressed: opened whole, or malformed."""
 
 import gzip
+import random
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -66,6 +68,53 @@ def test_a_bomb_is_malformed(
     for bomb in (compress(bytes(100_001)), compress(bytes(60_000)) * 2):
         with pytest.raises(ValueError, match="more than 100000 bytes"):
             opened(bomb, name)
+
+
+@pytest.mark.parametrize("first", [b"", b"x", random.Random(16).randbytes(5_000)])
+@pytest.mark.parametrize("size", [0, 1, 900, 1_000, 1_024, 3_000, 200_000])
+def test_members_of_gzip_may_have_any_size(first: bytes, size: int) -> None:
+    second, third = random.Random(16).randbytes(size), bytes(size)
+    members = [gzip.compress(one) for one in (first, second, third, b"last")]
+    assert opened(b"".join(members), "gzip") == first + second + third + b"last"
+    assert opened(bytes(2_000).join(members), "gzip") == first + second + third + b"last"
+    for cut in (1, 8, 9, len(members[-1]), len(members[-1]) + 1):
+        broken = b"".join(members)[:-cut]
+        if cut == len(members[-1]):
+            assert opened(broken, "gzip") == first + second + third
+        else:
+            with pytest.raises(ValueError, match="payload"):
+                opened(broken, "gzip")
+
+
+def test_zeros_after_gzip_are_ignored() -> None:
+    whole = gzip.compress(CONTENT)
+    for compression in ("gzip", "auto"):
+        assert opened(whole + bytes(700), compression) == CONTENT
+        for broken in (whole + bytes(700) + b"more", bytes(1) + whole):
+            with pytest.raises(ValueError, match="payload"):
+                opened(broken, "gzip")
+
+
+def test_many_members_take_time_in_proportion_to_their_number() -> None:
+    """Counted in bytes that are copied from zlib, because times depend on the machine."""
+    copied = 0
+    real = zlib.decompressobj
+
+    class Counting:
+        def __init__(self, window_bits: int) -> None:
+            self._inflating = real(window_bits)
+
+        def __getattr__(self, name: str) -> Any:
+            nonlocal copied
+            found = getattr(self._inflating, name)
+            copied += len(found) if name == "unused_data" else 0
+            return found
+
+    one = gzip.compress(b'{"a":1}\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zlib, "decompressobj", Counting)
+        assert opened(one * 10_000, "gzip") == b'{"a":1}\n' * 10_000
+    assert copied < 10_000 * 2_000
 
 
 def test_a_header_that_lies_about_the_size_is_malformed() -> None:
