@@ -16,7 +16,9 @@ def self_contained(schema: Any, referenced: Iterable[Any]) -> Any:
     definitions: dict[str, Any] = {}
     for one in referenced:
         _collect(one, "", definitions)
-    return _Inlining(definitions).of(schema, "")
+    inlining = _Inlining(definitions, frozenset())
+    found = inlining.of(schema, "")
+    return _Inlining(definitions, inlining.missed).of(schema, "") if inlining.missed else found
 
 
 def _collect(schema: Any, namespace: str, found: dict[str, Any]) -> None:
@@ -45,9 +47,19 @@ def _names(schema: dict[str, Any], namespace: str) -> tuple[str, str]:
 
 
 class _Inlining:
-    def __init__(self, definitions: dict[str, Any]) -> None:
+    """Puts definitions in place. `dotted`: the names without a namespace that get a dot before them, because a name
+    without a dot belongs to the namespace around it."""
+
+    def __init__(self, definitions: dict[str, Any], dotted: frozenset[str]) -> None:
         self._definitions = definitions
+        self._dotted = dotted
         self._defined: set[str] = set()
+        self._missed: set[str] = set()
+
+    @property
+    def missed(self) -> frozenset[str]:
+        """The names without a namespace that are used inside of a namespace."""
+        return frozenset(self._missed)
 
     def of(self, schema: Any, namespace: str) -> Any:
         match schema:
@@ -67,10 +79,10 @@ class _Inlining:
     def _named(self, name: str, namespace: str) -> Any:
         if name in _PRIMITIVE:
             return name
-        near = f"{namespace}.{name}" if namespace and "." not in name else name
+        near = f"{namespace}.{name}" if namespace and "." not in name else name.removeprefix(".")
         for full in (near, name):  # Avro for Java searches in the same order
             if full in self._defined:
-                return full
+                return self._reference(full, namespace)
             if full in self._definitions:
                 return self.of(self._definitions[full], "")
         return name
@@ -79,9 +91,16 @@ class _Inlining:
         inside, name = _names(schema, namespace)
         full = f"{inside}.{name}" if inside else name
         if full in self._defined:
-            return full
+            return self._reference(full, namespace)
         self._defined.add(full)
+        if full in self._dotted:
+            schema = {**schema, "name": f".{full}"}
         if "fields" not in schema:
             return schema
         fields = [{**field, "type": self.of(field["type"], inside)} for field in schema["fields"]]
         return {**schema, "fields": fields}
+
+    def _reference(self, full: str, namespace: str) -> str:
+        if namespace and "." not in full:
+            self._missed.add(full)
+        return f".{full}" if full in self._dotted else full

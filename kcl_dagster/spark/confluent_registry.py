@@ -36,7 +36,9 @@ REPEAT_SECONDS: Final = 15.0
 LARGEST_ANSWER: Final = 16 * 1024 * 1024  # bytes; a registry accepts schemas of a megabyte
 MOST_REFERENCES: Final = 1_000  # of one schema, including indirect references
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
-_NOT_FOUND: Final = "404"  # the beginning of Confluent's error codes for things that do not exist, such as 40403
+LARGEST_ID: Final = 2**31 - 1  # registries number schemas with signed integers
+# How registries answer if they do not have an id. Confluent's error codes begin with the status, such as 40403.
+_NOT_FOUND: Final = (400, 404, 422)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,10 @@ class ConfluentRegistry:
 
     def _fetched(self, id_: int) -> Any:
         what = f"the schema {id_}"
+        if id_ > LARGEST_ID:
+            raise UnknownSchema(f"{what} cannot be in a registry: ids go up to {LARGEST_ID}")
         answer = self._asked(f"/schemas/ids/{id_}", what)
-        kind = answer.get("schemaType", "AVRO")
+        kind = answer.get("schemaType") or "AVRO"
         if kind != "AVRO":
             raise UnknownSchema(f"{what} of the registry at {self._place} is {redacted(str(kind))}, and not Avro")
         try:
@@ -143,14 +147,28 @@ class ConfluentRegistry:
             raise Unanswered(f"no usable answer from {url}: {type(error).__name__}") from error
         except (OSError, TimeIsOver) as error:  # errors of host names, connections, timeouts and certificates
             raise EndpointUnreachable(f"nothing answers at {url}: {error}") from error
+        if status in _NOT_FOUND and (_fault(body)[0].startswith(str(status)) or self._is_registry(url)):
+            said = _said(status, body)
+            raise UnknownSchema(
+                f"{what}, with which a record was written, is not in the registry at {url} ({said})"
+            )
         if status != 200:
-            _refuse(status, body, url, what)
+            _refuse(status, body, url)
         if len(body) > LARGEST_ANSWER:
             raise ServiceError(f"the answer from {url} has more than {LARGEST_ANSWER} bytes")
         try:
             return msgspec.json.decode(body, type=dict[str, Any])
         except (msgspec.MsgspecError, UnicodeError) as error:
             raise Unanswered(f"the answer from {url} is not that of a schema registry") from error
+
+    def _is_registry(self, url: str) -> bool:
+        """Whether a URL is that of a registry. A URL with a wrong path also answers that it does not find an id."""
+        request = urllib.request.Request(f"{url}/schemas/types", headers=self._request_headers())  # noqa: S310
+        try:
+            status, body = within(TOTAL_SECONDS, lambda: _exchange(request))
+            return status == 200 and "AVRO" in msgspec.json.decode(body, type=list[str])
+        except (OSError, TimeIsOver, http.client.HTTPException, msgspec.MsgspecError, UnicodeError):
+            return False
 
     def _request_headers(self) -> dict[str, str]:
         found = {"Accept": _ACCEPT, "User-Agent": "kcl-dagster", **self.headers}
@@ -230,11 +248,13 @@ def _exchange(request: urllib.request.Request) -> tuple[int, bytes]:
             return error.code, error.read(LARGEST_ANSWER)
 
 
-def _refuse(status: int, body: bytes, url: str, what: str) -> NoReturn:
+def _said(status: int, body: bytes) -> str:
     code, message = _fault(body)
-    said = f"HTTP {status}{f', {code}' if code else ''}{f': {message}' if message else ''}"
-    if status == 404 and code.startswith(_NOT_FOUND):
-        raise UnknownSchema(f"{what}, with which a record was written, is not in the registry at {url} ({said})")
+    return f"HTTP {status}{f', {code}' if code else ''}{f': {message}' if message else ''}"
+
+
+def _refuse(status: int, body: bytes, url: str) -> NoReturn:
+    said = _said(status, body)
     if status == 401:
         raise CredentialsRefused(f"{url} does not accept the credentials ({said})")
     if status == 403:

@@ -55,6 +55,8 @@ class ConfluentServer:
             case ["schemas", "ids", id_]:
                 found = self.schemas.get(int(id_))
                 return (200, found) if found else (404, {"error_code": 40403, "message": "Schema not found"})
+            case ["schemas", "types"]:
+                return 200, ["JSON", "PROTOBUF", "AVRO"]
             case ["subjects", subject, "versions", version]:
                 number = self.versions.get((subject, int(version)))
                 if number is None:

@@ -156,6 +156,31 @@ def test_a_union_of_referenced_types_is_self_contained() -> None:
     assert self_contained({"type": "long", "logicalType": "x"}, []) == {"type": "long", "logicalType": "x"}
 
 
+@pytest.mark.parametrize("own", [{}, {"namespace": ""}])
+@pytest.mark.parametrize("name", ["Foo", ".Foo"])
+def test_a_referenced_type_without_a_namespace_is_used_inside_of_a_namespace(own: Any, name: str) -> None:
+    foo = {"type": "record", "name": "Foo", **own, "fields": [{"name": "x", "type": "int"}]}
+    foo["fields"].append({"name": "more", "type": {"type": "array", "items": "Foo"}})  # type: ignore[attr-defined]
+    uses = [name, {"type": "array", "items": name}, ["null", name], {"type": "map", "values": name}]
+    fields = [{"name": f"f{place}", "type": use} for place, use in enumerate(uses)]
+    order = {"type": "record", "name": "Order", "namespace": "shop", "fields": fields}
+    both = {
+        "type": "record",
+        "name": "Both",
+        "fields": [{"name": "foo", "type": "Foo"}, {"name": "o", "type": order}],
+    }
+    one = {"x": 1, "more": [{"x": 2, "more": []}]}
+    written = {"f0": one, "f1": [one], "f2": one, "f3": {"a": one}}
+    for schema, value in ((order, written), (both, {"foo": one, "o": written})):
+        found = self_contained(schema, [foo])
+        assert (
+            fastavro.schemaless_reader(
+                io.BytesIO(encoded(found, value)), fastavro.parse_schema(found), fastavro.parse_schema(found)
+            )
+            == value
+        )
+
+
 @pytest.mark.parametrize(
     ("kind", "schema", "told"),
     [
@@ -182,6 +207,33 @@ def test_an_unknown_id_is_no_outage(server: ConfluentServer) -> None:
     server.register(10, "clicks-value", 2, OLD, ("x", "deleted", 1))
     with pytest.raises(UnknownSchema, match="version 1 of the subject deleted"):
         registry(10)
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_an_id_that_the_registry_refuses_is_unknown(server: ConfluentServer, status: int) -> None:
+    server.failures = [status]  # without an error code that says so
+    with pytest.raises(UnknownSchema, match=f"schema 9, with which .* is not in the registry at .* .HTTP {status}"):
+        ConfluentRegistry(server.url)(9)
+    assert server.asked == ["/schemas/ids/9", "/schemas/types"]
+    server.failures = [status, 404]
+    with pytest.raises(Unavailable, match="does not answer as a schema registry"):
+        ConfluentRegistry(server.url)(9)
+
+
+def test_an_id_that_no_registry_has_is_unknown_at_once(server: ConfluentServer) -> None:
+    server.register(2**31 - 1, "clicks-value", 1, OLD)
+    assert ConfluentRegistry(server.url)(2**31 - 1) == OLD
+    server.failures = [400] * 1_000
+    for id_ in (2**31, 2**32 - 1):
+        with pytest.raises(UnknownSchema, match="ids go up to 2147483647"):
+            ConfluentRegistry(server.url)(id_)
+    assert len(server.asked) == 1
+
+
+def test_a_type_of_null_is_avro(server: ConfluentServer) -> None:
+    server.register(7, "clicks-value", 1, OLD)
+    server.body = json.dumps({"schema": json.dumps(OLD), "schemaType": None, "references": None}).encode()
+    assert ConfluentRegistry(server.url)(7) == OLD
 
 
 def test_a_page_of_another_server_says_nothing_about_an_id(server: ConfluentServer) -> None:
