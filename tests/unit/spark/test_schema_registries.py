@@ -160,7 +160,7 @@ def test_a_union_of_referenced_types_is_self_contained() -> None:
 @pytest.mark.parametrize("name", ["Foo", ".Foo"])
 def test_a_referenced_type_without_a_namespace_is_used_inside_of_a_namespace(own: Any, name: str) -> None:
     foo = {"type": "record", "name": "Foo", **own, "fields": [{"name": "x", "type": "int"}]}
-    foo["fields"].append({"name": "more", "type": {"type": "array", "items": "Foo"}})  # type: ignore[attr-defined]
+    foo["fields"].append({"name": "more", "type": {"type": "array", "items": "Foo"}})
     uses = [name, {"type": "array", "items": name}, ["null", name], {"type": "map", "values": name}]
     fields = [{"name": f"f{place}", "type": use} for place, use in enumerate(uses)]
     order = {"type": "record", "name": "Order", "namespace": "shop", "fields": fields}
