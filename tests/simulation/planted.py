@@ -257,11 +257,11 @@ MUTANTS: Final = (
     Mutant(
         "an expired iterator is replaced by one at the tip",
         _POLLING,
-        "                self._iterator, self._failures = None, 1  # a new one is not old",
+        "                self._iterator, self._failures = None, 1  # if",
         '                place = {"StreamName": self._stream, "ShardId": self._shard_id}\n'
         '                place["ShardIteratorType"] = "LATEST"\n'
         '                self._iterator = call(self._client, "get_shard_iterator", **place)["ShardIterator"]\n'
-        "                self._failures = 1  # a new one is not old",
+        "                self._failures = 1  # if",
     ),
     Mutant(
         "the last page of a pinned range is not cut",
