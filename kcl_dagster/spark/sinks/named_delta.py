@@ -35,7 +35,7 @@ from kcl_dagster.spark.sinks.completeness import (
     completeness_record,
     is_in_table,
 )
-from kcl_dagster.spark.sinks.named_delta_rules import NamedDeltaRules
+from kcl_dagster.spark.sinks.named_delta_rules import NamedDeltaRules, sql_type
 from kcl_dagster.spark.sinks.staging_job import schema_of
 from kcl_dagster.spark.sinks.target import encoded_schema, nullable
 from kcl_dagster.tables.completeness_row import WrittenThrough
@@ -149,7 +149,7 @@ class NamedDelta:
         rules = self.rules()
         if rules is None:
             return
-        kinds = {one.name: one.dataType.simpleString() for one in _spark_schema(columns)}
+        kinds = {one.name: sql_type(one.dataType) for one in _spark_schema(columns)}
         new = [f"{quoted(name)} {kind}" for name, kind in kinds.items() if name not in rules.schema.names]
         refuse_open([one for one in columns if one.name not in rules.schema.names], self.name)
         spark = self.session()

@@ -242,3 +242,14 @@ def _is_about(output: DataFrame, sql: str) -> bool:
     except AnalysisException:
         return False
     return True
+
+
+def sql_type(kind: types.DataType) -> str:
+    """A type in the SQL of Spark. `simpleString` does not quote the names of nested fields."""
+    if isinstance(kind, types.StructType):
+        return f"struct<{', '.join(f'{quoted(one.name)}: {sql_type(one.dataType)}' for one in kind.fields)}>"
+    if isinstance(kind, types.ArrayType):
+        return f"array<{sql_type(kind.elementType)}>"
+    if isinstance(kind, types.MapType):
+        return f"map<{sql_type(kind.keyType)}, {sql_type(kind.valueType)}>"
+    return kind.simpleString()

@@ -4,10 +4,12 @@
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from kcl_dagster.chains.entry import PublishingEntry, StagedFile, TableRules
 from kcl_dagster.errors import ConfigurationError
@@ -93,3 +95,29 @@ def test_constraints_are_evaluated_where_the_output_has_their_columns(spark: Spa
         applied(spark.range(3)).collect()
     with pytest.raises(Exception, match="constraint n NOT NULL"):
         NamedDeltaRules("t", schema, {}).applied(ids)(spark.range(8)).collect()
+
+
+def test_names_inside_of_columns_that_are_added_need_no_rules(spark: SparkSession) -> None:
+    inner = pa.struct([("user-agent", pa.string()), ("a.b`c", pa.map_(pa.string(), pa.list_(pa.int64())))])
+    nested = pa.struct([("x y", pa.list_(inner)), ("select", pa.decimal128(9, 2))])
+    statements: list[str] = []
+
+    class Session:
+        def sql(self, statement: str) -> None:
+            statements.append(statement)
+
+    class Table(NamedDelta):
+        def rules(self) -> NamedDeltaRules:
+            known = pa.schema([("id", pa.int64())])
+            return NamedDeltaRules("t", known, {}, (), spark.sql("select 1L as id").schema, True)
+
+    session: Any = Session()
+    Table("t", session=lambda: session).add(pa.schema([("id", pa.int64()), ("web-request", nested)]))
+    [statement] = statements
+    # Spark's own parser reads the columns as a table would get them.
+    declared = statement.removeprefix("ALTER TABLE t ADD COLUMNS (").removesuffix(")")
+    table = StructType.fromDDL(declared)
+    assert isinstance(table, StructType)
+    [added] = table.fields
+    assert added.name == "web-request"
+    assert schema_of(spark.createDataFrame([], StructType([added]))).field(0).type == nested
