@@ -118,7 +118,7 @@ def test_the_component_refuses_them_as_well() -> None:
 def test_what_is_not_secret_stays_as_it_was() -> None:
     options = dict.fromkeys(HARMLESS, "plain")
     assert of_delta(options).delta_options() == options
-    of_iceberg(options | {"uri": "https://kcl@catalog.example:8181/api?warehouse=lake"})
+    of_iceberg(options | {"type": "rest", "uri": "https://kcl@catalog.example:8181/api?warehouse=lake"})
 
 
 @pytest.mark.filterwarnings("ignore:Property `ScheduleDefinition:DeprecationWarning")  # Dagster's own
