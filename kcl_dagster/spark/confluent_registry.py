@@ -140,9 +140,8 @@ class ConfluentRegistry:
         return self._answer(last, path, what)
 
     def _answer(self, url: str, path: str, what: str) -> dict[str, Any]:
-        request = urllib.request.Request(f"{url}{path}", headers=self._request_headers())  # noqa: S310
         try:
-            status, body = within(TOTAL_SECONDS, lambda: _exchange(request))
+            status, body = self._get(f"{url}{path}")
         except http.client.HTTPException as error:
             raise Unanswered(f"no usable answer from {url}: {type(error).__name__}") from error
         except (OSError, TimeIsOver) as error:  # errors of host names, connections, timeouts and certificates
@@ -163,12 +162,15 @@ class ConfluentRegistry:
 
     def _is_registry(self, url: str) -> bool:
         """Whether a URL is that of a registry. A URL with a wrong path also answers that it does not find an id."""
-        request = urllib.request.Request(f"{url}/schemas/types", headers=self._request_headers())  # noqa: S310
         try:
-            status, body = within(TOTAL_SECONDS, lambda: _exchange(request))
+            status, body = self._get(f"{url}/schemas/types")
             return status == 200 and "AVRO" in msgspec.json.decode(body, type=list[str])
         except (OSError, TimeIsOver, http.client.HTTPException, msgspec.MsgspecError, UnicodeError):
             return False
+
+    def _get(self, url: str) -> tuple[int, bytes]:
+        request = urllib.request.Request(url, headers=self._request_headers())  # noqa: S310 - see `_checked_url`
+        return within(TOTAL_SECONDS, lambda: _exchange(request))
 
     def _request_headers(self) -> dict[str, str]:
         found = {"Accept": _ACCEPT, "User-Agent": "kcl-dagster", **self.headers}

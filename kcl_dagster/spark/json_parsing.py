@@ -11,7 +11,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, BooleanType, StringType, StructType
 
-from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.failures import RECORD_REFUSED, Marks
 
 _CORRUPT: Final = "_corrupt"
@@ -26,8 +25,6 @@ _ADVICE: Final = "With malformed='null', the value of such a payload is null"
 def with_parsed(records: DataFrame, column: str, schema: StructType, into: str, *, is_strict: bool) -> DataFrame:
     """Add the column `into` with the struct that is parsed from `column`. If a payload is malformed, the struct is
     null; with `is_strict`, its evaluation raises an error that names the record."""
-    if _CORRUPT in schema.names:
-        raise ConfigurationError(f"a JSON schema may not have a field named {_CORRUPT}")
     given = F.col(column).cast("string")
     text = F.concat(F.lit(f'{{"{_PAYLOAD}":['), given, F.lit(f'],"{_END}":true}}'))
     whole = StructType().add(_PAYLOAD, ArrayType(schema)).add(_END, BooleanType()).add(_CORRUPT, StringType())

@@ -19,7 +19,7 @@ _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _GZIP_FORMAT: Final = 16 + zlib.MAX_WBITS  # makes zlib expect the header of gzip
 _NO_ZERO: Final = re.compile(rb"[^\0]")
-_FIRST_PIECE: Final = 1_024  # bytes of a payload; members after the first one are usually small
+_FIRST_PIECE: Final = 1_024  # bytes of a payload; see `_member`
 
 
 def checked(compression: Compression | None) -> Compression | None:
@@ -45,16 +45,16 @@ def opened(payload: bytes, compression: Compression | None) -> bytes:
             return payload
 
 
-def inflated(value: bytes, window_bits: int = zlib.MAX_WBITS) -> tuple[bytes, bytes]:
-    """Decompress zlib data. Returns the content and the bytes after it. Raises ValueError as `opened` does."""
-    inflating = zlib.decompressobj(window_bits)
+def inflated(value: bytes) -> bytes:
+    """Decompress zlib data, and ignore bytes after it. Raises ValueError as `opened` does."""
+    inflating = zlib.decompressobj()
     try:
         found = inflating.decompress(value, MOST_DECOMPRESSED_BYTES)
     except zlib.error as error:
         raise ValueError(f"the payload cannot be decompressed: {error}") from error
     if not inflating.eof:
         raise ValueError(f"the payload is cut off, or holds more than {MOST_DECOMPRESSED_BYTES} bytes")
-    return found, inflating.unused_data
+    return found
 
 
 def _by_first_bytes(payload: bytes) -> Compression | None:
@@ -65,15 +65,16 @@ def _by_first_bytes(payload: bytes) -> Compression | None:
 
 def _gunzipped(payload: bytes) -> bytes:
     """Decompress gzip, which can consist of several members. As gzip itself, ignores zeros after a member."""
-    found, rest = inflated(payload, _GZIP_FORMAT)
-    parts = [found]
-    size = len(found)
-    place = len(payload) - len(rest)
-    while (start := _NO_ZERO.search(payload, place)) is not None:
-        found, place = _member(payload, start.start(), MOST_DECOMPRESSED_BYTES - size)
+    parts: list[bytes] = []
+    size = place = 0
+    while True:
+        found, place = _member(payload, place, MOST_DECOMPRESSED_BYTES - size)
         size += len(found)
         parts.append(found)
-    return b"".join(parts)
+        start = _NO_ZERO.search(payload, place)
+        if start is None:
+            return b"".join(parts)
+        place = start.start()
 
 
 def _member(payload: bytes, place: int, most: int) -> tuple[bytes, int]:

@@ -418,7 +418,7 @@ def _glue(payload: bytes) -> tuple[str, io.BytesIO]:
         raise ValueError("the payload does not begin as the Glue schema registry frames it")
     id_, value = str(UUID(bytes=payload[2:18])), payload[18:]
     if payload[1] == _GLUE_ZLIB:
-        value, _ = inflated(value)
+        value = inflated(value)
     return id_, io.BytesIO(value)
 
 

@@ -23,7 +23,7 @@ from kcl_dagster.spark.failures import first_line
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StagingStore, no_paths, staged_files
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.target import Target
-from kcl_dagster.spark.transform import Transform
+from kcl_dagster.spark.transform import Transform, is_frame
 
 _MARK: Final = pa.field(DELETES, pa.bool_(), nullable=False)
 
@@ -35,7 +35,7 @@ def change_rows(transform: Transform, changes: ChangeRules, table: str) -> Trans
 
     def with_deletes(records: DataFrame) -> DataFrame:
         output = transform(records)
-        if not hasattr(output, "columns"):
+        if not is_frame(output):
             return output  # no DataFrame; `transform.checked` refuses it
         missing = changes.missing_in(output.columns)
         if missing:
@@ -132,9 +132,9 @@ class ChangeFiles:
         return staged_files(files), msgspec.structs.replace(fulfilled, changes=self.changes)
 
     def _check_kinds(self, rows: pa.Schema) -> None:
-        missing = [name for name in self.changes.needed if name not in rows.names]
+        missing = self.changes.missing_in(rows.names)
         if missing:
-            raise SinkError(f"{self.name}: merge_on or order_by names {missing}, which have no type: cast them")
+            raise SinkError(f"{self.name}: {missing}, which has no type: cast it")
         for name in self.changes.needed:
             kind = rows.field(name).type
             is_key = name in self.changes.merge_on

@@ -108,11 +108,10 @@ def merge(
     sources = {name: f"source.c{place}" for place, name in enumerate(rows.column_names)}
     deletes = sources[DELETES]
     keys = [f"target.{quoted(name)} = {sources[name]}" for name in changes.merge_on]
-    is_newer = was_deleted = ""
+    is_newer = ""
     if changes.order_by is not None:
         known = f"target.{quoted(changes.order_by)}"
         is_newer = f" AND ({known} IS NULL OR {sources[changes.order_by]} >= {known})"
-        was_deleted = f" AND ({known} IS NULL OR {sources.get(DELETED_AT)} >= {known})"
     values = {quoted(name): source for name, source in sources.items() if name not in ADDED}
     nulls = {quoted(name): "NULL" for name in schema.names if name not in sources}
     merger = table.merge(
@@ -129,7 +128,9 @@ def merge(
     )
     merger = merger.when_matched_delete(f"{deletes}{is_newer}")
     if nulls and REPLACES in sources:
-        is_replaced = f"NOT {deletes}{is_newer} AND {sources[REPLACES]}{was_deleted}"
-        merger = merger.when_matched_update(values | nulls, is_replaced)
+        replaces = sources[REPLACES]
+        if changes.order_by is not None:
+            replaces += f" AND ({known} IS NULL OR {sources[DELETED_AT]} >= {known})"
+        merger = merger.when_matched_update(values | nulls, f"NOT {deletes}{is_newer} AND {replaces}")
     merger = merger.when_matched_update(values, f"NOT {deletes}{is_newer}")
     return merger.when_not_matched_insert(values, f"NOT {deletes}").execute()

@@ -21,7 +21,7 @@ from kcl_dagster.spark.sinks.delta_statistics import INDEXED_COLUMNS, DeltaStati
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.row_conditions import conditions_of_required, fulfilling
 from kcl_dagster.spark.sinks.target import Target
-from kcl_dagster.spark.transform import Transform
+from kcl_dagster.spark.transform import Transform, is_frame
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -127,7 +127,7 @@ class DeltaRules:
 
         def with_rules(records: DataFrame) -> DataFrame:
             output = transform(records)
-            if not hasattr(output, "columns"):
+            if not is_frame(output):
                 return output  # no DataFrame; `transform.checked` refuses it
             for name, (sql, kind) in self.expressions.items():
                 if name not in output.columns:

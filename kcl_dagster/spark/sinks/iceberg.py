@@ -41,7 +41,7 @@ from kcl_dagster.spark.sinks.table_files import TableFiles
 from kcl_dagster.spark.sinks.table_sink import TableSink, WritingRules
 from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.storage import S3Options, Store
-from kcl_dagster.spark.transform import Transform, guarded, unchanged
+from kcl_dagster.spark.transform import Transform, guarded, is_frame, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.table_committer import COMMIT_SECONDS, ChainedTable
 
@@ -239,7 +239,7 @@ class ChangedIceberg:
 
         def with_conditions(records: DataFrame) -> DataFrame:
             output = transform(records)
-            if not hasattr(output, "columns"):
+            if not is_frame(output):
                 return output  # no DataFrame; `transform.checked` refuses it
             conditions = conditions_of_required(required, output.columns)
             return fulfilling(output, self.target.table, conditions, unless=DELETES)

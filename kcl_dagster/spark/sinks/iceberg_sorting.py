@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.spark.sinks.iceberg_partitions import column_path
-from kcl_dagster.spark.transform import Transform
+from kcl_dagster.spark.transform import Transform, is_frame
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -81,7 +81,7 @@ class RowOrder:
 
         def sorted_rows(records: DataFrame) -> DataFrame:
             output = transform(records)
-            if not hasattr(output, "columns"):
+            if not is_frame(output):
                 return output  # no DataFrame; `transform.checked` refuses it
             keys = [key.column for key in self.keys if key.path[0] in output.columns]
             return output.sortWithinPartitions(*keys) if keys else output

@@ -22,7 +22,7 @@ from kcl_dagster.spark.sinks.layout import hive_folder
 from kcl_dagster.spark.sinks.row_conditions import conditions_of_required, fulfilling
 from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.storage import LONGEST_NAME
-from kcl_dagster.spark.transform import Transform
+from kcl_dagster.spark.transform import Transform, is_frame
 
 _CONSTRAINT: Final = "delta.constraints."
 _WIDENS: Final = "delta.enableTypeWidening"
@@ -77,7 +77,7 @@ class NamedDeltaRules:
 
         def with_rules(records: DataFrame) -> DataFrame:
             output = transform(records)
-            if not hasattr(output, "mapInArrow"):
+            if not is_frame(output):
                 return output  # no DataFrame; `transform.checked` refuses it
             return self._checked(self._without_void(output))
 
