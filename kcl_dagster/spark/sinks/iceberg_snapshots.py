@@ -14,6 +14,7 @@ from kcl_dagster.spark.sinks.iceberg_partitions import with_sources
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.table import Transaction
+    from pyiceberg.table.metadata import TableMetadata
 
 
 class FileAddition(_MergeAppendFiles):
@@ -33,14 +34,12 @@ class FileAddition(_MergeAppendFiles):
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
         """Merge manifests, without those whose types of partition values no schema of the table has any more."""
-        merged = [one for one in manifests if self._knows_types(one.partition_spec_id)]
-        others = [one for one in manifests if not self._knows_types(one.partition_spec_id)]
+        metadata = self._transaction.table_metadata  # pyiceberg copies it with each access
+        known = {spec for spec in {one.partition_spec_id for one in manifests} if _knows_types(metadata, spec)}
+        merged = [one for one in manifests if one.partition_spec_id in known]
+        others = [one for one in manifests if one.partition_spec_id not in known]
         found: list[ManifestFile] = super()._process_manifests(merged)
         return [*found, *others]
-
-    def _knows_types(self, spec: int) -> bool:
-        schema = with_sources(self._transaction.table_metadata, self.spec(spec))
-        return all(one.source_id in schema.field_ids for one in self.spec(spec).fields)
 
 
 class FileReplacement(_OverwriteFiles, FileAddition):
@@ -85,6 +84,12 @@ def addition(transaction: "Transaction", summary: Mapping[str, str]) -> FileAddi
 def replacement(transaction: "Transaction", summary: Mapping[str, str]) -> FileReplacement:
     """Begin a replacement in this transaction. `summary`: entries for the summary of the snapshot."""
     return FileReplacement(operation=Operation.OVERWRITE, **_begun(transaction, summary))
+
+
+def _knows_types(metadata: "TableMetadata", spec_id: int) -> bool:
+    spec = metadata.specs()[spec_id]
+    known = with_sources(metadata, spec).field_ids
+    return all(one.source_id in known for one in spec.fields)
 
 
 def _begun(transaction: "Transaction", summary: Mapping[str, str]) -> dict[str, Any]:

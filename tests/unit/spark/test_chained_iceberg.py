@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyiceberg.table
 import pytest
 from moto import mock_aws
 from pyiceberg.catalog.sql import SqlCatalog
@@ -210,6 +211,27 @@ def test_one_property_says_what_the_table_contains_however_many_commits_it_has(l
     assert len(table.current_snapshot().manifests(table.io)) <= 5
     assert len(list((lake.folder / "lake" / "clicks" / "metadata").glob("*.metadata.json"))) <= 5
     assert lake.numbers() == list(range(14))
+
+
+def test_a_commit_copies_the_metadata_as_often_with_many_manifests_as_with_few(
+    lake: IcebergLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy takes some milliseconds, and the more the more snapshots there are."""
+    copies: list[int] = []
+    copied = pyiceberg.table.update_table_metadata
+
+    def counted(*args: Any) -> Any:
+        copies[-1] += 1
+        return copied(*args)
+
+    monkeypatch.setattr(pyiceberg.table, "update_table_metadata", counted)
+    for number in range(12):
+        lake.decide(rows_of(range(number, number + 1)))
+        copies.append(0)
+        lake.committer().finish(lake.wanted)
+    table = lake.table()
+    assert len(table.current_snapshot().manifests(table.io)) == 12
+    assert 0 < copies[11] == copies[2]
 
 
 def files_of_metadata(lake: IcebergLake, name: str) -> list[Path]:
