@@ -35,6 +35,7 @@ SETTINGS = {
     "yarn.nodemanager.vmem-check-enabled": "false",
     "yarn.nodemanager.pmem-check-enabled": "false",
     "yarn.nodemanager.disk-health-checker.enable": "false",
+    "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": "100",
 }
 ADDRESSES = ("address", "scheduler.address", "resource-tracker.address", "admin.address", "webapp.address")
 
