@@ -231,7 +231,7 @@ def delta(
             table with the same key, or is inserted if there are none. The last change of a key wins, in the order
             of its shard. By default, rows are appended.
         delete_when: An SQL condition on change rows. If it is true, the rows with the same key are deleted. Needs
-            `merge_on`.
+            `merge_on`. A text is compared with a text: `op = '5'`.
         order_by: A column of the output and the table that decides which change is later, such as a version: a
             change with a lower value than the table's row has no effect. Needs `merge_on`.
         writer: What commits to the table. `delta-rs`: the library, which needs a path. `spark`: Delta Lake in the

@@ -14,12 +14,13 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import BooleanType, NullType
+from pyspark.sql.types import BooleanType, NullType, StructType
 
 from kcl_dagster.chains.entry import StagedFile, TableRules
 from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.model.change_rules import DELETES, ChangeRules
 from kcl_dagster.spark.failures import first_line
+from kcl_dagster.spark.implicit_casts import first_implicit_cast
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StagingStore, no_paths, staged_files
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.target import Target
@@ -31,9 +32,11 @@ _MARK: Final = pa.field(DELETES, pa.bool_(), nullable=False)
 def change_rows(transform: Transform, changes: ChangeRules, table: str) -> Transform:
     """Wrap the transform, so that it adds the column `DELETES`: whether a change row deletes a row of the table.
     The wrapped transform raises ConfigurationError, which names the `table`, if its output lacks columns that the
-    rules name."""
+    rules name, or if `delete_when` cannot be evaluated on each row of such an output."""
+    judged: StructType | None = None  # the columns for which the condition was judged
 
     def with_deletes(records: DataFrame) -> DataFrame:
+        nonlocal judged
         output = transform(records)
         if not is_frame(output):
             return output  # no DataFrame; `transform.checked` refuses it
@@ -61,6 +64,13 @@ def change_rows(transform: Transform, changes: ChangeRules, table: str) -> Trans
                 f"{table}: delete_when={changes.delete_when!r} cannot be a condition, because it is of type "
                 f"{condition.simpleString()}: write a comparison, such as op = 'd'"
             )
+        if judged != output.schema:
+            cast = first_implicit_cast(output, changes.delete_when)
+            if cast is not None:
+                raise ConfigurationError(
+                    f"{table}: delete_when={changes.delete_when!r} cannot be evaluated on each row: {cast}"
+                )
+            judged = output.schema
         return output.withColumn(DELETES, F.coalesce(F.expr(changes.delete_when), F.lit(False)))
 
     return with_deletes

@@ -415,7 +415,7 @@ def test_change_rows_without_a_key_are_refused_before_the_decision(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("condition", ["opp = 'd'", "op = ", "n", "op"])
+@pytest.mark.parametrize("condition", ["opp = 'd'", "op = ", "n", "op", "op = 5", "n = 'D'"])
 def test_a_condition_that_cannot_be_evaluated_is_named_in_one_line(
     fetched: tuple[Batch, Any], tmp_path: Path, kind: str, condition: str
 ) -> None:
