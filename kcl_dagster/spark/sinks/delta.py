@@ -24,7 +24,7 @@ from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
 from kcl_dagster.spark.sinks.table_errors import table_errors
 from kcl_dagster.spark.sinks.table_sink import TableSink, WritingRules
-from kcl_dagster.spark.sinks.target import Target
+from kcl_dagster.spark.sinks.target import Target, refuse_same_names
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough
@@ -140,7 +140,9 @@ class DeltaFormat:
         return DeltaWriting(self.log, rules) if self.changes is None else self._of_changes(rules, self.changes)
 
     def first_rules(self, output: pa.Schema) -> WritingRules:
-        """The rules for a new table. The table is made when the first rows are staged."""
+        """The rules for a new table. The table is made when the first rows are staged. Raises SinkError if engines
+        could not read a table with these names of columns."""
+        refuse_same_names(self.name, output, pa.schema([]))
         if self.changes is None:
             return DeltaWriting(self.log, None)
         return self._of_changes(None, self.changes, without_mark(output))

@@ -37,7 +37,7 @@ from kcl_dagster.spark.sinks.completeness import (
 )
 from kcl_dagster.spark.sinks.named_delta_rules import NamedDeltaRules, sql_type
 from kcl_dagster.spark.sinks.staging_job import schema_of
-from kcl_dagster.spark.sinks.target import encoded_schema, nullable
+from kcl_dagster.spark.sinks.target import encoded_schema, nullable, refuse_same_names
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.processing_watch import uninterrupted
 
@@ -132,6 +132,7 @@ class NamedDelta:
         if not typed:
             raise SinkError(f"{self.name}: no column of the output has a type: {output.names}")
         refuse_open(typed, self.name)
+        refuse_same_names(self.name, pa.schema(typed), pa.schema([]))
         empty = self._empty(nullable(pa.schema(typed)))
         writer = empty.writeTo(self.identifier).using("delta")
         if self.columns:

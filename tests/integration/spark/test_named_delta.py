@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from kcl_dagster.chains.entry import PublishingEntry, StagedFile, TableRules
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.errors import ConfigurationError, SinkError
 from kcl_dagster.spark.parquet_file import ParquetFile
 from kcl_dagster.spark.sinks.named_delta import NamedDelta
 from kcl_dagster.spark.sinks.named_delta_commits import NamedDeltaCommits
@@ -47,6 +47,13 @@ def test_a_session_without_delta_lake_is_told_what_it_needs(spark: SparkSession)
     with pytest.raises(ConfigurationError, match=r"no Delta Lake.*io\.delta:delta-spark") as caught, table.errors():
         table.make(pa.schema([("n", pa.int64())]))
     assert "\n" not in str(caught.value)
+
+
+def test_two_names_that_differ_in_case_only_are_refused_before_the_table_is_made() -> None:
+    table = NamedDelta("spark_catalog.default.clicks")
+    twins = pa.struct([("Note", pa.string()), ("note", pa.string())])
+    with pytest.raises(SinkError, match=r"column s\.note of the output differs from s\.Note in case only"):
+        table.make(pa.schema([("n", pa.int64()), ("s", twins)]))
 
 
 def test_a_catalog_that_the_session_does_not_have_is_named(spark: SparkSession) -> None:

@@ -266,6 +266,25 @@ def test_a_column_that_differs_in_case_only_is_refused(
         stage(strange, fetched, 2)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("merge_on", [(), ("n",)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_names_that_differ_in_case_only_are_refused_before_there_is_a_table(
+    fetched: tuple[Batch, Any], tmp_path: Path, kind: str, merge_on: tuple[str, ...], nested: bool
+) -> None:
+    def named(records: DataFrame) -> DataFrame:
+        twins = [F.lit("a").alias("Note"), F.lit("b").alias("note")]
+        return numbered(records).select("n", *([F.struct(*twins).alias("s")] if nested else twins))
+
+    sink = sink_of(kind, tmp_path, transform=named, merge_on=merge_on)
+    place = "s." if nested else ""
+    with pytest.raises(SinkError, match=rf"column {place}note of the output differs from {place}Note in case only"):
+        stage(sink, fetched)
+    assert table_of(sink).committed(APPLICATION) == 0
+    assert files_below(tmp_path) == []
+    assert not list(tmp_path.rglob("*metadata.json")) + list(tmp_path.rglob("_delta_log"))
+
+
 def test_files_of_an_iceberg_table_are_sorted_by_its_order(fetched: tuple[Batch, Any], tmp_path: Path) -> None:
     sink = sink_of("iceberg", tmp_path, transform=numbered, partition_by=["kind"])
     commit(sink, 1, stage(sink, fetched))
