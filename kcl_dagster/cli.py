@@ -54,6 +54,7 @@ from kcl_dagster.operations.terminal import (
 )
 from kcl_dagster.operations.unread_lag import Unread
 from kcl_dagster.operations.watching import LOOK_SECONDS, watch, watch_json
+from kcl_dagster.operations.written_places import WrittenPlaces
 from kcl_dagster.runtime import system
 from kcl_dagster.tables.lock import STANDBY
 from kcl_dagster.telemetry.otlp import open_tick_traces
@@ -223,7 +224,7 @@ def _context(options: argparse.Namespace) -> OperationContext:
         LocalFiles(),
         partial(_runs, application),
         lambda home: instance_settings(home or os.environ.get("DAGSTER_HOME")),
-        partial(_stores, options),
+        partial(_places, options),
         partial(_storing, options),
         is_only_named=not options.target,
     )
@@ -367,16 +368,15 @@ def _kinesis_access(options: argparse.Namespace, found: _Found | None) -> dict[s
     return _named(name, streams).kinesis_access if name and streams else {}
 
 
-def _stores(options: argparse.Namespace) -> tuple[dict[str, Callable[[], Any]], str]:
-    """Return the stores to which the application's workers write, by name, and a text. If the sink is not among the
-    stores, the text gives the reason."""
+def _places(options: argparse.Namespace) -> WrittenPlaces:
+    """Return the places to which the application's workers write. Empty if no project is named."""
     if not options.target:
-        return {}, ""
-    from kcl_dagster.orchestration.stores import written_stores
+        return WrittenPlaces()
+    from kcl_dagster.orchestration.stores import written_places
 
     found = _found(options)
     sink = None if found.consumer is None else found.consumer.sink
-    return written_stores(found.application, sink, lambda: _access(options, "s3"))
+    return written_places(found.application, sink, lambda: _access(options, "s3"))
 
 
 def _storing(options: argparse.Namespace) -> Storing | None:

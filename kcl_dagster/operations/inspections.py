@@ -149,7 +149,7 @@ class DoctorOperation(Operation):
     )
 
     def run(self, context: OperationContext) -> Answer:
-        stores, why_no_sink = context.stores()
+        places = context.places()
         subject = DiagnosisSubject(
             context.application,
             context.client("dynamodb"),
@@ -159,8 +159,7 @@ class DoctorOperation(Operation):
             context.instance_settings(self.dagster_home),
             watch_seconds=self.watch,
             cloudwatch=lambda: context.client("cloudwatch"),
-            stores=stores,
-            why_no_sink=why_no_sink,
+            places=places,
             complete_within=self.complete_within,
         )
         found = []

@@ -20,8 +20,8 @@ from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.operations.cost import Storing
 from kcl_dagster.operations.open_application import OpenApplication
 from kcl_dagster.operations.status import refuse_other_streams
+from kcl_dagster.operations.written_places import WrittenPlaces
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.spark.storage import Store
 
 NOTHING_CHANGED: Final = "nothing was changed"
 IN_TERMINAL: Final[JsonDict] = {"only": "terminal"}
@@ -90,9 +90,8 @@ class OperationContext:
     """Returns the settings of the Dagster instance, given the folder of dagster.yaml. None if there is no
     instance."""
 
-    stores: Callable[[], tuple[Mapping[str, Callable[[], Store]], str]] = lambda: ({}, "")
-    """Returns the stores to which the application writes, by name, and a text. If its sink is not among the stores,
-    the text gives the reason."""
+    places: Callable[[], WrittenPlaces] = WrittenPlaces
+    """Returns the places to which the workers of the application write."""
 
     storing: Callable[[], Storing | None] = lambda: None
     """Returns how the consumer's sink stores records; None if no consumer is known."""

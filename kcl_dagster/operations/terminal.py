@@ -326,15 +326,16 @@ class DeploymentVerbs:
 def _lakes(context: OperationContext) -> tuple[str, ...]:
     """The folders on S3 to which the workers write. Raises ConfigurationError if a folder is not known here, for
     example because only the catalog of an Iceberg table knows it."""
-    stores, _ = context.stores()
     roots = []
-    for name, open_it in stores.items():
+    for name, open_it in context.places().stores.items():
+        unknown = f"the place of the {name} is not known: say --lake s3://bucket/prefix"
         try:
-            roots.append(open_it().root)
+            store = open_it()
         except KclError as error:
-            raise ConfigurationError(
-                f"the place of the {name} is not known: say --lake s3://bucket/prefix. {error}"
-            ) from error
+            raise ConfigurationError(f"{unknown}. {error}") from error
+        if store is None:
+            raise ConfigurationError(unknown)
+        roots.append(store.root)
     return tuple(dict.fromkeys(root for root in roots if root.startswith("s3://")))
 
 

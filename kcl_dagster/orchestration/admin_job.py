@@ -36,7 +36,7 @@ from kcl_dagster.orchestration.export_folder import ExportFolder
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.run_storage import APPLICATION_TAG, run_view
 from kcl_dagster.orchestration.sink_choices import SinkChoice
-from kcl_dagster.orchestration.stores import storing_of, written_stores
+from kcl_dagster.orchestration.stores import storing_of, written_places
 from kcl_dagster.orchestration.translator import identifier
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.storage import S3Options
@@ -182,7 +182,7 @@ def _context(
         ExportFolder(place, f"leases-{moment:%Y%m%dT%H%M%SZ}.jsonl", s3),
         partial(run_view, instance, application),
         lambda _: {name: instance.get_settings(name) for name in INSTANCE_SETTINGS},
-        partial(written_stores, application, consumer.sink, lambda: kcl.connection("s3", application)),
+        partial(written_places, application, consumer.sink, lambda: kcl.connection("s3", application)),
         partial(storing_of, consumer.sink),
         lambda line: context.log.info(str(line)),
         instance=instance,

@@ -26,6 +26,7 @@ from kcl_dagster.worker.table_committer import COMMIT_SECONDS
 
 if TYPE_CHECKING:
     from kcl_dagster.spark.sinks.contract import SparkSink
+    from kcl_dagster.spark.sinks.iceberg_inspection import InspectedTable
     from kcl_dagster.spark.storage import Store
 
 log = logging.getLogger(__name__)
@@ -57,8 +58,10 @@ OpenStagingSink = Callable[[Transform, Connection], "SparkSink"]
 the data, each of which publishes one batch.
 """
 
-OpenStore = Callable[[Connection], "Store"]
-"""Opens a store of files with the S3 connection."""
+OpenStore = Callable[[Connection], "Store | None"]
+"""Opens a store of files with the S3 connection, and changes nothing. None if its place is not known before the
+first batch.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,10 @@ class SinkChoice:
 
     open_chains: "OpenStore | None" = field(default=None, repr=False, compare=False)
     """Opens the store of the chains, if `open_staging` is set."""
+
+    about_table: Callable[[Connection], str] | None = field(default=None, repr=False, compare=False)
+    """For a table in a catalog: returns a sentence about the table, and changes nothing. It raises a KclError if
+    the sink would refuse the table."""
 
     commit_seconds: float | None = None
     """Seconds between two commits, for a table that gets one commit for many batches."""
@@ -444,7 +451,7 @@ def iceberg(
     partition_terms(partition_by)
     _refuse_seconds("kcl.iceberg", commit_seconds)
     _refuse_evolve("kcl.iceberg", evolve)
-    change_rules(merge_on, delete_when, order_by, "kcl.iceberg")
+    changes = change_rules(merge_on, delete_when, order_by, "kcl.iceberg")
     between_commits = COMMIT_SECONDS if commit_seconds is None else commit_seconds
     if chains_path is not None:
         _refuse_path(chains_path, "kcl.iceberg(chains_path=...)")
@@ -482,17 +489,24 @@ def iceberg(
             order_by=order_by,
         )
 
-    def open_chains(s3: Connection) -> "Store":
-        if chains_path is not None:
-            return _store_at(chains_path)(s3)
-        from kcl_dagster.spark.sinks.catalog_table import CatalogTable
-        from kcl_dagster.spark.sinks.chain_folder import ChainFolder
+    def inspected(s3: Connection) -> "InspectedTable":
+        from kcl_dagster.spark.sinks.iceberg_inspection import InspectedTable
         from kcl_dagster.spark.storage import S3Options
 
-        table = CatalogTable(
+        return InspectedTable(
             identifier, resolved(catalog or {}, _ICEBERG), catalog_name=catalog_name, s3=S3Options(**s3)
         )
-        return ChainFolder(table).store
+
+    def open_chains(s3: Connection) -> "Store | None":
+        if chains_path is not None:
+            return _store_at(chains_path)(s3)
+        from kcl_dagster.spark.sinks.chain_folder import ChainFolder
+
+        table = inspected(s3)
+        return ChainFolder(table).store if table.has_place else None
+
+    def about_table(s3: Connection) -> str:
+        return inspected(s3).about(chains_path, changes)
 
     return SinkChoice(
         "iceberg",
@@ -501,6 +515,7 @@ def iceberg(
         identity=f"{identifier.lower()} in {catalog_name} {sorted((catalog or {}).items(), key=str)}",
         open_staging=open_staging,
         open_chains=open_chains,
+        about_table=about_table,
         commit_seconds=between_commits,
         with_commit_seconds=again if commit_seconds is None else None,
     )

@@ -5,44 +5,51 @@ estimates.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from kcl_dagster.application import Application
 from kcl_dagster.operations.cost import StoredIn, Storing
 from kcl_dagster.operations.doctor.rights_probes import CHAINS, SINK
 from kcl_dagster.operations.rights import Catalogs
-from kcl_dagster.orchestration.sink_choices import OpenStore, SinkChoice
+from kcl_dagster.operations.written_places import WrittenPlaces
+from kcl_dagster.orchestration.sink_choices import SinkChoice
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 
+T = TypeVar("T")
 
-def written_stores(
+
+def written_places(
     application: Application, sink: SinkChoice | None, connection: Callable[[], Mapping[str, str]]
-) -> tuple[dict[str, Callable[[], Store]], str]:
-    """Return the stores, by name, each as a function that opens the store. Also returns the reason why the sink, or
-    one of its tables, is not among the stores; empty if all of them are. `connection` returns the connection to S3.
+) -> WrittenPlaces:
+    """Return the places to which the workers write. `connection` returns the connection to S3.
 
-    Nothing is opened, and no connection is made, before one of these functions is called.
+    Nothing is opened, and no connection is made, before one of the functions of the places is called.
     """
 
     def opener(place: str) -> Callable[[], Store]:
         return lambda: open_store(place, S3Options(**connection()))
 
-    stores: dict[str, Callable[[], Store]] = {}
+    stores: dict[str, Callable[[], Store | None]] = {}
+    tables: dict[str, Callable[[], str]] = {}
     why = "an Application alone has no sink: name the consumer or the definitions"
     if sink is not None:
         left_out = []
         for name, table in sink.each.items():
+            check = f"{SINK} {name}".strip()
             if table.kind in ("parquet", "deltalake") and not table.is_in_catalog:
-                stores[f"{SINK} {name}".strip()] = opener(table.place)
+                stores[check] = opener(table.place)
             else:
                 told = f"a sink of the kind {table.kind} cannot be asked without writing to it: {table.place}"
                 left_out.append(f"{name}: {told}" if name else told)
+            if table.about_table is not None:
+                tables[check] = partial(_with_connection, table.about_table, connection)
         why = "; ".join(left_out)
         if sink.open_chains is not None:
-            stores[CHAINS] = partial(_opened, sink.open_chains, connection)
+            stores[CHAINS] = partial(_with_connection, sink.open_chains, connection)
     letters = application.batch.failure.dead_letter_path
     if letters is not None:
         stores["dead letters"] = opener(letters)
-    return stores, why
+    return WrittenPlaces(stores, tables, why)
 
 
 def catalogs_of(sink: SinkChoice) -> Catalogs:
@@ -77,5 +84,5 @@ def _stored_in(sink: SinkChoice) -> StoredIn:
     return "table" if sink.is_in_catalog else "other"
 
 
-def _opened(open_store_of: OpenStore, connection: Callable[[], Mapping[str, str]]) -> Store:
-    return open_store_of(connection())
+def _with_connection(look: Callable[[Mapping[str, str]], T], connection: Callable[[], Mapping[str, str]]) -> T:
+    return look(connection())

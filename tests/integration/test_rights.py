@@ -24,6 +24,7 @@ from kcl_dagster.operations.doctor import examine
 from kcl_dagster.operations.doctor.diagnosis import DiagnosisSubject
 from kcl_dagster.operations.open_application import OpenApplication
 from kcl_dagster.operations.rights import RIGHTS, Component, Grant
+from kcl_dagster.operations.written_places import WrittenPlaces
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.export_folder import ExportFolder
 from kcl_dagster.runtime import system
@@ -231,7 +232,7 @@ def operator_does_everything(aws: Emulator, name: str, folder: Path) -> None:
                 system(),
                 watch_seconds=0.1,
                 cloudwatch=lambda: clients["cloudwatch"],
-                stores={"sink": lambda: store},
+                places=WrittenPlaces({"sink": lambda: store}),
             )
         )
     )

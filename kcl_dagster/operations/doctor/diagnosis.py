@@ -37,9 +37,9 @@ from kcl_dagster.operations.doctor.rights_probes import (
 from kcl_dagster.operations.doctor.stream_checks import judge_consumers, judge_lag, judge_stream
 from kcl_dagster.operations.status import Status, read_status
 from kcl_dagster.operations.unread_lag import Unread
+from kcl_dagster.operations.written_places import WrittenPlaces
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.java import find_java
-from kcl_dagster.spark.storage import Store
 from kcl_dagster.tables.attributes import OWNER_INDEX
 from kcl_dagster.tables.coordination import LEADER_KEY
 from kcl_dagster.tables.places import TableLayout
@@ -67,12 +67,9 @@ class DiagnosisSubject:
     cloudwatch: Callable[[], aws.Client] | None = None
     """Makes the client. Called only if the application publishes metrics."""
 
-    stores: Mapping[str, Callable[[], Store]] = field(default_factory=dict)
-    """Functions that open the stores to which the application writes: the sink, the chains (logs of committed
-    batches) beside its data, the dead letters."""
-
-    why_no_sink: str = ""
-    """The reason why `stores` has no sink, or not all tables of a sink. It is reported. Empty if all are there."""
+    places: WrittenPlaces = field(default_factory=WrittenPlaces)
+    """The places to which the workers write: the sink, the chains (logs of committed batches) beside its data, the
+    dead letters."""
 
     complete_within: float | None = None
     """Seconds. If set, the application is read by bounded runs; see `Status`."""
@@ -358,16 +355,25 @@ def _lock(subject: DiagnosisSubject, layout: TableLayout) -> dict[str, Any] | No
 
 
 def _sinks(subject: DiagnosisSubject) -> Iterator[DoctorFinding]:
-    if subject.why_no_sink or not any(name.startswith(SINK) for name in subject.stores):
-        yield not_looked("sink", subject.why_no_sink or "the application was only named, so its sink is not known")
-    for name, open_it in subject.stores.items():
+    places = subject.places
+    if places.left_out or not any(name.startswith(SINK) for name in places.stores):
+        yield not_looked("sink", places.left_out or "the application was only named, so its sink is not known")
+    for name, look in places.tables.items():
+        try:
+            yield ok(name, look())
+        except KclError as error:
+            yield fail(name, str(error), "see the message")
+    for name, open_it in places.stores.items():
         try:
             store = open_it()
         except KclError as error:
             yield fail(name, str(error), "see the message")
-        else:
-            right = chains_right if name == CHAINS else sink_right
-            yield right(name, store, subject.runtime.new_id())
+            continue
+        if store is None:
+            yield not_looked(name, "their place is known when the first batch has made the database of the table")
+            continue
+        right = chains_right if name == CHAINS else sink_right
+        yield right(name, store, subject.runtime.new_id())
 
 
 def _stream(subject: DiagnosisSubject, name: str, status: Status | None) -> Iterator[DoctorFinding]:

@@ -102,13 +102,29 @@ class CatalogTable:
         self.identifier = identifier
         self.s3 = s3 or S3Options()
         self._own = iceberg_options(self.s3)
-        self.open_catalog = partial(_catalog, catalog_name, self._own | dict(catalog or {}))
+        self.open_catalog = partial(self._open, catalog_name, self._own | dict(catalog or {}))
         self.catalog = self.open_catalog()
         # A second client for `keep_complete`, which can run on another thread. A client need not be thread-safe.
         self.beside: Catalog | None = None
         self._kept = (-1, 0)  # the epoch and the moment that `keep_complete` has found or stored in the table
         self._terms = partition_terms(partition_by)
         self._partition_by = tuple(partition_by)
+
+    def _open(self, name: str, properties: Mapping[str, str]) -> "Catalog":
+        try:
+            return self._opened(name, properties)
+        except Exception as error:
+            # A catalog's client can raise any class of error here. The catalog is not in use yet, so its
+            # configuration counts as the cause.
+            said = _LOGIN.sub(f"//{REDACTED}@", str(error))
+            if isinstance(error, AttributeError) and _SIGNS in said:  # pyiceberg does not check for credentials
+                said = "there are no AWS credentials with which its requests could be signed"
+            raise ConfigurationError(f"Iceberg catalog {name} cannot be used: {said}") from None
+
+    def _opened(self, name: str, properties: Mapping[str, str]) -> "Catalog":
+        from pyiceberg.catalog import load_catalog
+
+        return load_catalog(name, **properties)
 
     @property
     def name(self) -> str:
@@ -165,7 +181,7 @@ class CatalogTable:
             return table.location()
         if isinstance(self.catalog, MetastoreCatalog):
             self._refuse_catalog_in_name()
-            self.catalog.create_namespace_if_not_exists(self._namespace)
+            self._make_database()
             self._check_place()
             name = self.identifier.rpartition(".")[2]
             return self.catalog._resolve_table_location(None, self._namespace, name)  # noqa: SLF001 - no public method
@@ -173,6 +189,9 @@ class CatalogTable:
             f"{self.name} does not exist, and its catalog decides where it lies when it is made. Chains of entries "
             "need a place before that: make the table first, or name another place with chains_path"
         )
+
+    def _make_database(self) -> None:
+        self.catalog.create_namespace_if_not_exists(self._namespace)
 
     def _refuse_catalog_in_name(self) -> None:
         """Raise ConfigurationError if the name of a new table begins with the name of the catalog, as in the SQL of
@@ -403,20 +422,6 @@ class _LooksUp:
             if not added or any(now.snapshot_by_id(snapshot) is None for snapshot in added):
                 raise
             return CommitTableResponse(metadata=now.metadata, metadata_location=now.metadata_location)
-
-
-def _catalog(name: str, properties: Mapping[str, str]) -> "Catalog":
-    from pyiceberg.catalog import load_catalog
-
-    try:
-        return load_catalog(name, **properties)
-    except Exception as error:
-        # A catalog's client can raise any class of error here. The catalog is not in use yet, so its configuration
-        # counts as the cause.
-        said = _LOGIN.sub(f"//{REDACTED}@", str(error))
-        if isinstance(error, AttributeError) and _SIGNS in said:  # pyiceberg does not check for missing credentials
-            said = "there are no AWS credentials with which its requests could be signed"
-        raise ConfigurationError(f"Iceberg catalog {name} cannot be used: {said}") from None
 
 
 def iceberg_options(s3: S3Options) -> dict[str, str]:

@@ -16,7 +16,7 @@ from kcl_dagster.application import (
     StreamSettings,
     TelemetrySettings,
 )
-from kcl_dagster.errors import AccessDenied, JavaMissing
+from kcl_dagster.errors import AccessDenied, JavaMissing, SinkError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.operations.doctor import Diagnosis, DoctorVerdict
 from kcl_dagster.operations.doctor import examine as findings_of
@@ -24,6 +24,7 @@ from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, DiagnosisSubj
 from kcl_dagster.operations.doctor.machine_checks import judge_clock
 from kcl_dagster.operations.doctor.rights_probes import PROBED, probed
 from kcl_dagster.operations.doctor.stream_checks import judge_consumers
+from kcl_dagster.operations.written_places import WrittenPlaces
 from kcl_dagster.spark.java import Java
 from kcl_dagster.spark.storage import is_hidden, open_store
 from kcl_dagster.tables.bounded_run_row import BoundedRunRow, EndedRun
@@ -60,8 +61,9 @@ def healthy() -> Shop:
     return shop
 
 
-def examine(shop: Shop, **changes: Any) -> Diagnosis:
+def examine(shop: Shop, stores: Mapping[str, Any] | None = None, **changes: Any) -> Diagnosis:
     settings: dict[str, Any] = {"instance": GOOD_INSTANCE, "java": java_17, **changes}
+    settings.setdefault("places", WrittenPlaces(stores or {}))
     subject = DiagnosisSubject(shop.application, shop.dynamodb, shop.kinesis, shop.runtime, **settings)
     return Diagnosis(tuple(findings_of(subject)))
 
@@ -391,6 +393,21 @@ def test_a_store_is_asked_whether_chains_can_be_kept(tmp_path: Path) -> None:
     assert (finding.check, finding.verdict) == ("chains", DoctorVerdict.FAIL)
     assert "If-None-Match" in finding.says
     assert imitation.content == {}
+
+
+def refused() -> str:
+    raise SinkError("iceberg table lake.rejects has format version 3")
+
+
+def test_each_table_in_a_catalog_is_looked_at() -> None:
+    tables = {"sink orders": lambda: "iceberg table lake.orders is at s3://lake/orders", "sink rejects": refused}
+    diagnosis = examine(healthy(), places=WrittenPlaces({"chains": lambda: None}, tables, "rights were not asked"))
+    found = {finding.check: (finding.verdict.value, finding.says) for finding in diagnosis.findings}
+    assert found["sink orders"] == ("ok", "iceberg table lake.orders is at s3://lake/orders")
+    assert found["sink rejects"] == ("fail", "iceberg table lake.rejects has format version 3")
+    assert found["sink"] == ("not looked at", "rights were not asked")
+    assert found["chains"][0] == "not looked at"
+    assert not diagnosis.is_well
 
 
 @pytest.mark.audit("F5")

@@ -316,7 +316,9 @@ def test_a_table_to_which_spark_writes_has_a_name_and_no_files_of_ours() -> None
     assert choice.is_table
     assert choice.compacted == {}
     assert choice.open_chains is not None
-    assert choice.open_chains({}).root == "/lake/chains"
+    chains = choice.open_chains({})
+    assert chains is not None
+    assert chains.root == "/lake/chains"
     assert choice.with_commit_seconds is not None
     assert choice.with_commit_seconds(5).commit_seconds == 5
     assert by_spark("delta.`s3a://lake/clicks`", commit_seconds=7).with_commit_seconds is None

@@ -18,7 +18,7 @@ from kcl_dagster.orchestration.admin_job import config_of
 from kcl_dagster.orchestration.complete_windows import CompleteWindows
 from kcl_dagster.orchestration.component import KclApplicationComponent
 from kcl_dagster.orchestration.component_models import SinkModel
-from kcl_dagster.orchestration.stores import storing_of, written_stores
+from kcl_dagster.orchestration.stores import storing_of, written_places
 from tests.unit.orchestration.test_complete_windows import HOURS, complete, lease, rows
 
 RESOURCE = kcl.KclResource(region_name="us-east-1")
@@ -147,14 +147,33 @@ def test_yaml_says_the_same() -> None:
 
 def test_the_doctor_and_estimates_look_at_all_tables() -> None:
     sink = consumer_of().sink
-    stores, left_out = written_stores(consumer_of().application, sink, dict)
-    assert set(stores) == {"sink orders", "sink rejects", "chains"}
-    assert left_out == "journal: a sink of the kind iceberg cannot be asked without writing to it: lake.journal"
+    places = written_places(consumer_of().application, sink, dict)
+    assert set(places.stores) == {"sink orders", "sink rejects", "chains"}
+    assert set(places.tables) == {"sink journal"}
+    assert (
+        places.left_out == "journal: a sink of the kind iceberg cannot be asked without writing to it: lake.journal"
+    )
     apart = {name: one for name, one in SINKS.items() if name != "journal"}
-    assert written_stores(consumer_of().application, consumer_of(apart).sink, dict)[1] == ""
+    assert written_places(consumer_of().application, consumer_of(apart).sink, dict).left_out == ""
     storing = storing_of(sink)
     assert (storing.target, storing.outputs, storing.committed, storing.is_compacted) == ("folder", 3, 2, True)
     assert storing.commits == pytest.approx(2 * storing_of(SINKS["orders"]).commits)
+
+
+def test_the_doctor_finds_each_table_of_a_catalog_and_makes_nothing(tmp_path: Path) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"{tmp_path}/lake"}
+    sinks = {name: kcl.iceberg(f"lake.{name}", catalog) for name in ("orders", "rejects", "journal")}
+    places = written_places(consumer_of().application, consumer_of(sinks).sink, dict)
+    found = {name: look() for name, look in places.tables.items()}
+    assert found == {
+        f"sink {name}": f"iceberg table lake.{name} does not exist; the first batch makes it, at "
+        f"{tmp_path}/lake/lake/{name}"
+        for name in sinks
+    }
+    chains = places.stores["chains"]()
+    assert chains is not None
+    assert chains.root == f"{tmp_path}/lake/lake/orders"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_small_files_of_each_table_are_merged(tmp_path: Path) -> None:

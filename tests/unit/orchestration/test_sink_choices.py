@@ -15,7 +15,7 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.doctor.rights_probes import CHAINS
 from kcl_dagster.orchestration.component_models import SINKS, SinkModel
 from kcl_dagster.orchestration.sink_choices import open_staging
-from kcl_dagster.orchestration.stores import written_stores
+from kcl_dagster.orchestration.stores import written_places
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.storage import LocalStore
@@ -118,8 +118,8 @@ def test_types_of_catalogs_that_pyiceberg_has_are_taken() -> None:
 
 def stores(sink: kcl.SinkChoice) -> dict[str, str]:
     application = kcl.Application(name="clicks", streams="clicks")
-    found, _ = written_stores(application, sink, dict)
-    return {name: opened().root for name, opened in found.items()}
+    found = {name: opened() for name, opened in written_places(application, sink, dict).stores.items()}
+    return {name: store.root for name, store in found.items() if store is not None}
 
 
 def test_the_doctor_looks_where_the_chains_of_each_sink_are(tmp_path: Path) -> None:
