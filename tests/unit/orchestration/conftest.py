@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,12 +23,12 @@ def resource(aws: Emulator) -> kcl.KclResource:
 
 
 @pytest.fixture
-def consumer(aws: Emulator) -> Consumer:
+def consumer(aws: Emulator, tmp_path: Path) -> Consumer:
     """Two workers wanted for a stream of two shards. Names are the test's own."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     aws.client("kinesis").create_stream(StreamName=name, ShardCount=2)
 
-    @kcl.kcl_consumer(application=name, stream=name, sink=kcl.parquet("unused"), workers=2, name="things")
+    @kcl.kcl_consumer(application=name, stream=name, sink=kcl.parquet(f"{tmp_path}/lake"), workers=2, name="things")
     def things(records: Any) -> Any:
         """Things that happened."""
         return records
