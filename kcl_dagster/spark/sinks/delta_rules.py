@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from kcl_dagster.chains.entry import PublishingEntry, TableRules
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.change_rules import DELETES, ChangeRules
 from kcl_dagster.spark.sinks.batch_files import ForTable
+from kcl_dagster.spark.sinks.column_names import quoted
 from kcl_dagster.spark.sinks.delta_statistics import INDEXED_COLUMNS, DeltaStatistics
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.row_conditions import conditions_of_required, fulfilling
@@ -69,7 +70,7 @@ class DeltaRules:
     partition_columns: tuple[str, ...]
     conditions: Mapping[str, str]
     """SQL that must be true of every row, by the name of the constraint."""
-    expressions: Mapping[str, tuple[str, str]]
+    expressions: Mapping[str, tuple[str, DataType]]
     """Generated columns: their SQL expressions and types. A column is computed if the output does not have it."""
     indexed_columns: int
 
@@ -95,8 +96,8 @@ class DeltaRules:
                 conditions[field.name] = json.loads(about["delta.invariants"])["expression"]["expression"]
             if "delta.generationExpression" in about:
                 sql = about["delta.generationExpression"]
-                expressions[field.name] = sql, field.dataType.simpleString()
-                conditions[field.name] = f"`{field.name}` <=> ({sql})"
+                expressions[field.name] = sql, field.dataType
+                conditions[field.name] = f"{quoted(field.name)} <=> ({sql})"
         return cls(
             name,
             pa.schema(table.schema().to_arrow()),

@@ -6,11 +6,13 @@ from collections.abc import Collection, Mapping
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from kcl_dagster.spark.sinks.column_names import quoted
+
 
 def conditions_of_required(required: Collection[str], columns: Collection[str]) -> dict[str, str]:
     """The conditions for required columns: their SQL by name. Columns that the output does not have are left
     out."""
-    return {f"{name} NOT NULL": f"`{name}` IS NOT NULL" for name in required if name in columns}
+    return {f"{name} NOT NULL": f"{quoted(name)} IS NOT NULL" for name in required if name in columns}
 
 
 def fulfilling(

@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Field, Schema
+from deltalake.schema import ArrayType, PrimitiveType, StructType
 from pyarrow import parquet
 from pyiceberg.table.sorting import NullOrder
 from pyiceberg.transforms import IdentityTransform
@@ -159,6 +160,42 @@ def test_rows_that_violate_a_constraint_are_the_failure_of_their_batch_before_th
         stage(strict, fetched, 3)
     assert class_of(caught.value) is ErrorClass.CODE
     assert rows(tmp_path).num_rows == 2 * RECORDS
+
+
+def with_generated(path: Path, field: Field) -> None:
+    DeltaTable.create(str(path), Schema([Field("n", PrimitiveType("integer")), field]))
+
+
+NESTED = ArrayType(StructType([Field("user-agent", PrimitiveType("string"))]), contains_null=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "sql"),
+    [
+        ("agents", NESTED, "array(named_struct('user-agent', cast(n as string)))"),
+        ("a`b", PrimitiveType("long"), "cast(n as bigint)"),
+        ("amount", PrimitiveType("decimal(20,3)"), "cast(n as decimal(20,3))"),
+        ("at", PrimitiveType("timestamp_ntz"), "cast(date_add(date'2026-01-01', n) as timestamp_ntz)"),
+    ],
+)
+def test_a_generated_column_of_any_type_and_name_is_computed_and_compared(
+    fetched: tuple[Batch, Any], tmp_path: Path, name: str, kind: Any, sql: str
+) -> None:
+    with_generated(tmp_path, Field(name, kind, metadata={"delta.generationExpression": sql}))
+    lacking = sink_of("delta", tmp_path, transform=lambda records: numbered(records).select("n"))
+    commit(lacking, 1, stage(lacking, fetched))
+    given = numbered(fetched[1].data([part.lease for part in fetched[0].parts]).frame).selectExpr(
+        "n", f"{sql} as c"
+    )
+    expected = {row["n"]: row["c"] for row in given.toArrow().to_pylist()}
+    assert {row["n"]: row[name] for row in rows(tmp_path).to_pylist()} == expected
+
+    def other(records: DataFrame) -> DataFrame:
+        return numbered(records).selectExpr("n").withColumn(name, F.expr(f"if(n = 7, null, {sql})"))
+
+    strange = sink_of("delta", tmp_path, transform=other)
+    with pytest.raises(Exception, match="violates the constraint"):
+        stage(strange, fetched, 2)
 
 
 def test_columns_that_the_table_does_not_have_are_refused_before_the_decision(
