@@ -17,7 +17,7 @@ from kcl_dagster.spark.sinks.change_files import ChangeFiles, change_rows, witho
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
 from kcl_dagster.spark.sinks.delta_log import DeltaLog, check_settings, delta_options
 from kcl_dagster.spark.sinks.delta_partitions import MergedPaths, changed_columns
-from kcl_dagster.spark.sinks.delta_rules import DeltaRules, refuse_forgetting
+from kcl_dagster.spark.sinks.delta_rules import DeltaRules, partitions_of, refuse_forgetting
 from kcl_dagster.spark.sinks.delta_statistics import DeltaStatistics
 from kcl_dagster.spark.sinks.former_parts import DeltaParts
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
@@ -137,7 +137,9 @@ class DeltaFormat:
             return None
         refuse_forgetting(table, self.log.name)
         rules = DeltaRules.of(table, self.log.name, self.changes)
-        return DeltaWriting(self.log, rules) if self.changes is None else self._of_changes(rules, self.changes)
+        if self.changes is None:
+            return DeltaWriting(self.log, rules)
+        return self._of_changes(rules, self.changes, partitions_of(table, rules.partition_columns))
 
     def first_rules(self, output: pa.Schema) -> WritingRules:
         """The rules for a new table. The table is made when the first rows are staged. Raises SinkError if engines
@@ -145,14 +147,15 @@ class DeltaFormat:
         refuse_same_names(self.name, output, pa.schema([]))
         if self.changes is None:
             return DeltaWriting(self.log, None)
-        return self._of_changes(None, self.changes, without_mark(output))
+        return self._of_changes(None, self.changes, pa.table({}), without_mark(output))
 
     def _of_changes(
-        self, rules: DeltaRules | None, changes: ChangeRules, first: pa.Schema | None = None
+        self, rules: DeltaRules | None, changes: ChangeRules, partitions: pa.Table, first: pa.Schema | None = None
     ) -> ChangeFiles:
-        columns = self.log.columns if rules is None else rules.partition_columns
+        columns = tuple(self.log.columns if rules is None else rules.partition_columns)
         table = ChangedDelta(self.log, rules, changes)
-        return ChangeFiles(self.log.name, self.log.store, changes, table, first, paths=MergedPaths(tuple(columns)))
+        paths = MergedPaths.into(self.name, partitions, columns, changes.merge_on, self.log.store.too_long)
+        return ChangeFiles(self.log.name, self.log.store, changes, table, first, paths=paths)
 
     def add(self, columns: pa.Schema) -> None:
         self.log.add(columns)

@@ -3,18 +3,20 @@
 Appends are not affected: executors write their files, in folders whose names have a limited length.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kcl_dagster.errors import SinkError
 from kcl_dagster.model.change_rules import DELETES
 from kcl_dagster.spark.sinks.layout import NULL_PARTITION
 
+_SHOWN: Final = 20  # characters of a value in a message
 # A name as delta-rs gives it to a file.
 _FILE: Final = "part-00000-00000000-0000-0000-0000-000000000000-c000.zstd.parquet"
 
@@ -37,18 +39,73 @@ def _is_changed(kind: pa.DataType) -> bool:
 @dataclass(frozen=True, slots=True)
 class MergedPaths:
     """The paths of the files that a merge of change rows can write, one for each combination of partition values.
-    Can be sent to an executor. `columns`: the partition columns of the table."""
+    Can be sent to an executor.
+
+    - `columns`: the partition columns of the table.
+    - `of_deletes`: partition columns whose values in change rows that delete are checked as well. The merge writes
+      the remaining rows of such a partition again.
+    """
 
     columns: tuple[str, ...]
+    of_deletes: tuple[str, ...] = ()
+
+    @classmethod
+    def into(
+        cls,
+        table: str,
+        partitions: pa.Table,
+        columns: tuple[str, ...],
+        keys: Sequence[str],
+        too_long: Callable[[str], str | None],
+    ) -> Self:
+        """The paths for a table with these `partitions`, which delta-rs possibly cannot write again, because
+        other writers have named their folders. `keys`: the columns of the key. `too_long`: see `Store`.
+
+        Raises SinkError if a change of any key can concern such a partition. If its values in columns of the key
+        are too long themselves, it only concerns changes with the same values, which are refused one by one.
+        """
+        of_key = tuple(name for name in columns if name in keys)
+        of_deletes: tuple[str, ...] = ()
+        for values in partitions.to_pylist():
+            reason = too_long(_path(columns, values))
+            if reason is None:
+                continue
+            if not of_key or too_long(_path(of_key, values)) is None:
+                raise _unwritable(table, columns, values, reason)
+            of_deletes = of_key
+        return cls(columns, of_deletes)
 
     def __call__(self, rows: pa.RecordBatch) -> Iterator[str]:
-        given = [name for name in self.columns if name in rows.schema.names]
-        if not given:
-            return
-        stored = pa.table(rows.filter(pc.invert(rows.column(DELETES))).select(given))
-        for values in stored.group_by(given).aggregate([]).to_pylist():
-            folders = [f"{name}={_folder(values.get(name))}" for name in self.columns]
-            yield "/".join([*folders, _FILE])
+        deletes = rows.column(DELETES)
+        yield from _paths(rows.filter(pc.invert(deletes)), self.columns)
+        if self.of_deletes:
+            yield from _paths(rows.filter(deletes), self.of_deletes)
+
+
+def _unwritable(table: str, columns: Sequence[str], values: Mapping[str, Any], reason: str) -> SinkError:
+    name = max(columns, key=lambda column: len(_folder(values.get(column))))
+    value = values.get(name)
+    text = format(Decimal(repr(value)), "f") if isinstance(value, float) else str(value)
+    return SinkError(
+        f"{table}: the table has a value of {name} that begins with {text[:_SHOWN]!r}... For its partition, "
+        f"delta-rs needs {reason}, so no row of it can be changed. Delete these rows, or give them a shorter "
+        "value, with another engine; or leave merge_on out"
+    )
+
+
+def _paths(rows: pa.RecordBatch, columns: Sequence[str]) -> Iterator[str]:
+    given = [name for name in columns if name in rows.schema.names]
+    if given:
+        for values in distinct_rows(pa.table(rows.select(given))).to_pylist():
+            yield _path(columns, values)
+
+
+def distinct_rows(rows: pa.Table) -> pa.Table:
+    return rows.group_by(rows.column_names).aggregate([])
+
+
+def _path(columns: Sequence[str], values: Mapping[str, Any]) -> str:
+    return "/".join([*(f"{name}={_folder(values.get(name))}" for name in columns), _FILE])
 
 
 def _folder(value: Any) -> str:

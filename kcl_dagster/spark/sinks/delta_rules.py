@@ -4,7 +4,7 @@ delta-rs adds files to a table without reading them. So the sink itself follows 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +18,7 @@ from kcl_dagster.errors import SinkError
 from kcl_dagster.model.change_rules import DELETES, ChangeRules
 from kcl_dagster.spark.sinks.batch_files import ForTable
 from kcl_dagster.spark.sinks.column_names import quoted
+from kcl_dagster.spark.sinks.delta_partitions import distinct_rows
 from kcl_dagster.spark.sinks.delta_statistics import INDEXED_COLUMNS, DeltaStatistics
 from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.row_conditions import conditions_of_required, fulfilling
@@ -157,6 +158,15 @@ class DeltaRules:
                     f"{self.table} is partitioned by {list(self.partition_columns)}, and {file.path} by "
                     f"{list(file.partition or {})}"
                 )
+
+
+def partitions_of(table: "DeltaTable", columns: Sequence[str]) -> pa.Table:
+    """The partitions of the files of a table: a row for each combination of values of the partition columns."""
+    if not columns:
+        return pa.table({})
+    actions = pa.table(table.get_add_actions(flatten=False))
+    values = actions["partition"].combine_chunks()
+    return distinct_rows(pa.table({name: values.field(name) for name in columns}))
 
 
 def refuse_forgetting(table: "DeltaTable", name: str) -> None:

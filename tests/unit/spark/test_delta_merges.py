@@ -11,12 +11,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from kcl_dagster.errors import RecordRefused, SinkError
-from kcl_dagster.model.change_rules import DELETES
+from kcl_dagster.model.change_rules import DELETES, ChangeRules
 from kcl_dagster.spark.sinks import delta_merges
 from kcl_dagster.spark.sinks.change_steps import steps
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
 from kcl_dagster.spark.sinks.delta_compaction import compact_delta
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
+from kcl_dagster.worker.error_class import ErrorClass, class_of
 from tests.unit.spark.chained_lakes import APPLICATION, DeltaLake
 from tests.unit.spark.changed_lakes import BY_ID, changes_of, commit, found, gone, staged
 from tests.unit.worker.kit import Killed
@@ -199,6 +200,54 @@ def test_a_partition_value_that_is_too_long_for_a_folder_is_refused_before_the_d
     lake.decide(changes_of(gone(1), part=pa.array([too_long])))
     commit(lake)
     assert found(lake) == {}
+
+
+LONG = "é" * 60
+
+
+def appended(folder: Path, *columns: str, **values: Any) -> None:
+    """A table in which rows were appended, without changes: their files are in folders with short names."""
+    lake = DeltaLake(folder, columns, "w0")
+    kinds = {name: pa.array(found) for name, found in values.items()}
+    size = len(next(iter(kinds.values())))
+    ids = pa.array(range(1, size + 1), pa.int64())
+    lake.write(pa.record_batch({"id": ids, "value": pa.array(["old"] * size), **kinds}))
+
+
+@pytest.mark.parametrize(("long", "told"), [(LONG, "é" * 20), (1e300, "1" + "0" * 19)], ids=["text", "float"])
+def test_a_table_with_a_partition_that_delta_rs_cannot_write_again_is_refused_before_the_decision(
+    tmp_path: Path, long: str | float, told: str
+) -> None:
+    """A change of a row in such a partition stopped all commits."""
+    appended(tmp_path, "part", part=[long, long, type(long)(1)])
+    lake = DeltaLake(tmp_path, ("part",), changes=BY_ID)
+    with pytest.raises(SinkError, match=rf"a value of part that begins with '{told}'\.\.\. .* 255 bytes") as caught:
+        lake.decide(changes_of((1, "new"), part=pa.array([type(long)(1)])))
+    assert class_of(caught.value) is ErrorClass.SINK
+    lake.table().delete("id < 3")
+    lake.decide(changes_of((1, "new"), part=pa.array([type(long)(1)])))
+    commit(lake)
+    assert found(lake) == {1: "new", 3: "old"}
+
+
+def test_where_the_key_contains_the_partition_only_changes_of_this_partition_are_refused(tmp_path: Path) -> None:
+    appended(tmp_path, "part", part=[LONG, LONG, "a", "a"])
+    lake = DeltaLake(tmp_path, ("part",), changes=ChangeRules(("id", "part")))
+    lake.decide(changes_of((3, "new"), gone(4), part=pa.array(["a", "a"])))
+    commit(lake)
+    for change in ((1, "new"), gone(1)):
+        with pytest.raises(RecordRefused, match="a value of the partition columns would need a name"):
+            lake.decide(changes_of(change, part=pa.array([LONG])))
+    lake.decide(changes_of((5, "new"), part=pa.array(["a"])))
+    commit(lake)
+    assert found(lake) == {1: "old", 2: "old", 3: "new", 5: "new"}
+
+
+def test_a_key_column_that_is_short_itself_does_not_save_a_partition(tmp_path: Path) -> None:
+    appended(tmp_path, "part", "other", part=["a"], other=[LONG])
+    lake = DeltaLake(tmp_path, ("part", "other"), changes=ChangeRules(("id", "part")))
+    with pytest.raises(SinkError, match="a value of other that begins with"):
+        lake.decide(changes_of((1, "new"), part=pa.array(["a"]), other=pa.array(["b"])))
 
 
 def _bounded(lake: DeltaLake) -> set[str]:
