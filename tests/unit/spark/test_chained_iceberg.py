@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyiceberg.table
 import pytest
 from moto import mock_aws
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import write_manifest, write_manifest_list
 from pyiceberg.table.metadata import TableMetadataV3
+from pyiceberg.table.update import update_table_metadata
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField
 
@@ -218,13 +218,12 @@ def test_a_commit_copies_the_metadata_as_often_with_many_manifests_as_with_few(
 ) -> None:
     """A copy takes some milliseconds, and the more the more snapshots there are."""
     copies: list[int] = []
-    copied = pyiceberg.table.update_table_metadata
 
     def counted(*args: Any) -> Any:
         copies[-1] += 1
-        return copied(*args)
+        return update_table_metadata(*args)
 
-    monkeypatch.setattr(pyiceberg.table, "update_table_metadata", counted)
+    monkeypatch.setattr("pyiceberg.table.update_table_metadata", counted)
     for number in range(12):
         lake.decide(rows_of(range(number, number + 1)))
         copies.append(0)
