@@ -18,7 +18,7 @@ from pyarrow import types as kinds
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.decoded_columns import as_arrow
 from kcl_dagster.spark.payload_compression import Compression, checked, opened
-from kcl_dagster.spark.payload_decoding import Decode, Malformed, decoding_of, fails
+from kcl_dagster.spark.payload_decoding import Decode, Decoding, Malformed, fails
 from kcl_dagster.spark.payload_fields import check_columns
 
 KEPT_DECODERS: Final = 16
@@ -97,16 +97,13 @@ def decode_column(
     is_strict = fails(malformed)
     check_columns(make_decoder, kind)
     decoding = _kept(make_decoder, is_strict, compression)
-    return as_arrow(
-        [decoding(payload) for payload in records.column("data").to_pylist()], kind, is_strict=is_strict
-    )
+    chunks = [decoding.column(chunk, kind) for chunk in records.column("data").chunks]
+    return pa.concat_arrays(chunks or [pa.nulls(0, kind)])
 
 
 @lru_cache(KEPT_DECODERS)
-def _kept(
-    make_decoder: Callable[[], Decode], is_strict: bool, compression: Compression | None
-) -> Callable[[bytes | None], Any]:
-    return decoding_of(make_decoder, is_strict=is_strict, compression=compression)
+def _kept(make_decoder: Callable[[], Decode], is_strict: bool, compression: Compression | None) -> Decoding:
+    return Decoding(make_decoder, is_strict=is_strict, compression=compression)
 
 
 def _names(schema: pa.Schema) -> list[str]:

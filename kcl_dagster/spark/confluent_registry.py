@@ -23,8 +23,8 @@ from kcl_dagster.errors import (
 )
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.avro_references import self_contained
-from kcl_dagster.spark.fetched_schemas import fetched_once
-from kcl_dagster.spark.payload_decoding import Framing, UnknownSchema
+from kcl_dagster.spark.fetched_schemas import Framing, fetched_once
+from kcl_dagster.spark.payload_decoding import UnknownSchema
 from kcl_dagster.time_limit import TimeIsOver, within
 from kcl_dagster.worker.error_text import redacted
 

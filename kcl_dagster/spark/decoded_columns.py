@@ -28,6 +28,18 @@ _ITEMS: Final[frozenset[type]] = frozenset({list, tuple, type(None)})
 _NUMBERS: Final[tuple[Any, ...]] = (Real, Decimal, UUID)  # Arrow makes integers of them with `int`
 _FIELDS: Final[frozenset[type]] = frozenset({dict, type(None)})
 
+DecodedRows = tuple[np.ndarray[Any, Any], pa.Array]
+"""The numbers of some rows of a column, in ascending order, and their values."""
+
+
+def in_order(parts: Sequence[DecodedRows]) -> pa.Array:
+    """The values of all rows in the order of the rows. Each row is in one part."""
+    if len(parts) == 1:
+        return parts[0][1]
+    return pa.concat_arrays([values for _, values in parts]).take(
+        pa.array(np.argsort(np.concatenate([rows for rows, _ in parts])))
+    )
+
 
 def as_arrow(values: Sequence[Any], kind: pa.DataType, *, is_strict: bool) -> pa.Array:
     """Convert decoded values to a column of type `kind`. A value that does not fit the type becomes null; with
@@ -36,7 +48,7 @@ def as_arrow(values: Sequence[Any], kind: pa.DataType, *, is_strict: bool) -> pa
     try:
         found = pa.array(values, kind)
     except _REFUSED:
-        values = [_spelled(value) for value in values]
+        values = [_spelled(value, kind) for value in values]
         try:
             found = pa.array(values, kind)
         except _REFUSED:
@@ -60,13 +72,18 @@ def _one(value: Any, kind: pa.DataType) -> pa.Array:
         return pa.nulls(1, kind)
 
 
-def _spelled(value: Any) -> Any:
-    """Convert the UUIDs in a value of Avro to text, which Spark expects."""
-    if isinstance(value, dict):
-        return {name: _spelled(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_spelled(item) for item in value]
-    return str(value) if isinstance(value, UUID) else value
+def _spelled(value: Any, kind: pa.DataType) -> Any:
+    """Convert the UUIDs and times of day in a value of Avro to text, unless they are in a column of times."""
+    kind = _stored(kind)
+    if isinstance(value, (UUID, time)):
+        return value if kinds.is_temporal(kind) else str(value)
+    if isinstance(value, dict) and kinds.is_struct(kind):
+        return {field.name: _spelled(value.get(field.name), field.type) for field in kind}
+    if isinstance(value, dict) and kinds.is_map(kind):
+        return {name: _spelled(item, kind.item_type) for name, item in value.items()}
+    if isinstance(value, list) and hasattr(kind, "value_type"):
+        return [_spelled(item, kind.value_type) for item in value]
+    return value
 
 
 def _is_unchanged(values: Sequence[Any], kind: pa.DataType) -> bool:

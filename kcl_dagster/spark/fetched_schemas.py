@@ -8,7 +8,10 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+Framing = Literal["confluent", "glue"]
+"""The form of the prefix that names the schema of a payload."""
 
 KEPT_SCHEMAS: Final = 1_000  # of all registries; the records of a stream refer to a few dozen
 

@@ -9,8 +9,8 @@ import msgspec
 from kcl_dagster.aws import Access, Client, RequestRefused, call, retried
 from kcl_dagster.errors import ServiceError, Unavailable
 from kcl_dagster.runtime import system
-from kcl_dagster.spark.fetched_schemas import fetched_once
-from kcl_dagster.spark.payload_decoding import Framing, UnknownSchema
+from kcl_dagster.spark.fetched_schemas import Framing, fetched_once
+from kcl_dagster.spark.payload_decoding import UnknownSchema
 
 REPEAT_SECONDS: Final = 15.0  # Glue throttles for seconds; in a longer outage the batch fails and is retried
 

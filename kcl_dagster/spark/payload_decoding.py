@@ -1,47 +1,41 @@
-"""Decoding payloads into columns: JSON, Protobuf, Avro, and any format with a decoder, including schema registries.
+"""Decoding payloads into columns: JSON, Protobuf, and any format with a decoder.
 
 Each function adds a column and keeps `data`, so nothing is lost. A malformed payload becomes null. With
 `malformed="fail"`, it fails the batch instead, and the application's failure policy applies.
 """
 
-import io
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterator
 from importlib import import_module
-from pathlib import PurePath
-from typing import Any, Final, Literal
-from uuid import UUID
+from typing import Any, Final, Literal, Protocol
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, DataType, StructField, StructType
 
 from kcl_dagster.errors import ConfigurationError, KclError, PackageMissing
-from kcl_dagster.spark.avro_nesting import CheckNesting, nesting_check
-from kcl_dagster.spark.decoded_columns import as_arrow
+from kcl_dagster.spark.decoded_columns import DecodedRows, as_arrow, in_order
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.json_parsing import with_parsed
-from kcl_dagster.spark.payload_compression import Compression, checked, inflated, opened
-from kcl_dagster.spark.payload_fields import AvroShape, ProtobufShape, avro_shape, check_columns
+from kcl_dagster.spark.payload_compression import Compression, checked, opened
+from kcl_dagster.spark.payload_fields import ProtobufShape, check_columns
 
 Malformed = Literal["null", "fail"]
 Decode = Callable[[bytes], Any]
 """Turns one payload into a value of the given schema: dicts for structs, lists for arrays. It can raise errors."""
 
-Schemas = Mapping[Any, Any] | Callable[[Any], Any]
-"""Writers' schemas (as parsed JSON) by their ids in a registry, or a function that returns the schema of an id. The
-function is allowed to raise.
-"""
 
-Framing = Literal["confluent", "glue"]
+class ColumnDecoder(Protocol):
+    """A `Decode` that can also decode many payloads at once, which is faster."""
+
+    def __call__(self, payload: bytes) -> Any: ...
+
+    def decode_rows(self, payloads: pa.Array, kind: pa.DataType) -> list[DecodedRows]:
+        """Decode payloads into a column of type `kind`. Leaves out payloads for which the result could differ from
+        that of `__call__`, such as malformed ones. The caller decodes them one after another."""
+
 
 _OPENED: Final = "_kcl_opened_payload"
-# The lengths of the prefixes that name the writer's schema.
-_FRAMING_OF: Final[Mapping[int, Framing]] = {5: "confluent", 18: "glue"}
-_CONFLUENT_VERSION, _GLUE_VERSION = 0, 3
-_GLUE_PLAIN, _GLUE_ZLIB = 0, 5
-_PRIMITIVE: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
-MOST_SCHEMAS: Final = 1_000  # kept by one decoder
 
 
 class UnknownSchema(LookupError):
@@ -110,7 +104,7 @@ def with_decoded(
     given = StructType([*kept.schema.fields, StructField(into, _type(schema))])
     kind = _arrow_type(given, into)
     check_columns(make_decoder, kind)
-    decoding = _Decoding(make_decoder, is_strict=is_strict, compression=checked(compression))
+    decoding = Decoding(make_decoder, is_strict=is_strict, compression=compression)
     return kept.mapInArrow(_DecodeBatches(decoding, kind), given)
 
 
@@ -123,72 +117,6 @@ def protobuf(descriptor_set: bytes, message: str) -> Callable[[], Decode]:
             "say protobuf(Path(path).read_bytes(), message)"
         )
     return _Protobuf(bytes(descriptor_set), message)
-
-
-def avro(schema: Any, *, skip_bytes: int = 0) -> Callable[[], Decode]:
-    """A decoder of Avro's binary encoding without a file header, for `with_decoded`.
-
-    `schema`: the parsed JSON of the writer's schema. `skip_bytes`: the length of a prefix to skip, which must not
-    depend on the schema. If the prefix is that of a schema registry, it names the writer's schema, and decoding
-    with another schema would silently swap fields: use `registered_avro` for such payloads.
-    """
-    if skip_bytes in _FRAMING_OF:
-        framing = _FRAMING_OF[skip_bytes]
-        raise ConfigurationError(
-            f"a prefix of {skip_bytes} bytes is that of the {framing.capitalize()} schema registry, and names the "
-            f"schema each record was written with: instead of avro(schema, skip_bytes={skip_bytes}), say "
-            f"registered_avro({{id: schema}}, framing={framing!r})"
-        )
-    return _Avro(_parsed_json("avro(schema)", schema), skip_bytes)
-
-
-def registered_avro(
-    schemas: Schemas, *, framing: Framing | None = None, reader: Any = None
-) -> Callable[[], Decode]:
-    """A decoder of Avro with a schema registry's prefix, for `with_decoded`. The prefix contains the id of the
-    schema with which the value was written, and the value is decoded with this schema.
-
-    - `schemas`: a ConfluentRegistry, a GlueRegistry, or a mapping or function from ids to the parsed JSON of
-      writers' schemas. An id is the number of Confluent's registry, or the UUID (as text) of the schema version in
-      AWS Glue. A function is called in the executors, once per id and task.
-    - `framing`: the form of the prefix. The default is the form of the registry, or Confluent's form if `schemas`
-      is a mapping or a function.
-    - `reader`: the schema into which Avro converts values. Without it, columns are found by name.
-
-    A payload whose prefix has another form is malformed. If an id has no schema, or if the function raises, the
-    batch fails with UnknownSchema, even with `malformed="null"`. If a registry cannot be reached, the function can
-    raise `kcl.Unavailable`, as the registries of this package do. The batch is then retried, and no record becomes
-    a dead letter.
-    """
-    if not callable(schemas) and not hasattr(schemas, "get"):
-        raise ConfigurationError(
-            "registered_avro takes a registry, a mapping of ids to schemas, or a function, and not a "
-            f"{type(schemas).__name__}: for the URL of a registry, say registered_avro(ConfluentRegistry(url))"
-        )
-    for schema in schemas.values() if isinstance(schemas, dict) else ():
-        _parsed_json("registered_avro", schema)
-    if reader is not None:
-        _parsed_json("reader", reader)
-    return _RegisteredAvro(schemas, _framing(schemas, framing), reader)
-
-
-def _parsed_json(name: str, schema: Any) -> Any:
-    """Return a schema of Avro. Raises ConfigurationError if it is a text or a path instead of parsed JSON."""
-    if isinstance(schema, bytes | PurePath) or (isinstance(schema, str) and schema not in _PRIMITIVE):
-        raise ConfigurationError(
-            f"{name} takes the parsed JSON of a schema, and not its text or its path: say json.loads(text), or "
-            "json.loads(Path(path).read_text())"
-        )
-    return schema
-
-
-def _framing(schemas: Schemas, framing: Framing | None) -> Framing:
-    if framing not in (None, *_FRAMING_OF.values()):
-        raise ConfigurationError(f"framing {framing!r} is neither 'confluent' nor 'glue'")
-    own: Framing | None = getattr(schemas, "framing", None)
-    if own is not None and framing not in (None, own):
-        raise ConfigurationError(f"framing {framing!r} is not that of {type(schemas).__name__}, which is {own!r}")
-    return framing or own or "confluent"
 
 
 def _struct(ddl: str) -> StructType:
@@ -212,7 +140,7 @@ def _arrow_type(schema: StructType, name: str) -> pa.DataType:
 class _DecodeBatches:
     """The function for `mapInArrow` that adds the decoded column to each batch."""
 
-    def __init__(self, decoding: "_Decoding", kind: pa.DataType) -> None:
+    def __init__(self, decoding: "Decoding", kind: pa.DataType) -> None:
         self._decoding = decoding
         self._kind = kind
         self._marks = Marks()
@@ -220,54 +148,68 @@ class _DecodeBatches:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             with self._marks.errors():
-                values = [self._decoding(payload) for payload in batch.column("data").to_pylist()]
-                column = as_arrow(values, self._kind, is_strict=self._decoding.is_strict)
+                column = self._decoding.column(batch.column("data"), self._kind)
             names = [*batch.schema.names, "decoded"]
             yield pa.RecordBatch.from_arrays([*batch.columns, column], names=names)
 
 
-class _Decoding:
-    """Decodes payloads one after another. A pickled object contains `make_decoder`, but no decoder: the executor
-    makes it."""
+class Decoding:
+    """Decodes payloads. A pickled object contains `make_decoder`, but no decoder: the executor makes it."""
 
     def __init__(
         self, make_decoder: Callable[[], Decode], *, is_strict: bool, compression: Compression | None = None
     ) -> None:
         self._make_decoder = make_decoder
-        self._decode: Decode | None = None
-        self._compression = compression
-        self.is_strict = is_strict
+        self._made: Decode | None = None
+        self._compression = checked(compression)
+        self._is_strict = is_strict
 
-    def __call__(self, payload: bytes | None) -> Any:
+    def column(self, payloads: pa.Array, kind: pa.DataType) -> pa.Array:
+        """Decode payloads into a column of type `kind`. A malformed payload becomes null, or raises an error if the
+        decoding is strict."""
+        found = self._many(payloads, kind)
+        is_left = np.ones(len(payloads), bool)
+        for rows, _ in found:
+            is_left[rows] = False
+        if is_left.any() or not found:
+            left = payloads.filter(pa.array(is_left)) if found else payloads
+            values = [self._one(payload) for payload in left.to_pylist()]
+            found.append((np.flatnonzero(is_left), as_arrow(values, kind, is_strict=self._is_strict)))
+        return in_order(found)
+
+    def _many(self, payloads: pa.Array, kind: pa.DataType) -> list[DecodedRows]:
+        # Compressed payloads are decoded one after another, so that only one is in memory without its compression.
+        if payloads.null_count == len(payloads) or self._compression is not None:
+            return []
+        decode_rows = getattr(self._decoder(), "decode_rows", None)
+        return [] if decode_rows is None else decode_rows(payloads, kind)
+
+    def _one(self, payload: bytes | None) -> Any:
         if payload is None:
             return None
-        if self._decode is None:
-            self._decode = self._make_decoder()
+        decode = self._decoder()
         try:
-            return self._decode(opened(payload, self._compression))
+            return decode(opened(payload, self._compression))
         except (UnknownSchema, KclError):  # not caused by the payload
             raise
         except Exception:
             # Every class of error is caught, because decoders have no common error class. The failure policy finds
             # out which payload failed.
-            if self.is_strict:
+            if self._is_strict:
                 raise
             return None
 
+    def _decoder(self) -> Decode:
+        if self._made is None:
+            self._made = self._make_decoder()
+        return self._made
+
     def __getstate__(self) -> tuple[Callable[[], Decode], bool, Compression | None]:
-        return self._make_decoder, self.is_strict, self._compression
+        return self._make_decoder, self._is_strict, self._compression
 
     def __setstate__(self, state: tuple[Callable[[], Decode], bool, Compression | None]) -> None:
-        self._make_decoder, self.is_strict, self._compression = state
-        self._decode = None
-
-
-def decoding_of(
-    make_decoder: Callable[[], Decode], *, is_strict: bool, compression: Compression | None = None
-) -> Callable[[bytes | None], Any]:
-    """Make a function that decodes payloads with one decoder. The function returns None for a malformed payload;
-    with `is_strict`, it raises an error instead."""
-    return _Decoding(make_decoder, is_strict=is_strict, compression=checked(compression))
+        self._make_decoder, self._is_strict, self._compression = state
+        self._made = None
 
 
 class _Content:
@@ -340,99 +282,3 @@ def _plain_value(field: Any, value: Any) -> Any:
         known = field.enum_type.values_by_number.get(value)
         return known.name if known is not None else str(value)
     return value
-
-
-class _Avro:
-    def __init__(self, schema: Any, skip_bytes: int) -> None:
-        self._schema = schema
-        self._skip_bytes = skip_bytes
-
-    def __call__(self) -> Decode:
-        fastavro = _fastavro()
-        schema = fastavro.parse_schema(self._schema)
-        check = nesting_check(schema)
-
-        def decode(payload: bytes) -> Any:
-            body = io.BytesIO(payload)
-            body.seek(self._skip_bytes)
-            return _read(fastavro, body, schema, check, None)
-
-        return decode
-
-    def payload_shape(self) -> AvroShape | None:
-        return avro_shape(self._schema)
-
-
-class _RegisteredAvro:
-    def __init__(self, schemas: Schemas, framing: Framing, reader: Any) -> None:
-        self._schemas = schemas
-        self._unframe = _confluent if framing == "confluent" else _glue
-        self._reader = reader
-
-    def __call__(self) -> Decode:
-        fastavro = _fastavro()
-        reader = None if self._reader is None else fastavro.parse_schema(self._reader)
-        parsed = lru_cache(MOST_SCHEMAS)(partial(self._parsed, fastavro))
-
-        def decode(payload: bytes) -> Any:
-            id_, body = self._unframe(payload)
-            return _read(fastavro, body, *parsed(id_), reader)
-
-        return decode
-
-    def payload_shape(self) -> AvroShape | None:
-        return None if self._reader is None else avro_shape(self._reader)
-
-    def _parsed(self, fastavro: Any, id_: int | str) -> tuple[Any, CheckNesting | None]:
-        written = self._written(id_)
-        try:
-            schema = fastavro.parse_schema(written)
-            return schema, nesting_check(schema)
-        except Exception as error:  # fastavro raises various errors if a part of the schema has the wrong type
-            raise UnknownSchema(f"what was found for the schema {id_} is no Avro schema: {error}") from error
-
-    def _written(self, id_: int | str) -> Any:
-        try:
-            found = self._schemas(id_) if callable(self._schemas) else self._schemas.get(id_)
-        except (UnknownSchema, KclError):
-            raise
-        except Exception as error:
-            raise UnknownSchema(f"the schema {id_} could not be looked up: {error}") from error
-        if found is None:
-            raise UnknownSchema(f"a record was written with schema {id_}, which `schemas` does not have")
-        return found
-
-
-def _confluent(payload: bytes) -> tuple[int, io.BytesIO]:
-    """The id in Confluent's prefix (a zero byte and four bytes of the id), and the value after the prefix."""
-    if len(payload) < 5 or payload[0] != _CONFLUENT_VERSION:
-        raise ValueError("the payload does not begin as Confluent's registry frames it")
-    body = io.BytesIO(payload)
-    body.seek(5)
-    return int.from_bytes(payload[1:5], "big"), body
-
-
-def _glue(payload: bytes) -> tuple[str, io.BytesIO]:
-    """The id in Glue's prefix (version, compression, UUID), and the decompressed value after the prefix."""
-    if len(payload) < 18 or payload[0] != _GLUE_VERSION or payload[1] not in (_GLUE_PLAIN, _GLUE_ZLIB):
-        raise ValueError("the payload does not begin as the Glue schema registry frames it")
-    id_, value = str(UUID(bytes=payload[2:18])), payload[18:]
-    if payload[1] == _GLUE_ZLIB:
-        value = inflated(value)
-    return id_, io.BytesIO(value)
-
-
-def _read(fastavro: Any, body: io.BytesIO, writer: Any, check: CheckNesting | None, reader: Any) -> Any:
-    if check is not None:
-        check(body.getvalue(), body.tell())
-    value = fastavro.schemaless_reader(body, writer, reader)
-    if body.read(1):
-        raise ValueError("the payload goes on after the Avro value")
-    return value
-
-
-def _fastavro() -> Any:
-    try:
-        return import_module("fastavro")
-    except ImportError as error:
-        raise PackageMissing("decoding Avro needs the package fastavro: pip install fastavro") from error

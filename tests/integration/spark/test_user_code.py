@@ -6,7 +6,7 @@ import json
 import sys
 import zlib
 from collections.abc import Callable
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from importlib import import_module
 from typing import Any
@@ -20,12 +20,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.errors import ConfigurationError, PackageMissing, RecordRefused, Unavailable
-from kcl_dagster.spark import payload_compression, payload_decoding
+from kcl_dagster.spark import avro_decoding, payload_compression, payload_decoding
+from kcl_dagster.spark.avro_decoding import avro, registered_avro
 from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.confluent_registry import ConfluentRegistry
 from kcl_dagster.spark.decoded_columns import as_arrow
 from kcl_dagster.spark.failures import write_failures
-from kcl_dagster.spark.payload_decoding import avro, protobuf, registered_avro, with_decoded, with_json
+from kcl_dagster.spark.payload_decoding import protobuf, with_decoded, with_json
 from kcl_dagster.spark.payload_splitting import split_lines, split_log_events
 from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
 from kcl_dagster.worker.batch import Batch
@@ -321,6 +322,7 @@ def test_decoded_values_become_arrow_columns_batch_by_batch(spark: SparkSession)
             {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
             {"name": "tags", "type": {"type": "map", "values": "long"}},
             {"name": "raw", "type": {"type": "array", "items": "bytes"}},
+            {"name": "opens", "type": {"type": "int", "logicalType": "time-millis"}},
         ],
     }
     moment = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
@@ -331,17 +333,19 @@ def test_decoded_values_become_arrow_columns_batch_by_batch(spark: SparkSession)
         "price": Decimal("12.34"),
         "tags": {"a": 2**60},
         "raw": [b"\xff", b""],
+        "opens": time(8, 30),
     }
     out = io.BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(schema), value)
     columns = "id string, at timestamp, day date, price decimal(9,2), tags map<string,bigint>, raw array<binary>"
+    columns += ", opens string"
     frame = payloads(spark, out.getvalue(), b"?").withColumn("value", F.lit("replaced"))
     decoded = with_decoded(frame, avro(schema), columns)
     assert decoded.columns == ["data", "value"]
     assert "MapInArrow" in str(decoded._jdf.queryExecution())
     found, broken = [row.value for row in decoded.select("value", F.unix_micros("value.at").alias("us")).collect()]
     assert broken is None
-    assert found.asDict() | {"at": None} == value | {"at": None, "id": str(UUID(int=7))}
+    assert found.asDict() | {"at": None} == value | {"at": None, "id": str(UUID(int=7)), "opens": "08:30:00"}
     (micros, _) = [row.us for row in decoded.select(F.unix_micros("value.at").alias("us")).collect()]
     assert micros == round(moment.timestamp() * 1e6)
 
@@ -388,7 +392,8 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(payload_decoding, "import_module", missing)
+    for module in (avro_decoding, payload_decoding):
+        monkeypatch.setattr(module, "import_module", missing)
     with pytest.raises(PackageMissing, match="pip install fastavro"):
         avro({"type": "long"})()
     with pytest.raises(PackageMissing, match="pip install protobuf"):

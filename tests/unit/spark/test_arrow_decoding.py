@@ -4,7 +4,7 @@ import gzip
 import io
 import json
 from collections.abc import Callable
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -16,16 +16,9 @@ import pytest
 
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.arrow_decoding import decode_column, decode_json, decode_table
+from kcl_dagster.spark.avro_decoding import avro, registered_avro
 from kcl_dagster.spark.confluent_registry import ConfluentRegistry
-from kcl_dagster.spark.payload_decoding import (
-    Malformed,
-    UnknownSchema,
-    avro,
-    protobuf,
-    registered_avro,
-    with_decoded,
-    with_json,
-)
+from kcl_dagster.spark.payload_decoding import Malformed, UnknownSchema, protobuf, with_decoded, with_json
 from kcl_dagster.spark.payload_splitting import split_lines, split_log_events
 from tests.docs.protobuf import CLICK_DESCRIPTOR
 from tests.doubles.registries import confluent_server
@@ -255,6 +248,28 @@ def test_a_column_without_a_field_in_the_message_is_refused() -> None:
 def test_a_text_instead_of_a_schema_is_refused_with_what_to_say(call: Callable[[], object], told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         call()
+
+
+def test_a_time_of_day_becomes_a_text_or_a_time() -> None:
+    types = {"a": "int-time-millis", "b": "long-time-micros", "c": "long-time-micros"}
+    fields = [
+        {"name": name, "type": {"type": one.partition("-")[0], "logicalType": one.partition("-")[2]}}
+        for name, one in types.items()
+    ]
+    fields[2]["type"] = {"type": "map", "values": {"type": "array", "items": fields[2]["type"]}}
+    schema = {"type": "record", "name": "Times", "fields": [*fields, {"name": "id", "type": "long"}]}
+    named = pa.map_(pa.string(), pa.list_(pa.string()))
+    columns = pa.schema([("a", pa.string()), ("b", pa.time64("ns")), ("c", named), ("id", pa.int8())])
+    out = io.BytesIO()
+    noon, later = time(12), time(23, 59, 59, 999_999)
+    for id_ in (1, 2**40):
+        fastavro.schemaless_writer(out, schema, {"a": noon, "b": later, "c": {"x": [noon, later]}, "id": id_})
+    size = len(out.getvalue()) // 2 - 2  # the second number has five more bytes
+    payloads = out.getvalue()[:size], out.getvalue()[size:]
+    # A payload that does not fit leaves the others as they are.
+    found = decode_table(records(*payloads, payloads[0]), avro(schema), columns).to_pylist()
+    row = {"a": "12:00:00", "b": later, "c": [("x", ["12:00:00", "23:59:59.999999"])], "id": 1}
+    assert found == [row, dict.fromkeys(columns.names), row]
 
 
 def test_a_value_that_does_not_fit_its_column_makes_its_payload_null_alone() -> None:

@@ -10,8 +10,9 @@ import pytest
 from fastavro.utils import generate_many
 
 from kcl_dagster.spark.arrow_decoding import decode_table
+from kcl_dagster.spark.avro_decoding import avro, registered_avro
 from kcl_dagster.spark.avro_nesting import MOST_LEVELS, nesting_check
-from kcl_dagster.spark.payload_decoding import UnknownSchema, avro, registered_avro
+from kcl_dagster.spark.payload_decoding import UnknownSchema
 
 NODE: dict[str, Any] = {
     "type": "record",

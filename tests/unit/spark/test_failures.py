@@ -35,7 +35,7 @@ from kcl_dagster.spark.failures import (
     fetch_failures,
     write_failures,
 )
-from kcl_dagster.spark.payload_decoding import _DecodeBatches, _Decoding
+from kcl_dagster.spark.payload_decoding import Decoding, _DecodeBatches
 from kcl_dagster.spark.throwables import Throwable
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 
@@ -404,7 +404,7 @@ def test_what_a_sink_or_a_decoder_runs_in_executors_raises_what_can_be_encoded()
         raise ValueError(f"unknown kind {HALF}")
 
     batch = pa.RecordBatch.from_pydict({"data": [b"x"]})
-    decode = _DecodeBatches(_Decoding(lambda: raise_half, is_strict=True), pa.int64())
+    decode = _DecodeBatches(Decoding(lambda: raise_half, is_strict=True), pa.int64())
 
     def rows() -> Iterator[pa.RecordBatch]:
         with Marks().errors():

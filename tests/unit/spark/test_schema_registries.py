@@ -15,10 +15,11 @@ from dagster import EnvVar
 from kcl_dagster.aws import client
 from kcl_dagster.errors import ConfigurationError, Unavailable
 from kcl_dagster.spark import confluent_registry, fetched_schemas, glue_registry
+from kcl_dagster.spark.avro_decoding import registered_avro
 from kcl_dagster.spark.avro_references import self_contained
 from kcl_dagster.spark.confluent_registry import ConfluentRegistry
 from kcl_dagster.spark.glue_registry import GlueRegistry
-from kcl_dagster.spark.payload_decoding import UnknownSchema, registered_avro
+from kcl_dagster.spark.payload_decoding import UnknownSchema
 from tests.doubles.registries import ConfluentServer, basic, confluent_server, glue_server
 
 OLD: dict[str, Any] = {
