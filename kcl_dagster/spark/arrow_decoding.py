@@ -61,7 +61,7 @@ def decode_json(
 
 
 def decode_table(
-    records: pa.Table,
+    records: pa.Table | pa.RecordBatch,
     make_decoder: Callable[[], Decode],
     schema: pa.Schema,
     *,
@@ -85,7 +85,7 @@ def decode_table(
 
 
 def decode_column(
-    records: pa.Table,
+    records: pa.Table | pa.RecordBatch,
     make_decoder: Callable[[], Decode],
     kind: pa.DataType,
     *,
@@ -97,8 +97,9 @@ def decode_column(
     is_strict = fails(malformed)
     check_columns(make_decoder, kind)
     decoding = _kept(make_decoder, is_strict, compression)
-    chunks = [decoding.column(chunk, kind) for chunk in records.column("data").chunks]
-    return pa.concat_arrays(chunks or [pa.nulls(0, kind)])
+    payloads = records.column("data")
+    given = payloads.chunks if isinstance(payloads, pa.ChunkedArray) else [payloads]
+    return pa.concat_arrays([decoding.column(chunk, kind) for chunk in given] or [pa.nulls(0, kind)])
 
 
 @lru_cache(KEPT_DECODERS)

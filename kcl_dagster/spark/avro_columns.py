@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as kinds
 
+from kcl_dagster.spark.avro_decimals import READERS as DECIMALS
 from kcl_dagster.spark.decoded_columns import DecodedRows
 
 Array = np.ndarray[Any, Any]
@@ -196,6 +197,7 @@ class Readers:
         columns = {column.name: column.type for column in kind}
         if len(columns) < kind.num_fields:  # a name occurs twice
             raise NotByColumns
+        _check_ordering(kind)
         fields = [
             (field["name"], self.of(field["type"], columns.get(field["name"]), level + 1))
             for field in one.schema["fields"]
@@ -231,6 +233,14 @@ class Readers:
             return values.take(pa.array(np.cumsum(is_value) - 1, mask=~is_value))
 
         return read
+
+
+def _check_ordering(kind: pa.DataType) -> None:
+    """Raise NotByColumns if Arrow cannot bring such rows into an order, for example because of views of texts."""
+    try:
+        pa.nulls(1, kind).take(pa.array([0]))
+    except pa.ArrowNotImplementedError as error:
+        raise NotByColumns from error
 
 
 def _null(one: _Type) -> Read:
@@ -405,7 +415,6 @@ _READERS: Final[Mapping[str, Callable[[_Type], Read]]] = {
     "long-timestamp-micros": lambda one: _moment(one, 1_000_000),
     "long-local-timestamp-millis": lambda one: _moment(one, 1_000),
     "long-local-timestamp-micros": lambda one: _moment(one, 1_000_000),
-    "bytes-decimal": _decimal,
-    "fixed-decimal": _decimal,
+    **dict.fromkeys(DECIMALS, _decimal),
     "string-uuid": _uuid,
 }

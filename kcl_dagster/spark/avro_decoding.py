@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from pathlib import PurePath
@@ -13,6 +14,7 @@ import pyarrow as pa
 
 from kcl_dagster.errors import ConfigurationError, KclError, PackageMissing
 from kcl_dagster.spark.avro_columns import NotByColumns, Payloads, Read, Readers
+from kcl_dagster.spark.avro_decimals import READERS, decimal, with_own_decimals
 from kcl_dagster.spark.avro_defaults import with_decoded_defaults
 from kcl_dagster.spark.avro_nesting import nesting_check
 from kcl_dagster.spark.decoded_columns import DecodedRows
@@ -143,7 +145,11 @@ class _RegisteredAvro:
         return _RegisteredAvroDecoder(self._schemas, self._framing, self._reader)
 
     def payload_shape(self) -> AvroShape | None:
-        return None if self._reader is None else avro_shape(self._reader)
+        if self._reader is None:
+            return None
+        with suppress(PackageMissing):
+            _AvroSchema(_fastavro(), self._reader).with_defaults()  # raises if a default is no value of its type
+        return avro_shape(self._reader)
 
 
 class _RegisteredAvroDecoder:
@@ -204,7 +210,8 @@ class _AvroSchema:
     def __init__(self, fastavro: Any, schema: Any) -> None:
         self._fastavro = fastavro
         self._named: dict[str, Any] = {}
-        self.schema = fastavro.parse_schema(schema, self._named)
+        fastavro.parse_schema(schema)  # checks the digits of decimals
+        self.schema = fastavro.parse_schema(with_own_decimals(schema), self._named)
         self._check = nesting_check(self.schema)
         self._reading = lru_cache(KEPT_KINDS)(self._new_reading)
 
@@ -255,6 +262,8 @@ def _glue(payload: bytes) -> tuple[str, io.BytesIO]:
 
 def _fastavro() -> Any:
     try:
-        return import_module("fastavro")
+        found = import_module("fastavro")
     except ImportError as error:
         raise PackageMissing("decoding Avro needs the package fastavro: pip install fastavro") from error
+    found.read.LOGICAL_READERS.update(dict.fromkeys(READERS, decimal))
+    return found

@@ -1,7 +1,10 @@
-"""Bounds how deeply values of recursive Avro schemas are nested. Pure.
+"""Bounds how deeply Avro values are nested, and how many items they have. Pure.
 
-fastavro reads each level in a further call in C, and the process ends with SIGSEGV when its stack is used up. A
-payload needs one byte for a level. With other schemas, a value has no more levels than its schema.
+fastavro reads each level of a recursive schema in a further call in C, and the process ends with SIGSEGV when its
+stack is used up. A payload needs one byte for a level. With other schemas, a value has no more levels than its
+schema.
+
+Five bytes are an array of a billion items if an item takes no bytes, such as a null or a record without fields.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,25 +12,47 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
 MOST_LEVELS: Final = 500  # records, arrays and maps; fastavro takes up to 2.5 KB of the stack for each
+FEW_ITEMS: Final = 1_000  # of all arrays; a value may have them although they take no bytes
 _NAMED: Final = frozenset({"record", "error", "enum", "fixed"})
 _SIZES: Final = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 
 CheckNesting = Callable[[bytes, int], None]
 """Checks the value that begins at this place of a payload. Raises an error if the value has more levels than
-`MOST_LEVELS`, or if it is cut off."""
+`MOST_LEVELS`, or more items than the payload has bytes, or if it is cut off."""
 
 
 def nesting_check(schema: Any) -> CheckNesting | None:
-    """The check for values of a schema that `fastavro.parse_schema` has returned. None if no type contains itself.
+    """The check for values of a schema that `fastavro.parse_schema` has returned. None if no type contains itself,
+    and if each item of an array takes at least one byte.
 
     Raises RecursionError if the schema itself is nested too deeply.
     """
     types = dict(_types(schema))
     try:
         TopologicalSorter({name: set(_inside(one)) for name, one in types.items()}).prepare()
+        if not _has_empty_items(schema, types):
+            return None
     except CycleError:
-        return lambda payload, start: _check(schema, types, payload, start)
-    return None
+        pass
+    return lambda payload, start: _check(schema, types, payload, start)
+
+
+def _has_empty_items(schema: Any, types: dict[str, Any]) -> bool:
+    """Whether a schema that is not recursive has an array whose items can take no bytes."""
+    is_array = isinstance(schema, dict) and schema["type"] == "array"
+    return (is_array and _can_be_empty(schema["items"], types)) or any(
+        _has_empty_items(part, types) for part in _parts(schema)
+    )
+
+
+def _can_be_empty(schema: Any, types: dict[str, Any]) -> bool:
+    """Whether a value can take no bytes."""
+    one = types.get(schema, {"type": schema}) if isinstance(schema, str) else schema
+    if isinstance(one, list):  # the number of the branch takes a byte
+        return False
+    if one["type"] in ("record", "error"):
+        return all(_can_be_empty(field["type"], types) for field in one["fields"])
+    return bool(one["type"] == "null" or (one["type"] == "fixed" and one["size"] == 0))
 
 
 def _types(schema: Any) -> Iterator[tuple[str, Any]]:
@@ -69,6 +94,7 @@ def _inside(definition: Any) -> Iterator[str]:
 
 def _check(schema: Any, types: dict[str, Any], payload: bytes, place: int) -> None:
     """Walk over a value without recursion."""
+    most_items = max(FEW_ITEMS, len(payload))
     # What remains to be read: schemas, or an array or map with the number of items that its block still has.
     rest: list[tuple[Any, int, int | None]] = [(schema, 0, None)]
     while rest:
@@ -93,6 +119,9 @@ def _check(schema: Any, types: dict[str, Any], payload: bytes, place: int) -> No
         elif kind in ("array", "map"):
             if not items:
                 items, place = _block(payload, place)
+                most_items -= items
+                if most_items < 0:
+                    raise ValueError("the Avro value has more items than bytes")
             if items:
                 rest.append((part, level, items - 1 or None))
                 if kind == "map":

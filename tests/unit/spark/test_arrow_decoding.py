@@ -291,3 +291,10 @@ def test_compressed_payloads_are_opened_before() -> None:
     assert found.to_pylist() == [9, None, None]
     with pytest.raises(ConfigurationError, match="'brotli'"):
         decode_json(mixed, SCHEMA, compression="brotli")  # type: ignore[arg-type]
+
+
+def test_a_record_batch_is_decoded_as_a_table_is() -> None:
+    batch = pa.record_batch({"data": [b"\x02x", b"\x02y"]})
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "string"}]}
+    found = decode_table(batch, avro(schema), pa.schema([("a", pa.string())]))
+    assert found["a"].to_pylist() == ["x", "y"]

@@ -456,3 +456,12 @@ def test_a_malformed_payload_is_null_and_moves_no_other(schema: Any, payload: by
     found = Decoding(avro(schema), is_strict=False).column(column, kind)
     usual = found[0].as_py()
     assert found.to_pylist() == [usual, None, usual, None, None]
+
+
+def test_a_column_that_arrow_cannot_bring_into_order_is_decoded() -> None:
+    """One payload is malformed, so the others are decoded at once, and all are brought into order."""
+    kind = pa.struct([("a", pa.string()), ("later", pa.string_view())])
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "string"}]}
+    given = pa.array([b"\x00\x00\x00\x00\x07\x02x"] * 4 + [b"\x00"])
+    found = Decoding(registered_avro({7: schema}), is_strict=False).column(given, kind)
+    assert found.to_pylist() == [{"a": "x", "later": None}] * 4 + [None]

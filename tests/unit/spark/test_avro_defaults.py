@@ -95,3 +95,14 @@ def test_the_readers_schema_remains_unchanged() -> None:
     parsed = fastavro.parse_schema({**OLD, "fields": fields})
     for _ in range(2):  # the second time, the default would be bytes already
         assert registered_avro({7: OLD}, reader=parsed)()(RECORD) == {"id": 1, "new": b"\xff"}
+
+
+def test_a_default_that_is_no_value_of_its_type_is_refused_before_records_are_read() -> None:
+    uuid = {"type": "string", "logicalType": "uuid"}
+    reader = {**OLD, "fields": [*OLD["fields"], {"name": "trace", "type": uuid, "default": ""}]}
+    with pytest.raises(ConfigurationError, match="the default of the field trace of R is no value of its type"):
+        decode_table(
+            pa.table({"data": pa.array([], pa.binary())}),
+            registered_avro({7: OLD}, reader=reader),
+            pa.schema([("id", pa.int64()), ("trace", pa.string())]),
+        )

@@ -132,3 +132,32 @@ def test_blocks_with_a_size_are_read() -> None:
 @pytest.mark.parametrize("schema", ["int", ["null", "string"], {**ALL, "fields": ALL["fields"][:-2]}])
 def test_other_schemas_are_not_checked(schema: Any) -> None:
     assert nesting_check(fastavro.parse_schema(schema)) is None
+
+
+EMPTY: list[Any] = [
+    "null",
+    {"type": "record", "name": "Nothing", "fields": [{"name": "none", "type": "null"}]},
+    {"type": "fixed", "name": "NoBytes", "size": 0},
+]
+
+
+@pytest.mark.parametrize("items", EMPTY)
+def test_items_that_take_no_bytes_do_not_fill_the_memory(items: Any) -> None:
+    """Five bytes are an array of a billion of them."""
+    decode = avro({"type": "array", "items": items})()
+    with pytest.raises(ValueError, match="more items than bytes"):
+        decode(number(1_000_000_000) + b"\x00")
+    blocks = number(600) * 2 + b"\x00"
+    with pytest.raises(ValueError, match="more items than bytes"):
+        decode(blocks)
+    assert len(decode(number(600) + b"\x00")) == 600
+
+
+def test_items_that_take_bytes_are_not_counted() -> None:
+    assert nesting_check(fastavro.parse_schema({"type": "array", "items": ["null", "long"]})) is None
+
+
+def number(value: int) -> bytes:
+    body = io.BytesIO()
+    fastavro.schemaless_writer(body, "long", value)
+    return body.getvalue()
