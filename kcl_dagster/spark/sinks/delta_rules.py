@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
 from kcl_dagster.chains.entry import PublishingEntry, TableRules
 from kcl_dagster.errors import SinkError
@@ -133,7 +134,7 @@ class DeltaRules:
                 return output  # no DataFrame; `transform.checked` refuses it
             for name, (sql, kind) in self.expressions.items():
                 if name not in output.columns:
-                    output = output.withColumn(name, F.expr(sql).cast(kind))
+                    output = output.withColumn(name, _computed(output, sql, kind))
             required = self.target.required if to_changes else ()
             conditions = {**self.conditions, **conditions_of_required(required, output.columns)}
             return fulfilling(output, self.table, conditions, unless=DELETES if to_changes else None)
@@ -158,6 +159,18 @@ class DeltaRules:
                     f"{self.table} is partitioned by {list(self.partition_columns)}, and {file.path} by "
                     f"{list(file.partition or {})}"
                 )
+
+
+def _computed(output: DataFrame, sql: str, kind: DataType) -> Column:
+    """A generated column as its type. Spark does not cast an expression that can have nulls to a type with NOT NULL
+    inside. Then the column allows nulls, and `Target.check` refuses it by its name."""
+    nullable = StructType([StructField("", kind)]).toNullable()[0].dataType
+    if kind != nullable:
+        try:
+            _ = output.select(F.expr(sql).cast(kind)).schema  # Spark Connect analyses it only when this is read
+        except AnalysisException:
+            kind = nullable
+    return F.expr(sql).cast(kind)
 
 
 def partitions_of(table: "DeltaTable", columns: Sequence[str]) -> pa.Table:

@@ -167,12 +167,14 @@ def with_generated(path: Path, field: Field) -> None:
 
 
 NESTED = ArrayType(StructType([Field("user-agent", PrimitiveType("string"))]), contains_null=True)
+REQUIRED = StructType([Field("y", ArrayType(PrimitiveType("long"), contains_null=False), nullable=False)])
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "sql"),
     [
         ("agents", NESTED, "array(named_struct('user-agent', cast(n as string)))"),
+        ("s", REQUIRED, "named_struct('y', array(coalesce(n, 0)))"),
         ("a`b", PrimitiveType("long"), "cast(n as bigint)"),
         ("amount", PrimitiveType("decimal(20,3)"), "cast(n as decimal(20,3))"),
         ("at", PrimitiveType("timestamp_ntz"), "cast(date_add(date'2026-01-01', n) as timestamp_ntz)"),
@@ -196,6 +198,17 @@ def test_a_generated_column_of_any_type_and_name_is_computed_and_compared(
     strange = sink_of("delta", tmp_path, transform=other)
     with pytest.raises(Exception, match="violates the constraint"):
         stage(strange, fetched, 2)
+
+
+def test_a_generated_column_that_can_be_null_where_its_type_is_not_is_refused_by_its_name(
+    fetched: tuple[Batch, Any], tmp_path: Path
+) -> None:
+    with_generated(
+        tmp_path, Field("s", REQUIRED, metadata={"delta.generationExpression": "named_struct('y', array(n))"})
+    )
+    lacking = sink_of("delta", tmp_path, transform=lambda records: numbered(records).select("n"))
+    with pytest.raises(SinkError, match=r"do not fit: s \("):
+        stage(lacking, fetched)
 
 
 def test_columns_that_the_table_does_not_have_are_refused_before_the_decision(
