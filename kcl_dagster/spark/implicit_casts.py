@@ -18,6 +18,7 @@ from pyspark.sql.types import StringType
 
 _TEXT: Final = "string"  # with a collation, the name of the type begins with this
 _TAKE_EVERY_TEXT: Final = ("string", "binary")  # casts to these types never fail
+_HOLD_TEXTS: Final = ("string", "char", "varchar", "binary", "variant")  # types from which functions make any text
 _NAMED: Final = frozenset({"AttributeReference", "GetStructField"})  # whose SQL is as in the condition
 
 
@@ -52,7 +53,7 @@ def first_implicit_cast(output: DataFrame, condition: str) -> ImplicitCast | Non
     try:
         return next(_of_expression(selected), None)
     except (AttributeError, TypeError, Py4JError, PySparkException):
-        return next(_of_text(selected, output), None)
+        return next(_of_text(selected, output, condition), None)
 
 
 def _of_expression(selected: DataFrame) -> Iterator[ImplicitCast]:
@@ -61,40 +62,121 @@ def _of_expression(selected: DataFrame) -> Iterator[ImplicitCast]:
     frame: Any = selected._jdf  # noqa: SLF001 - no public method
     jvm: Any = selected.sparkSession._jvm  # noqa: SLF001
     tag = jvm.org.apache.spark.sql.catalyst.expressions.Cast.USER_SPECIFIED_CAST()
-    left = [frame.queryExecution().analyzed().expressions().head()]
-    while left:
-        one = left.pop()
-        children = one.children()
-        left.extend(children.apply(place) for place in reversed(range(children.size())))
+    execution = frame.queryExecution()
+    functions: set[tuple[str, str]] | None = None  # read only if they are needed: each call of the JVM takes time
+    for one in _nodes(execution.analyzed().expressions().head()):
         if one.getClass().getSimpleName() == "Cast" and not one.getTagValue(tag).isDefined():
             found = _judged(one)
-            if found is not None:
+            if found is None:
+                continue
+            if functions is None:
+                functions = _functions(execution.logical().expressions().head())
+            # Spark does not tag a cast that is written as a function, such as int(op). It has the function's place.
+            if (_place(one), one.dataType().simpleString().partition("(")[0]) not in functions:
                 yield found
 
 
+def _functions(parsed: Any) -> set[tuple[str, str]]:
+    """The place and the name of each function in a parsed condition."""
+    return {
+        (_place(one), one.nameParts().last().lower())
+        for one in _nodes(parsed)
+        if one.getClass().getSimpleName() == "UnresolvedFunction"
+    }
+
+
+def _nodes(expression: Any) -> Iterator[Any]:
+    """The expression and all expressions in it, in the order of the text."""
+    left = [expression]
+    while left:
+        one = left.pop()
+        yield one
+        children = one.children()
+        left.extend(children.apply(place) for place in reversed(range(children.size())))
+
+
+def _place(expression: Any) -> str:
+    """Where the expression begins and ends in the condition."""
+    origin = expression.origin()
+    return f"{origin.startIndex()} {origin.stopIndex()}"
+
+
 def _judged(cast: Any) -> ImplicitCast | None:
-    child, kind = cast.child(), cast.dataType().simpleString()
-    if not child.dataType().simpleString().startswith(_TEXT) or kind.startswith(_TAKE_EVERY_TEXT):
+    child = cast.child()
+    kind = _read_as(child.dataType(), cast.dataType())
+    if kind is None:
         return None
-    name = child.getClass().getSimpleName()
-    if name != "Literal":
-        return ImplicitCast(child.sql() if name in _NAMED else None, kind)
+    if child.foldable():
+        whole = cast.dataType().simpleString()
+        return None if _fits(cast) else ImplicitCast(child.sql(), whole, is_constant=True)
+    if not _has_texts_of_records(child):
+        return None
+    is_named = child.getClass().getSimpleName() in _NAMED and not _inner(child.dataType())
+    return ImplicitCast(child.sql() if is_named else None, kind)
+
+
+def _read_as(given: Any, wanted: Any) -> str | None:
+    """The type as which a cast between these types reads a text, which can fail. None if it reads no text, or if it
+    takes every text."""
+    if given.simpleString().startswith(_TEXT):
+        kind: str = wanted.simpleString()
+        return None if kind.startswith(_TAKE_EVERY_TEXT) else kind
+    found = (_read_as(*types) for types in zip(_inner(given), _inner(wanted), strict=False))
+    return next((kind for kind in found if kind is not None), None)
+
+
+def _inner(kind: Any) -> list[Any]:
+    """The types of which a type consists, if it is nested."""
+    match kind.getClass().getSimpleName():
+        case "ArrayType":
+            return [kind.elementType()]
+        case "MapType":
+            return [kind.keyType(), kind.valueType()]
+        case "StructType":
+            return [field.dataType() for field in kind.fields()]
+    return []
+
+
+def _fits(cast: Any) -> bool:
+    """Whether the value of a constant has a value of the type of the cast."""
     try:
-        fits = cast.eval(None) is not None  # without the ANSI mode, a text that is no such value becomes null
+        if cast.eval(None) is not None:  # without the ANSI mode, a text that is no such value becomes null
+            return True
     except (Py4JError, PySparkException):
-        fits = False
-    return None if fits else ImplicitCast(child.sql(), kind, is_constant=True)
+        pass
+    try:
+        return cast.child().eval(None) is None
+    except (Py4JError, PySparkException):
+        return True  # Spark evaluates this constant only later, such as the current date
 
 
-def _of_text(selected: DataFrame, output: DataFrame) -> Iterator[ImplicitCast]:
+def _has_texts_of_records(expression: Any) -> bool:
+    """Whether the value of the expression can be made of a text of a record. A text that is made of numbers and
+    times only, as by date_format(at, 'yyyyMMdd'), has the form that the condition gives it."""
+    if expression.foldable() or not _holds_texts(expression.dataType()):
+        return False
+    children = expression.children()
+    inner = [children.apply(place) for place in range(children.size())]
+    return any(map(_has_texts_of_records, inner)) if inner else True
+
+
+def _holds_texts(kind: Any) -> bool:
+    inner = _inner(kind)
+    return any(map(_holds_texts, inner)) if inner else kind.simpleString().startswith(_HOLD_TEXTS)
+
+
+def _of_text(selected: DataFrame, output: DataFrame, condition: str) -> Iterator[ImplicitCast]:
     """Find the casts of columns in the text of the plan."""
     shown: Any = selected
     plan = shown._explain_string(extended=True)  # noqa: SLF001 - the public method prints the text
     analyzed = plan.partition("== Analyzed Logical Plan ==")[2].splitlines()
     expression = next((line for line in analyzed if line.startswith("Project [")), "")
-    written = selected.columns[0].upper()  # has only the casts of the condition itself
+    shown_casts = selected.columns[0].upper()  # has only the casts of the condition itself, and leaves out int(op)
     for field in output.schema:
         if isinstance(field.dataType, StringType):
             for kind in re.findall(rf"\bcast\({re.escape(field.name)}#\d+ as (\w+)", expression):
-                if not kind.startswith(_TAKE_EVERY_TEXT) and f"CAST({field.name} AS {kind}".upper() not in written:
+                is_shown = f"CAST({field.name} AS {kind}".upper() in shown_casts
+                call = rf"\b{kind}\s*\(\s*`?{re.escape(field.name)}`?\s*\)"
+                is_written = is_shown or re.search(call, condition, re.IGNORECASE) is not None
+                if not kind.startswith(_TAKE_EVERY_TEXT) and not is_written:
                     yield ImplicitCast(field.name, kind)

@@ -13,8 +13,8 @@ from kcl_dagster.spark.implicit_casts import ImplicitCast, first_implicit_cast
 
 pytestmark = pytest.mark.spark
 
-COLUMNS = """id bigint, op string, tags array<string>, s struct<x: string>, day date, at timestamp, ok boolean,
-    amount decimal(9,2), b binary, `a b` string"""
+COLUMNS = """id bigint, op string, tags array<string>, s struct<x: string, n: int>, day date, at timestamp,
+    ok boolean, amount decimal(9,2), b binary, `a b` string, m map<string, string>"""
 
 # What is cast, and to which type.
 OF_COLUMNS = {
@@ -30,14 +30,29 @@ OF_COLUMNS = {
     "case op when 5 then true else false end": ("op", "bigint"),
     "`a b` = 5": ("`a b`", "bigint"),
     "cast(op as int) = 5 and op = 5": ("op", "bigint"),
+    "int(`a b`) = 5 and op = 5": ("op", "bigint"),
+    "date(`a b`) < current_date() and year(op) = 2026": ("op", "date"),
 }
 OF_LONGER_EXPRESSIONS = {
     "op between 1 and 5": (None, "bigint"),
     "substring(op, 1, 1) = 5": (None, "bigint"),
     "exists(tags, tag -> tag = 5)": (None, "bigint"),
     "s.x = 5": ("s.`x`", "bigint"),
+    "int(op) = substring(op, 1, 1)": (None, "bigint"),
+    "int(id) = op || ''": (None, "bigint"),
+    "decode(b, 'utf-8') = 5": (None, "bigint"),
+    "if(ok, op, '5') = 5": (None, "bigint"),
+    "s in (named_struct('x', 1, 'n', 2))": (None, "bigint"),
+    "coalesce(tags, array(5))[0] = 5": (None, "bigint"),
+    "coalesce(m, map('k', 5))['k'] = 5": (None, "bigint"),
+    "coalesce(array(s), array(named_struct('x', 1, 'n', 2)))[0].n = 5": (None, "bigint"),
 }
-OF_CONSTANTS = {"id = 'abc'": ("'abc'", "bigint"), "op = 'd' and day > 'soon'": ("'soon'", "date")}
+OF_CONSTANTS = {
+    "id = 'abc'": ("'abc'", "bigint"),
+    "op = 'd' and day > 'soon'": ("'soon'", "date"),
+    "day = concat('2026', '-13-01')": ("concat('2026', '-13-01')", "date"),
+    "array(id) in (array('abc'))": ("array('abc')", "array<bigint>"),
+}
 NONE = [
     "op = '5'",
     "op like 'd%'",
@@ -51,6 +66,28 @@ NONE = [
     "op::int = 5",
     "try_cast(op as int) = 5",
     "to_date(op) < current_date()",
+    "int(op) = 5",
+    "BIGINT ( op ) > 1 and ok",
+    "double(op) > 1",
+    "decimal(op) > 1",
+    "boolean(op)",
+    "date(op) < current_date()",
+    "timestamp(op) < current_timestamp()",
+    "int(`a b`) = 5",
+    "date_format(at, 'yyyyMMdd') = 20260101",
+    "cast(id as string) = 5",
+    "if(ok, '1', '0') = 1",
+    "if(op = 'd', '1', '0') = 1",
+    "cast(length(op) as string) = 5",
+    "cast(s.n as string) = 5",
+    "left('5', 1) = id",
+    "day = concat('2026', '-01-01')",
+    "at > '2026-01-01' || ' 00:00:00'",
+    "id = cast(null as string)",
+    "day < cast(current_date() as string)",
+    "array(id) in (array('5'))",
+    "coalesce(tags, array('5'))[0] = '5'",
+    "s in (named_struct('x', '5', 'n', 2L))",
     "id = 5 and amount = 5 and id < 1.5 and amount > id",
     "id = '5' and day = '2026-01-01' and at > '2026-01-01' and ok = 'yes' and amount = '1.5'",
 ]
