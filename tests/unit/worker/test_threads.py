@@ -38,9 +38,9 @@ class OneAtATime:
 
 
 class RealTime(World):
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, lease_seconds: float = LEASE_SECONDS, **settings: Any) -> None:
         super().__init__(
-            timings={"lease_duration": LEASE_SECONDS, "heartbeat": 0.2},
+            timings={"lease_duration": lease_seconds, "heartbeat": 0.2},
             batch={"idle_seconds": 0.05},
             **settings,
         )
