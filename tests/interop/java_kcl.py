@@ -71,8 +71,11 @@ def single(version: str) -> Kcl:
 
 
 def releases() -> dict[str, Callable[[], Kcl]]:
-    """How to get each release that is tested. KCL_VERSIONS, separated by spaces, replaces `SINGLE_TABLE`. Raises
-    ValueError if it has a release that keeps three tables: the one that is tested needs no setting."""
+    """How to get each release that is tested. KCL_VERSIONS, separated by spaces, replaces `SINGLE_TABLE`.
+
+    Raises ValueError if KCL_VERSIONS has a release before 3.5, because 3.1.3 is always tested, and no other one of
+    them can be.
+    """
     chosen = os.environ.get("KCL_VERSIONS", "").split() or SINGLE_TABLE
     for version in chosen:
         if tuple(map(int, version.split(".")[:2])) < (3, 5):

@@ -36,18 +36,18 @@ class InspectedTable(CatalogTable):
             return load_catalog(name, **properties)
         if _is_missing_file(uri):
             return load_catalog(name, **{**properties, **_IN_MEMORY})
-        catalog: Any = load_catalog(name, **{**properties, **_UNCHANGED})
-        if _has_tables(catalog):
-            return catalog  # type: ignore[no-any-return]
-        catalog.engine.dispose()
+        catalog = load_catalog(name, **{**properties, **_UNCHANGED})
+        engine: Any = getattr(catalog, "engine", None)
+        if _has_tables(engine):
+            return catalog
+        engine.dispose()
         return load_catalog(name, **{**properties, **_IN_MEMORY})
 
     def _make_database(self) -> None:
-        """Make no database. A database that is missing is treated as one without properties, as it would be
-        made."""
+        """Make no database. pyiceberg asks for the properties of the database to find the place of a table. For a
+        missing database it gets those that the database would be made with: none."""
         if not self.catalog.namespace_exists(self._namespace):
-            without: Any = lambda _: {}  # noqa: E731
-            self.catalog.load_namespace_properties = without  # type: ignore[method-assign]
+            setattr(self.catalog, "load_namespace_properties", _no_properties)  # noqa: B010 - typed as a method
 
     @property
     def has_place(self) -> bool:
@@ -73,6 +73,10 @@ class InspectedTable(CatalogTable):
             return f"{self.name} does not exist; the first batch makes it, {where}"
 
 
+def _no_properties(_: Any) -> dict[str, str]:
+    return {}
+
+
 def _is_missing_file(uri: str) -> bool:
     """Whether this is the address of a database of SQLite whose file does not exist. A connection would make it."""
     from sqlalchemy import make_url
@@ -82,9 +86,9 @@ def _is_missing_file(uri: str) -> bool:
     return url.get_backend_name() == "sqlite" and path not in ("", ":memory:") and not Path(path).exists()
 
 
-def _has_tables(catalog: Any) -> bool:
+def _has_tables(engine: Any) -> bool:
     from pyiceberg.catalog.sql import IcebergNamespaceProperties, IcebergTables
     from sqlalchemy import inspect
 
-    there = inspect(catalog.engine)
+    there = inspect(engine)
     return all(there.has_table(one.__tablename__) for one in (IcebergTables, IcebergNamespaceProperties))

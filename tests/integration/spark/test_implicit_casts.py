@@ -1,5 +1,5 @@
-"""Which conditions contain casts of texts that nobody wrote, in a session with the objects of the JVM and in one
-without."""
+"""Spark casts texts in some conditions that contain no cast. Such conditions are found, in a session with the
+objects of the JVM and in one of Spark Connect."""
 
 import subprocess
 import sys
