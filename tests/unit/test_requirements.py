@@ -28,6 +28,7 @@ COMES_WITH = {
     "hyperframe": "h2",
     "numpy": "pandas",
     "py4j": "pyspark",
+    "sqlalchemy": "pyiceberg",
     "urllib3": "boto3",
     "werkzeug": "moto",
 }
