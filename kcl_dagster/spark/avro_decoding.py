@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from pathlib import PurePath
@@ -53,7 +52,8 @@ def avro(schema: Any, *, skip_bytes: int = 0) -> Callable[[], Decode]:
             f"schema each record was written with: instead of avro(schema, skip_bytes={skip_bytes}), say "
             f"registered_avro({{id: schema}}, framing={framing!r})"
         )
-    return _Avro(_parsed_json("avro(schema)", schema), skip_bytes)
+    _check_schema("avro(schema)", schema)
+    return _Avro(schema, skip_bytes)
 
 
 def registered_avro(
@@ -80,20 +80,35 @@ def registered_avro(
             f"{type(schemas).__name__}: for the URL of a registry, say registered_avro(ConfluentRegistry(url))"
         )
     for schema in schemas.values() if isinstance(schemas, dict) else ():
-        _parsed_json("registered_avro", schema)
+        _check_is_parsed_json("registered_avro", schema)
     if reader is not None:
-        _parsed_json("reader", reader)
+        _check_schema("reader", reader, of_reader=True)
     return _RegisteredAvro(schemas, _framing(schemas, framing), reader)
 
 
-def _parsed_json(name: str, schema: Any) -> Any:
-    """Return a schema of Avro. Raises ConfigurationError if it is a text or a path instead of parsed JSON."""
+def _check_schema(name: str, schema: Any, *, of_reader: bool = False) -> None:
+    """Raise ConfigurationError if this is no schema of Avro, or if a default of a reader's schema is no value of
+    its type. A code location may lack fastavro, which only workers need. Then they make this check."""
+    _check_is_parsed_json(name, schema)
+    try:
+        parsed = _AvroSchema(_fastavro(), schema)
+        if of_reader:
+            parsed.with_defaults()
+    except PackageMissing:
+        return
+    except ConfigurationError:
+        raise
+    except Exception as error:  # fastavro raises various errors if a part of the schema has the wrong type
+        raise ConfigurationError(f"{name} is no Avro schema ({type(error).__name__}): {error}") from error
+
+
+def _check_is_parsed_json(name: str, schema: Any) -> None:
+    """Raise ConfigurationError if a schema is a text or a path instead of parsed JSON."""
     if isinstance(schema, bytes | PurePath) or (isinstance(schema, str) and schema not in _PRIMITIVE):
         raise ConfigurationError(
             f"{name} takes the parsed JSON of a schema, and not its text or its path: say json.loads(text), or "
             "json.loads(Path(path).read_text())"
         )
-    return schema
 
 
 def _framing(schemas: Schemas, framing: Framing | None) -> Framing:
@@ -145,11 +160,7 @@ class _RegisteredAvro:
         return _RegisteredAvroDecoder(self._schemas, self._framing, self._reader)
 
     def payload_shape(self) -> AvroShape | None:
-        if self._reader is None:
-            return None
-        with suppress(PackageMissing):
-            _AvroSchema(_fastavro(), self._reader).with_defaults()  # raises if a default is no value of its type
-        return avro_shape(self._reader)
+        return None if self._reader is None else avro_shape(self._reader)
 
 
 class _RegisteredAvroDecoder:

@@ -1,5 +1,7 @@
 """Defaults of a reader's schema are the values that they would be in a payload."""
 
+import sys
+from collections.abc import Callable
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any
@@ -8,9 +10,9 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.errors import ConfigurationError, PackageMissing
 from kcl_dagster.spark.arrow_decoding import decode_table
-from kcl_dagster.spark.avro_decoding import registered_avro
+from kcl_dagster.spark.avro_decoding import avro, registered_avro
 
 DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
 MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
@@ -85,9 +87,9 @@ def test_defaults_of_records_that_are_not_outermost_are_decoded(is_list: bool) -
         (MILLIS, 10**18),
     ],
 )
-def test_a_default_that_its_type_does_not_have_is_refused(schema: Any, default: Any) -> None:
+def test_a_default_that_its_type_does_not_have_is_refused_where_it_is_declared(schema: Any, default: Any) -> None:
     with pytest.raises(ConfigurationError, match="the default of the field new of R is no value of its type"):
-        registered_avro({}, reader={**OLD, "fields": [{"name": "new", "type": schema, "default": default}]})()
+        registered_avro({}, reader={**OLD, "fields": [{"name": "new", "type": schema, "default": default}]})
 
 
 def test_the_readers_schema_remains_unchanged() -> None:
@@ -97,12 +99,15 @@ def test_the_readers_schema_remains_unchanged() -> None:
         assert registered_avro({7: OLD}, reader=parsed)()(RECORD) == {"id": 1, "new": b"\xff"}
 
 
-def test_a_default_that_is_no_value_of_its_type_is_refused_before_records_are_read() -> None:
-    uuid = {"type": "string", "logicalType": "uuid"}
-    reader = {**OLD, "fields": [*OLD["fields"], {"name": "trace", "type": uuid, "default": ""}]}
-    with pytest.raises(ConfigurationError, match="the default of the field trace of R is no value of its type"):
-        decode_table(
-            pa.table({"data": pa.array([], pa.binary())}),
-            registered_avro({7: OLD}, reader=reader),
-            pa.schema([("id", pa.int64()), ("trace", pa.string())]),
-        )
+@pytest.mark.parametrize("schema", [5, {"type": "rekord"}, ["null", "Unknown"]])
+@pytest.mark.parametrize("declare", [avro, lambda schema: registered_avro({}, reader=schema)])
+def test_what_is_no_schema_is_refused_where_it_is_declared(declare: Callable[[Any], Any], schema: Any) -> None:
+    with pytest.raises(ConfigurationError, match="no Avro schema"):
+        declare(schema)
+
+
+def test_without_fastavro_a_code_location_may_declare_a_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+    declared = registered_avro({}, reader=OLD)
+    with pytest.raises(PackageMissing, match="pip install fastavro"):
+        declared()
