@@ -51,6 +51,13 @@ def links(page: Path) -> Iterator[Link]:
         yield Link(page, found["target"], bool(found["image"]))
 
 
+def prose(page: Path) -> Iterator[str]:
+    """The lines of a page outside of code, tables and pictures."""
+    for line in _FENCE.sub("", page.read_text()).splitlines():
+        if not line.lstrip().startswith(("|", "![")):
+            yield line
+
+
 def anchors(page: Path) -> set[str]:
     """What can stand behind `#` in a link to the page, as GitHub makes it of headings."""
     headings = _HEADING.findall(_FENCE.sub("", page.read_text()))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, Link, all_blocks, anchors, blocks, links, pages
+from tests.docs.pages import ROOT, Link, all_blocks, anchors, blocks, links, pages, prose
 
 # What a block may be written in, and who looks at it.
 LANGUAGES = {
@@ -17,6 +17,7 @@ LANGUAGES = {
     "text": "to read",
     "": "to read",
 }
+WIDTH = 120
 PAGES = [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages()]
 
 
@@ -80,6 +81,14 @@ def _prose(page: Path) -> str:
     for block in blocks(page):
         text = text.replace(block.text, "")
     return text
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if "docs/reference" not in str(page.id)],  # those are made from docstrings
+)
+def test_prose_is_wrapped(page: Path) -> None:
+    assert [line for line in prose(page) if len(line) > WIDTH and " " in line.strip()] == []
 
 
 def test_there_is_something_to_look_at() -> None:
