@@ -4,7 +4,8 @@ Nearly every row changes with each renewal, so the leader can only read all rows
 takes seconds, and thousands of read units. The leader therefore leaves out the read, and the stages that depend on
 it, as long as all of these conditions hold:
 
-- The last read took long, and little time has passed since: reads take a quarter of the time at most.
+- Since the last read, less than four times its duration has passed. So reads take at most about a quarter of the
+  leader's time.
 - The last read showed nothing to do, and no lease that could have expired meanwhile.
 - Since the last read, no run of the orchestrator has changed, and no operator has paused or resumed anything.
 

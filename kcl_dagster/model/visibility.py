@@ -1,4 +1,5 @@
-"""The lengths of batches and commits with which records become visible in time. Pure."""
+"""Computes how long batches and the intervals between commits may be, so that records become visible within the
+required time. Pure."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -34,9 +34,9 @@ def ending(
     exit_process: Callable[[int], object] = os._exit,
     is_own: Callable[[], bool] | None = None,
 ) -> EndProcess:
-    """Make the function that ends the process. `is_own`: returns whether the process exists for this run only.
-    Otherwise, as in a test or a notebook, the process continues. Its run is recorded as ended nevertheless, and its
-    worker has neither a row nor a lease."""
+    """Make the function that is called when a run has to end at once. It records the run as ended. If the process
+    exists for this run only (`is_own` returns True), the function then ends the process. If not, as in a test or a
+    notebook, the process continues, and the run's worker has neither a row nor a lease."""
 
     def end(why: str) -> None:
         report_in_time(partial(_report, instance, run_id, why))

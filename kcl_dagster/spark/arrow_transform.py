@@ -90,8 +90,8 @@ def tables(records: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True, slots=True)
 class ApplyFunction:
-    """A step of a task: calls the consumer's function, and gives its rows the columns to store, see
-    `OutputColumns`."""
+    """A step of a task: calls the consumer's function, and converts the rows that it returns to the columns that
+    are stored (see `OutputColumns`)."""
 
     transform: ArrowTransform
     known: Types

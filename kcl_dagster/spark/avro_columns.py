@@ -113,7 +113,7 @@ class Payloads:
         return zigzag
 
     def binaries(self, sizes: Any) -> pa.Array:
-        """Read these numbers of bytes, as a column of binaries."""
+        """Read one binary from each payload, as a column. `sizes`: the length of each in bytes."""
         start = self.skip(sizes)
         # To let Arrow copy them, every second value of this column is a gap between two of them.
         offsets = np.empty(2 * len(self) + 1, np.int32)

@@ -1,8 +1,9 @@
-"""Columns of Arrow from decoded values, none of which is changed.
+"""Makes Arrow columns of decoded values without changing a value.
 
-By itself, Arrow cuts off a fraction to make an integer, makes a float infinite that is too large for the column,
-and divides a text into a list of its characters. Here, such a value does not fit the column. A column is converted
-and checked at once. Only if this check finds something, each value is checked alone.
+Arrow alone would cut off the fraction of a number to make an integer, turn a float that is too large for the column
+into infinity, and split a text into a list of its characters. This module treats such a value as one that does not
+fit the column. It converts and checks a whole column at once, and checks each value alone only if that check finds
+something.
 """
 
 import math

@@ -32,8 +32,9 @@ class LeaseHandover:
     _goes_on: GoesOn = every_worker_goes_on
 
     def transfer(self, key: LeaseKey) -> bool:
-        """Complete the handoff that the leader began. If the next owner has ended or drains, give up the lease
-        instead. This worker drops the lease in any case. Returns whether the table has the change."""
+        """Complete the handoff that the leader began: write the next owner into the row. If the next owner has
+        ended or drains, write the row without an owner instead. In both cases, this worker no longer holds the
+        lease, even if another process changed the row. Returns whether this worker's change is in the table."""
         held = self._leases.held(key)
         if held is None:
             return False

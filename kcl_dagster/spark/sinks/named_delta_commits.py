@@ -210,9 +210,9 @@ class NamedDeltaCommits:
         return {int(found[1]): path for path in paths if (found := _NUMBER.fullmatch(path))}
 
     def _note(self, series: str, number: int) -> None:
-        """Store that a commit was found. Does nothing if a higher number is stored already, as if this worker is
-        slow. Entries are deleted when their commit is known. From then on, other workers find the commit only in
-        this file."""
+        """Store, in a file, that a commit was found. Does nothing if a higher number is stored already, which
+        happens if this worker is slow. An entry is deleted when its commit is known. After that, other workers can
+        find the commit only in this file."""
         self._create_note(series, number, self._places[series])
         self._known[series] = number
         with suppress(KclError, OSError):  # files that remain are removed with the next commit
