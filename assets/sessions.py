@@ -14,7 +14,7 @@ from resources.lake import table
 
 PAUSE = timedelta(seconds=30)  # ends a session
 HOUR_FOLDERS = "%Y-%m-%d-%H"
-POOL = "downstream"  # dagster.yaml runs one at a time, because each run starts a Spark session
+POOL = "downstream"  # dagster.yaml allows one run of this pool at a time: each run starts a Spark session
 CLICKS = dg.AssetKey("clicks")
 DECLARED = "The lake has as many clicks of a window as the leader declared, all in sessions."
 
@@ -46,7 +46,8 @@ def sessions_of(clicks: DataFrame, start: datetime, end: datetime) -> DataFrame:
 
 
 def _within(start: datetime, end: datetime) -> Column:
-    """The condition that a click arrived in this time. It names the hours, so Spark opens no other file."""
+    """The condition that a click arrived in this time. The condition also names the folders of the hours, so that
+    Spark opens no files in other folders."""
     arrived, folder = F.col("arrival_timestamp"), F.col("arrival_timestamp_hour").cast("string")
     hours = {moment.strftime(HOUR_FOLDERS) for moment in (start, end - timedelta(microseconds=1))}
     between = folder.between(min(hours), max(hours))
@@ -54,7 +55,7 @@ def _within(start: datetime, end: datetime) -> Column:
 
 
 def declared_rows(context: dg.AssetExecutionContext) -> int | None:
-    """The number of clicks in the window, as the leader has declared it to Dagster. None if it has not."""
+    """The number of clicks in the window that the leader has declared to Dagster. None if it has declared none."""
     chosen = dg.AssetRecordsFilter(CLICKS, asset_partitions=[context.partition_key])
     for record in context.instance.fetch_materializations(chosen, limit=1).records:
         event = record.asset_materialization

@@ -12,7 +12,7 @@ def slot_of(worker: str) -> str:
 
 
 def describe(before: Mapping[LeaseKey, Lease], after: Mapping[LeaseKey, Lease]) -> Iterator[str]:
-    """A line for each lease that appeared, finished, or moved from one worker to another."""
+    """A line for each lease that was created, taken by a worker, finished or removed."""
     for key, lease in after.items():
         previous = before.get(key)
         if previous is None:

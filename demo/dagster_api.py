@@ -73,8 +73,8 @@ class DagsterApi:
         return self._pids.get(run_id)
 
     def materializations(self, asset: str, clicks: str) -> list[Materialization]:
-        """The materializations of all partitions of an asset. `clicks`: the name of the number of clicks in their
-        metadata."""
+        """The materializations of all partitions of an asset. `clicks`: the label under which their metadata have
+        the number of clicks."""
         found = self._ask(MATERIALIZATIONS, {"asset": {"path": [asset]}}).get("assetOrError", {})
         return [
             Materialization(asset, one["partition"] or "", _number(one["metadataEntries"], clicks))

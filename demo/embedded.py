@@ -1,5 +1,5 @@
-"""The embedded AWS of the demo, which is a process without stored data, and the stream and producer of the
-clickstream."""
+"""Starts and ends the embedded AWS of the demo, a process that stores nothing on disk. Creates the stream of the
+clickstream, and has the command that starts its producer."""
 
 import sys
 from datetime import UTC, datetime

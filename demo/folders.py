@@ -41,8 +41,8 @@ class DemoFolders:
         return self.directory / "produced.txt"
 
     def prepare(self) -> None:
-        """Remove the data of an earlier demo, because the sequence numbers of a new stream start again. Raises
-        ConfigurationError, and removes nothing, if the demo did not create one of the folders."""
+        """Remove the data of an earlier demo, because the sequence numbers of a new stream start again. If one of
+        the folders was not created by a demo, raises ConfigurationError and removes nothing."""
         folders = (self.lake, self.logs, self.dagster_home)
         for path in folders:
             made(path)
@@ -70,7 +70,8 @@ def made(path: Path) -> Path:
 
 
 def emptied(path: Path) -> Path:
-    """Remove the content of the folder, and return the folder. Raises as `made`, and then removes nothing."""
+    """Remove the content of the folder, and return the folder. Raises ConfigurationError, and removes nothing, in
+    the same cases as `made`, and if the folder is a link."""
     made(path)
     if path.is_symlink():
         raise ConfigurationError(f"{path} is a link: the demo empties only folders that it made")

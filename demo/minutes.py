@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 ASSETS: Final = {"clicks": "dagster/row_count", "sessions": "clicks"}
-"""The assets that are judged, and the name of the number of clicks in their metadata."""
+"""The assets that are judged -> the label under which their metadata have the number of clicks."""
 
 
 @dataclass(frozen=True, slots=True)

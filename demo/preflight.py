@@ -14,8 +14,8 @@ Check = Callable[[], None]
 
 
 def problems(checks: Iterable[Check]) -> list[str]:
-    """Run the checks. Returns one line for each that fails. If a check depends on another, pass it to a later
-    call."""
+    """Run the checks. Returns one line for each that fails. A check that makes sense only if another one succeeds
+    has to be passed to a later call."""
     found = []
     for check in checks:
         try:

@@ -24,7 +24,8 @@ TERMINATE_SECONDS = 2.0  # between SIGTERM and SIGKILL; all steps together take 
 
 
 def start(root: Process, marker: str | None = None) -> int:
-    """Start a detached reaper for `root`. Returns its process id. It ends when no process of the family is left."""
+    """Start a detached reaper for `root`. Returns the process id of the reaper, which ends when no process of the
+    family is left."""
     process = subprocess.Popen(
         [sys.executable, "-m", "demo.reaper", root.identity, *([marker] if marker else [])],
         cwd=Path(__file__).parents[1],
@@ -38,8 +39,9 @@ def start(root: Process, marker: str | None = None) -> int:
 
 
 def reap(root: Process | None, marker: str | None = None) -> None:
-    """Wait until `root` has ended. Then give its family time to drain, terminate it, and kill it. Blocks until all
-    processes of the family have ended.
+    """Wait until `root` has ended, and then until its family has drained. Send SIGTERM to the processes that are
+    left after `DRAIN_SECONDS`, and SIGKILL to those that are left after `TERMINATE_SECONDS` more. Returns as soon
+    as no process of the family is left, or one second after SIGKILL.
 
     If `root` is None, it had ended before the reaper started. Then only processes with the marker are ended.
     """

@@ -27,7 +27,7 @@ class StoredCount:
             try:
                 self._rows[path] = parquet.read_metadata(path).num_rows
             except (OSError, ValueError):
-                continue  # it was replaced meanwhile, and is counted by the next call
+                continue  # the file was replaced meanwhile; the next call counts the file that replaced it
         return sum(self._rows.values())
 
 

@@ -30,14 +30,14 @@ LOOK_SECONDS = 1.0
 REPORT_SECONDS = 5.0
 WORKERS = 2
 
-# If steps are left when the time is over: how long the demo waits, without progress, for two workers that store
-# records. On a busy machine, Spark takes a minute to start.
+# If steps are left when the time is over, the demo waits for two workers that store records. It gives up if there
+# was no progress for this long. On a busy machine, Spark takes a minute to start.
 READY_PATIENCE_SECONDS = 180.0
 # Dagster fails a run whose process has not started within this time. Dagster's default of 60 s is too short,
 # because the process imports Dagster and the definitions while other processes start Spark.
 START_OF_A_RUN_SECONDS = 300
-# How long nothing may be stored at the end before the demo gives up. The leases of a killed worker wait for the
-# lease duration, and a new worker waits for Spark.
+# At the end, the demo waits until all records are stored. It gives up if nothing was stored for this long. The
+# leases of a killed worker wait for the lease duration, and a new worker waits for Spark.
 DRAIN_PATIENCE_SECONDS = 90.0
 
 # All processes of the demo must have ended within ten seconds, even on a busy machine. Workers need two or three

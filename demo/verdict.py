@@ -37,8 +37,8 @@ class Verdict:
 
 def judge(acknowledged: Iterable[Acknowledged], stored: Iterable[StoredRow]) -> Verdict:
     """Judge the rows in `stored`, which are in the order in which they were written. A record is out of order if a
-    later sequence number of its shard, or a later number of its key, was written before it. The numbers of a key
-    also show the order across a reshard."""
+    record of its shard with a higher sequence number, or a record of its key with a higher number, was written
+    before it. The numbers of a key also show the order across a reshard."""
     wanted: set[tuple[str, int]] = set()
     produced = 0
     for record in acknowledged:

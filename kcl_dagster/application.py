@@ -18,8 +18,8 @@ from kcl_dagster.folder import misspelt
 Seconds = Annotated[float, Field(gt=0)]
 
 # Every five seconds, Dagster's sensor loop starts a tick if the interval has passed since the last tick started.
-# With an interval of 5k seconds, ticks are alternately 5k and 5k+5 seconds apart. With one second less, they are
-# always 5k seconds apart.
+# With an interval of 10 seconds, for example, ticks are alternately 10 and 15 seconds apart. With an interval of 9
+# seconds, they are always 10 seconds apart.
 _SENSOR_LOOP_SECONDS = 5
 
 
@@ -90,8 +90,8 @@ class StreamSettings(_Settings):
     """
 
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.-]+$")]
-    """The name of the stream in Kinesis. The ARN can be given instead. The name is then taken from the ARN, and
-    `arn` is set to it."""
+    """The name of the stream in Kinesis. The ARN of the stream can be given instead. `arn` is then set to this ARN,
+    and `name` to the name in it."""
 
     arn: str | None = None
     """The ARN of the stream, if it is in another account or region. Every request then names the stream by its ARN,
@@ -186,9 +186,9 @@ class Timings(_Settings):
     """The time that the old owner of a lease has to finish its batch before the leader forces the handoff."""
 
     arrival_margin: Annotated[float, Field(ge=0)] = 10.0
-    """The application counts as complete through a moment that is this much earlier than the moment that its leases
-    record. The margin is needed because arrival times are approximate, and the records of a shard are not strictly
-    in the order of their arrival times."""
+    """The leases record the moment through which all records are stored. This margin is subtracted from it to get
+    the moment through which the application counts as complete. The margin is needed because arrival times are
+    approximate, and the records of a shard are not strictly in the order of their arrival times."""
 
     leader_lock: Seconds = 60.0
     """If the leader lock was unchanged for this long, another process can take it and lead."""
@@ -298,7 +298,7 @@ class PolicySettings(_Settings):
     """A worker is balanced if its load differs from the mean by no more than this fraction."""
 
     graceful: bool = True
-    """Ask the old owner to finish its batch before a lease moves. Otherwise the lease moves at once, and later
+    """Ask the old owner to finish its batch before a lease moves. If False, the lease moves at once, and later
     writes of the old owner are refused."""
 
 
@@ -338,7 +338,7 @@ class FleetSettings(_Settings):
 
     zone: str | None = None
     """The availability zone of the workers, which they write into their rows. When a lease moves, a worker in the
-    zone of its owner is preferred if its load is about as low as that of other workers."""
+    zone of the lease's owner is preferred, if the load of this worker is about as low as that of other workers."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -506,7 +506,7 @@ class TelemetrySettings(_Settings):
     needs the extra `otel`."""
 
     opentelemetry_metrics: bool = False
-    """Send the metrics that `openmetrics_port` serves by OpenTelemetry, too. The port need not be set."""
+    """Send by OpenTelemetry the same metrics that `openmetrics_port` serves. The port need not be set."""
 
     otlp_endpoint: str | None = None
     """The address of the collector for OTLP over HTTP, such as `http://127.0.0.1:4318`, without `/v1/traces`.

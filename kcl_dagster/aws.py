@@ -1,7 +1,8 @@
 """The edge to AWS: creates clients, and converts botocore's errors to those of `kcl_dagster.errors` in one place.
 
 All other modules use a *client*: an object with boto3's low-level method names. `call` sends one request and raises
-only `kcl_dagster.errors`. `retried` repeats an action that is safe to repeat, until a deadline.
+only `kcl_dagster.errors`. `retried` repeats an action, which must be safe to repeat, until it succeeds or a
+deadline has passed.
 """
 
 import functools
@@ -89,11 +90,11 @@ _DENIED: Final = frozenset(
     {"AccessDenied", "AccessDeniedException", "KMSAccessDeniedException", "OptInRequired", "UnauthorizedOperation"}
 )
 
-# S3 reports these as errors of the caller.
+# Error codes of timeouts. S3 sends them with an HTTP status below 500, as if the caller had made an error.
 _TIMED_OUT: Final = frozenset({"RequestTimeout", "RequestTimeoutException"})
 
-# If a transaction was cancelled for several reasons, the first of these counts. A failed condition comes first,
-# because it will fail again.
+# If a transaction was cancelled for several reasons, the reason that comes first in this table counts. A failed
+# condition comes first, because it will fail again.
 _CANCELLED: Final = "TransactionCanceledException"
 _CANCELLATIONS: Final = {
     "ConditionalCheckFailed": "ConditionalCheckFailedException",
@@ -105,7 +106,7 @@ _WORD: Final = re.compile(r"\w+")
 
 
 class RequestRefused(ServiceError):
-    """The service answered with an error that only the caller can interpret, by its `code`."""
+    """The service answered with an error whose `code` only the caller can interpret."""
 
     def __init__(self, message: str, code: str, answer: Mapping[str, Any]) -> None:
         super().__init__(message)
@@ -149,8 +150,8 @@ _BY_CODE: Final[dict[str, type[RequestRefused]]] = {
 
 def call(client: Client, method: str, **parameters: Any) -> dict[str, Any]:
     """Send one request once: `call(client, "update_item", TableName=...)`. Raises only errors of
-    `kcl_dagster.errors`. With a client of `Access.client`, it returns within the `total_seconds` of the client,
-    whatever the service does. An incomplete response raises Unanswered, like a missing one."""
+    `kcl_dagster.errors`. If `Access.client` made the client, the call ends within the `total_seconds` of this
+    client, whatever the service does. An incomplete response raises Unanswered, like a missing one."""
     limit = getattr(client, _LIMIT, None)
     try:
         answer: dict[str, Any] = (
@@ -180,8 +181,9 @@ def mapped_errors(client: Client, method: str, parameters: Mapping[str, Any]) ->
 
 
 def retried(action: Callable[[], T], runtime: Runtime, deadline: float) -> T:
-    """Return the result of `action`, which is repeated until it succeeds. If the next attempt would begin after
-    `deadline` (a time of `runtime.clock.monotonic()`), the last error is raised.
+    """Return the result of `action`. If the action is throttled, cannot reach the endpoint or gets no response, it
+    is repeated after a pause. Any other error is raised at once. If the next attempt would begin after `deadline`
+    (a time of `runtime.clock.monotonic()`), the last error is raised, and Unanswered as EndpointUnreachable.
 
     Only for reads, and for writes that can safely be applied twice, because requests without a response are
     repeated as well.
@@ -279,7 +281,8 @@ def _refusal(error: botocore_errors.ClientError, service: str, where: str) -> Kc
 
 
 def _reason(answer: Mapping[str, Any], text: str) -> str:
-    """Return the error code of a cancelled transaction: a single write would get this code for the same reason."""
+    """Return why a transaction was cancelled, as the error code that a single write would get for the same
+    reason."""
     codes = {str(reason.get("Code")) for reason in answer.get("CancellationReasons", ())}
     codes = codes or set(_WORD.findall(text))  # some endpoints give the reasons only in the message
     return next((_CANCELLATIONS[code] for code in _CANCELLATIONS if code in codes), _CANCELLED)
@@ -322,9 +325,10 @@ _making = threading.Lock()  # a botocore session must not create clients in two 
 class Access:
     """The address of an AWS service, and the credentials for it.
 
-    The base credentials are the keys of this value if there are any, otherwise those of the environment, profile,
-    machine or pod. Without a role, they sign all requests. With a role, they serve only to assume the role, and
-    every client renews the role's credentials before they expire. This value can be sent to an executor.
+    The base credentials are `access_key` and `secret_key` if they are set. If not, they are those that boto3 finds
+    in the environment, the profile, the machine or the pod. Without a role, the base credentials sign all requests.
+    With a role, they serve only to assume the role, and every client renews the role's credentials before they
+    expire. An `Access` can be sent to an executor.
     """
 
     region: str | None = None
@@ -337,8 +341,8 @@ class Access:
 
     sts_endpoint_url: str | None = None
     stream_arns: str | None = None
-    """The ARNs of streams that requests name by ARN, separated by blanks. They are one text, because it is sent to
-    executors."""
+    """The ARNs of the streams that requests name by ARN, separated by blanks. This is one text and not a list,
+    because executors get the fields of an access as plain strings."""
 
     kms_key: str | None = None
     """The ARN of the KMS key with which S3 encrypts the objects that a client writes; if left out, the bucket's
@@ -445,7 +449,7 @@ def _name_by_arn(client: Client, arns: Sequence[str]) -> None:
 
 
 def _encrypt_with(client: Client, key: str) -> None:
-    """Make S3 encrypt the objects that a client writes with this key. botocore has no setting for this."""
+    """Make S3 encrypt with this key all objects that a client writes. botocore has no setting for this."""
 
     def add(params: Mapping[str, Any], model: Any, **_: Any) -> Mapping[str, Any]:
         if "SSEKMSKeyId" not in model.input_shape.members:

@@ -180,7 +180,7 @@ def _application(options: argparse.Namespace) -> Application:
     if options.target:
         found = _found(options).application
         reads = [stream.name for stream in found.streams]
-        given = [name.rpartition("/")[2] for name in options.stream or ()]  # the name in an ARN
+        given = [name.rpartition("/")[2] for name in options.stream or ()]  # an ARN ends with the stream's name
         others = [name for name in given if name not in reads]
         if others:
             raise ConfigurationError(
@@ -204,7 +204,7 @@ def _named(name: str, streams: Sequence[str]) -> Application:
 
 
 def _streams_by_tables(options: argparse.Namespace) -> list[str]:
-    """The streams that the tables of an application name. Raises ConfigurationError if they name none."""
+    """The streams whose names are in the tables of the application. Raises ConfigurationError if there are none."""
     any_stream = _named(options.application, ["unknown"])
     streams = known_streams(any_stream, _client(options, "dynamodb"), system())
     if not streams:
@@ -244,9 +244,11 @@ class _Found:
 
 
 def _found(options: argparse.Namespace) -> _Found:
-    """Load the application that the options name, with its consumer and connection. The connection is that of the
-    named definitions, or of the definitions that were built from the named consumer, or else that of the only
-    KclResource in its module.
+    """Load the application that the options name, with its consumer and its connection. The connection is the first
+    of these that exists:
+
+    - the connection of the named definitions, or of the definitions that were built from the named consumer,
+    - the KclResource in the named module, if there is exactly one.
 
     Raises ConfigurationError if definitions with different connections were built from the consumer.
     """
@@ -286,7 +288,8 @@ def _found(options: argparse.Namespace) -> _Found:
 
 
 def _only(options: argparse.Namespace, made: "Sequence[Built]") -> "Built | None":
-    """The newest definitions that were built from a consumer. All of them must have the same resources."""
+    """Return the newest of the definitions that were built from a consumer; None if there are none. Raises
+    ConfigurationError if their resources differ."""
     if not made:
         return None
     newest = made[-1]
@@ -322,7 +325,7 @@ def _module(target: str) -> Any:
 
 
 def _why(error: Exception) -> str:
-    """The error of the project's code and its place, as one line."""
+    """Describe an error of the project's code in one line, with the file and the line where it was raised."""
     paths = sysconfig.get_paths()  # in a virtual environment, packages are not below the standard library
     libraries = (paths["stdlib"], paths["purelib"], paths["platlib"], str(Path(__file__).parent), "<frozen")
     frames = traceback.extract_tb(error.__traceback__)
@@ -341,7 +344,8 @@ def _client(options: argparse.Namespace, service: str) -> aws.Client:
 
 
 def _access(options: argparse.Namespace, service: str) -> dict[str, Any]:
-    """The fields of the connection to a service: those in the options, and otherwise the project's own."""
+    """The fields of the connection to a service. A value in the options replaces the value of the project's
+    connection."""
     found = _found(options) if options.target else None
     settings: dict[str, str] = {}
     if found is not None and found.resource is not None:
@@ -353,7 +357,7 @@ def _access(options: argparse.Namespace, service: str) -> dict[str, Any]:
         "role_arn": options.role_arn,
     }
     settings |= {name: value for name, value in given.items() if value is not None}
-    # Last, because the region of the ARN applies to the stream, and `--region` to everything else
+    # This comes last because, for Kinesis, the region in a stream's ARN replaces `--region`.
     if service == "kinesis":
         settings |= _kinesis_access(options, found)
     return settings
@@ -565,7 +569,7 @@ def _to_catch_up(options: argparse.Namespace) -> "tuple[Built, dict[str, Any]]":
 
 
 def _connected(options: argparse.Namespace, built: "Built", resources: Mapping[str, Any]) -> Any:
-    """A KclResource with the connection in the options, or else the project's own."""
+    """A KclResource with the connection in the options. If no such option is given, the project's own resource."""
     from kcl_dagster.orchestration.resources import KclResource
 
     given = {

@@ -4,7 +4,8 @@ import re
 from typing import Final
 
 OF_S3: Final = ("s3", "s3a", "s3n")  # the schemes of URLs that Spark and other engines use for S3
-# A scheme has at least two letters. `file:/lake` is the spelling of Hadoop and Java for a local path.
+# Matches a scheme of at least two characters that is not followed by two slashes. `file:` is excluded, because
+# Hadoop and Java write local paths as `file:/lake`.
 _SCHEME_WITHOUT_SLASHES: Final = re.compile(r"(?!file:)([A-Za-z][A-Za-z0-9+.-]+):(?!//)")
 
 

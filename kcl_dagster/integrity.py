@@ -45,9 +45,9 @@ def lacks(method: str, request: Mapping[str, Any], answer: Mapping[str, Any]) ->
 
 
 def verify_answers(client: Any) -> None:
-    """Make this client raise ResponseParserError instead of parsing an incomplete response. Applies only to
-    services with JSON responses. In other services, such as S3, a response can have the length of a body that was
-    not requested."""
+    """Make this client raise ResponseParserError instead of parsing an incomplete response. Does nothing for
+    services without JSON responses. For example, S3 responds to HEAD with the length of a body that it does not
+    send."""
     model = client.meta.service_model
     if model.metadata.get("protocol") == "json":
         client.meta.events.register_first(
@@ -61,7 +61,7 @@ def _verify(
     customized_response_dict: Mapping[str, Any],
     **_context: object,
 ) -> None:
-    """Called by botocore between the HTTP response and its parser."""
+    """Check a response. botocore calls this when it has received the response, before it parses the body."""
     body = response_dict["body"]
     if not isinstance(body, bytes):  # a stream of events, each with a length and a checksum of its own
         return

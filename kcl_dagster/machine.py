@@ -12,10 +12,10 @@ import psutil
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE: Final = Path("/proc/self/ns/pid")  # containers of one machine cannot see each other's processes
 
-_START_IN_STAT: Final = 19  # index of the start in ticks, among the fields after the name; it is field 22 of all
+_START_IN_STAT: Final = 19  # index of the start time among the fields after the name; field 22 of the whole line
 
-# The kernel gives the start in ticks since boot. Processes that calculate the boot time separately may differ by a
-# second.
+# The kernel reports the start of a process in ticks since boot. If two processes calculate the boot time, and from
+# it the same start in epoch seconds, their results may differ by a second.
 START_TOLERANCE_SECONDS: Final = 2.0
 
 
@@ -29,9 +29,9 @@ def this_machine() -> str:
 
 
 def started_after_boot(pid: int) -> float | None:
-    """Return how many seconds after the boot of the machine the process started. None for a process that has ended,
-    and on systems that do not record it. Unlike a start in epoch seconds, this does not change if the clock is set.
-    """
+    """Return how many seconds after the boot of the machine the process started. None if the process has ended, or
+    if the system does not record the start. Unlike a start in epoch seconds, the result does not change if the
+    clock is set."""
     try:
         # The program's name comes before the fields, in brackets, and may contain any characters.
         facts = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

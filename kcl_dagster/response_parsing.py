@@ -23,7 +23,7 @@ def install(client: Client, operation: str, parse: Callable[[bytes], Mapping[str
     def before_parse(
         response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_context: object
     ) -> None:
-        """Called by botocore between the HTTP response and its parser."""
+        """Parse a body. botocore calls this when it has received the response, before its own parser."""
         if response_dict["status_code"] != 200:
             return
         try:

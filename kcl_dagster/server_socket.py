@@ -12,8 +12,9 @@ def bare_host(host: str) -> str:
 
 
 def open_server_socket(host: str, port: int) -> socket.socket:
-    """Listen at an address or name. IPv6 is used for an IPv6 address, and for a name that has no IPv4 address. All
-    addresses of IPv4 and IPv6 are served at `::`. Raises OSError."""
+    """Listen at an address or name. IPv6 is used for an IPv6 address, and for a name that has no IPv4 address. With
+    `::`, the socket listens at all IPv6 addresses, and also at all IPv4 addresses if the system supports this.
+    Raises OSError."""
     host = bare_host(host)
     family = _family(host)
     is_dual = host == "::" and socket.has_dualstack_ipv6()

@@ -13,13 +13,15 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-# If this many calls have not returned, `within` makes no more calls. Each of them holds a thread and a connection.
+# If this many abandoned calls have not returned, `within` makes no more calls. Each abandoned call holds a thread
+# and a connection.
 MOST_ABANDONED: Final = 256
 IDLE_SECONDS: Final = 30.0  # after which an unused thread ends
 
 
 class TimeIsOver(Exception):
-    """The call has not returned in time. It can still take effect."""
+    """The call has not returned within its time limit, and can still take effect. Or too many former calls have not
+    returned, and the call was not made."""
 
 
 class _Call:

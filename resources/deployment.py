@@ -39,8 +39,8 @@ def production() -> Deployment:
 
 
 def demo(since: str) -> Deployment:
-    """The settings of the demo. With its short times, a takeover and a complete window are seen soon. With these
-    options, Java compiles less and starts in two thirds of the time."""
+    """The settings of the demo. With the short times, a takeover and a complete window are seen soon. With these
+    `java_options`, Java compiles less and starts in two thirds of the time."""
     return Deployment(
         windows=dg.TimeWindowPartitionsDefinition(cron_schedule="* * * * *", start=since, fmt=MINUTE),
         freshness=timedelta(minutes=15),

@@ -1,7 +1,8 @@
 """A chain as its owner uses it: decide batches, and delete entries that are no longer needed.
 
 The owner stops using a chain if a successor closes it, or if it is not known whether an entry was made. The owner
-then begins another chain and claims its leases again. The former chain is settled like that of any other worker.
+then begins another chain, and claims its leases again. Before it claims a lease, it settles the former chain in the
+same way as the chain of another worker. For further cases, see `kcl_dagster.worker.claims`.
 
 Modelled in spec/Chain.tla.
 """
@@ -41,8 +42,8 @@ class Chain:
     is_over: bool = False
     _last: int = 0
     _waiting: dict[int, dict[LeaseKey, Checkpoint]] = field(default_factory=dict)
-    """For each entry, by number: the leases whose rows do not have the entry's checkpoint yet, with this
-    checkpoint."""
+    """The numbers of the entries that were not deleted. For each entry, the leases whose rows do not have the
+    entry's checkpoint yet, and this checkpoint for each of these leases."""
 
     def decide(
         self,
@@ -80,17 +81,18 @@ class Chain:
         raise OutcomeUnknown(f"entry {number} of chain {self.id} is neither made nor found")
 
     def written(self, rows: Mapping[LeaseKey, Checkpoint]) -> None:
-        """Record that the rows of these leases have the given checkpoints, and that everything stored through them
-        is published. SHARD_END stands for a lease whose row includes all entries and no longer names this chain."""
+        """Record that the rows of these leases have reached the given checkpoints. Everything that is stored
+        through these checkpoints must be published. If a lease has SHARD_END in `rows`, its row includes all
+        entries and no longer names this chain."""
         for number, waiting in self._waiting.items():
             self._waiting[number] = {
                 lease: through for lease, through in waiting.items() if lease not in rows or rows[lease] < through
             }
 
     def waits_without(self, held: Collection[LeaseKey]) -> bool:
-        """Whether the row of a lease that is not in `held` lacks the checkpoint of an entry. The last entry does
-        not count. This worker has lost such a lease and never writes its row again, so it could never delete this
-        entry and later entries.
+        """Whether an entry, apart from the last one, has a lease that is not in `held` and whose row lacks the
+        entry's checkpoint. This worker has lost such a lease and never writes its row again. The worker could
+        therefore never delete the entry and the entries after it.
         """
         return any(
             number != self._last and not waiting.keys() <= set(held) for number, waiting in self._waiting.items()
@@ -101,8 +103,8 @@ class Chain:
         return self._last
 
     def delete_entries(self, visible: int | None = None) -> int:
-        """Delete entries in order, until an entry whose checkpoint is missing in the row of a lease. Returns how
-        many were deleted.
+        """Delete entries in order. Stops before the first entry whose checkpoint is missing in the row of a lease.
+        Returns how many were deleted.
 
         The last entry is always kept, because the process that closes the chain needs its number. Entries with a
         number above `visible` are kept, too. None means that all entries are visible.

@@ -1,9 +1,10 @@
 """Deletes the entries of chains that no lease names any more.
 
 A worker can be paused before its chain is closed, and continue after the chain is deleted. It can then find the
-chain empty and decide a batch in it, which must have no effect. The worker has staged the files of this batch
-before the chain was closed, or soon after, because it uses a lease for at most one lease duration without renewal.
-A deletion removes staged files before the entries, so the batch has no files to publish.
+chain empty and decide a batch in it, which must have no effect. A worker uses a lease for at most one lease
+duration without renewal. It has therefore staged the files of this batch before the chain was closed, or soon
+after. The chain is deleted much later. The deletion removes staged files before the entries, so the batch has no
+files to publish.
 
 Modelled in spec/Chain.tla.
 """
@@ -17,7 +18,7 @@ from kcl_dagster.chains.settlement import settle
 from kcl_dagster.chains.store import Entries
 from kcl_dagster.model.claim import ChainId
 
-CHAINS_A_TURN: Final = 50  # per call, which delays the worker's next batch by about ten requests per chain
+CHAINS_A_TURN: Final = 50  # per call; each chain delays the worker's next batch by about ten requests
 MIN_AGE_SECONDS: Final = 86_400.0  # far longer than a lease duration and than any difference between clocks
 
 
@@ -34,6 +35,7 @@ def delete_chains(
 
     - Handles at most CHAINS_A_TURN chains per call, and only chains whose last entry was made before `before`
       (epoch seconds by the store's clock). If such a chain is closed, it is deleted. If it is open, it is closed.
+      A chain for which `Publisher.passes_over` returns True is deleted even if it is open.
     - Also removes files that were staged before `before` for chains without entries.
 
     `named`: the chains that the application's lease rows name, read at least MIN_AGE_SECONDS after `before`.

@@ -61,8 +61,8 @@ class StoredRange(msgspec.Struct, frozen=True):
       has the same claim, because an operator may have reset the lease since.
     - `stored_through`: see `Lease`.
     - `counts`: what is added to the counts of the lease; None if not known.
-    - `number`: the number of the batch. None in entries of an earlier version. Records can be missing between
-      the ranges of such entries.
+    - `number`: the number of the batch. None in entries of an earlier version. In these entries, a range can begin
+      after the end of the previous range, although no entry is missing.
     """
 
     lease: LeaseKey

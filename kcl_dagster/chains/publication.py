@@ -2,9 +2,9 @@
 
 The files of a batch are written to `_staged/<chain>/<final path>`. Readers ignore names that begin with an
 underscore. When the batch is decided, each file is moved to its final path. Any process can repeat the moves. If a
-file is no longer staged, it was moved before. A compaction removes the staged copy of a file (`staged_for`) before
-it removes the file itself. A publisher that was paused therefore cannot bring back a file that was merged into
-another one.
+file of a decided batch is no longer staged, it was moved before. A compaction removes the staged copy of a file
+(`staged_for`) before it removes the file itself. A publisher that was paused therefore cannot bring back a file
+that was merged into another one.
 
 Modelled in spec/Chain.tla.
 """
@@ -61,7 +61,8 @@ def staged_path(chain: ChainId, path: str) -> str:
 
 
 def staged_for(path: str) -> str | None:
-    """The path at which the published file `path` was staged; None if no chain's entry published it."""
+    """The path at which the published file `path` was staged; None if its name is not that of a file of a
+    chain."""
     name = _NAME.fullmatch(path.rpartition("/")[2])
     if name is None:
         return None
@@ -108,12 +109,12 @@ class Publisher(Protocol):
         """Raise SinkError while no further batch should be decided, because nothing can be published."""
 
     def begin(self) -> None:
-        """Raise SinkError if the first batch must not be decided, because it might never be published. `check` does
-        this, too."""
+        """Raise SinkError if the first batch must not be decided, because it might never be published. A call of
+        `check` includes this check."""
 
     def publish(self, chain: ChainId, number: int, entry: PublishingEntry) -> None:
-        """Publish the entry that was just decided, with this number, in a chain of this worker. A publisher can
-        leave this to a later `step`."""
+        """Publish `entry`, which was just made as the entry `number` of a chain of this worker. A publisher can
+        postpone this to a later `step`."""
 
     def visible(self, chain: ChainId) -> int:
         """The number through which all entries of a chain of this worker are known to be visible; 0 if none is.
@@ -139,8 +140,8 @@ class Publisher(Protocol):
         """Remove the files of a batch that was not decided. `paths`: their final paths, by table."""
 
     def forget(self, chain: ChainId) -> None:
-        """Remove everything that was stored for a chain of this worker, except its entries. All its entries must be
-        visible."""
+        """Remove what the publisher keeps for a chain of this worker, such as staged files. Does not remove the
+        entries of the chain, which must all be visible."""
 
     def remove_left_behind(self, beginning: str, before: float, known: Collection[ChainId]) -> None:
         """Remove the files that `left_behind` describes."""
@@ -174,8 +175,9 @@ class FolderPublisher:
         """Does nothing, because `publish` leaves no work."""
 
     def settle(self, chain: ChainId, decided: Mapping[int, PublishingEntry]) -> None:
-        """See `Publisher.settle`. All files of an entry were staged before the entry was made. If the listing after
-        the close does not show a file as staged, the file was therefore published before, and needs no request."""
+        """See `Publisher.settle`. The staged files are listed after the chain was closed, and all files of an entry
+        were staged before the entry was made. If the listing lacks a file of an entry, this file was therefore
+        published before, and needs no request."""
         left = set(staged(self.files, chain))
         for _, entry in sorted(decided.items()):
             names = {path: file.path for file in entry.files if (path := staged_path(chain, file.path)) in left}

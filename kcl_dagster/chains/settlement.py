@@ -45,8 +45,8 @@ class Settlement:
 
 def missing_part(ranges: Sequence[StoredRange], after: Checkpoint) -> str | None:
     """Describe a gap between the ranges of a claim; None if there is none. Each range begins where the previous one
-    ended, and ranges of deleted entries end at or before the row's checkpoint `after`. A gap therefore means that
-    entries were removed."""
+    ended, and the owner deletes an entry only when the row's checkpoint `after` has reached the end of the range. A
+    gap beyond `after` therefore means that entries were lost. A gap before a range without a number is ignored."""
     reached = after
     for one in ranges:
         if one.number is not None and one.after > reached:

@@ -59,9 +59,9 @@ class FileStore(Protocol):
         Never raises."""
 
     def move(self, names: Mapping[str, str]) -> list[str]:
-        """Move each file to the path to which `names` maps it, whole and durably. Replaces a file with this path.
-        Returns the files that did not exist. Can be repeated after a failure, and while another process makes the
-        same moves."""
+        """Move each file to the path to which `names` maps it, whole and durably. A file that already has the new
+        path is replaced. Returns the files that did not exist. Can be repeated after a failure, and while another
+        process makes the same moves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ the last hour. The hour is needed because a request to make an entry may be sent
 first request may then arrive late, after the entry that the second request made was deleted.
 
 A plan without entries changes no table, and counts as carried out. A worker that removes its chain makes such a
-plan if the last plan is carried out. After all workers have stopped in this way, no commit has to be looked up in
-the tables, so a table can be dropped and made again.
+plan if the last plan is carried out. If all workers have stopped in this way, the last plan has no entries, and no
+worker has to look for its commit in the tables. A table can then be dropped and made again.
 
 Modelled in spec/TableCommits.tla.
 """
@@ -65,12 +65,15 @@ class TableCommit(msgspec.Struct, frozen=True):
 
 
 def series_of(application: str, table: str, place: str) -> str:
-    """The name of a series: commits of one application that a table numbers together. All commits of a series were
-    planned in one place, beside the first table of a sink. The series of the first table is named like the
-    application. A further table can have several series, because it can belong to sinks with other first tables.
+    """Return the name of a series. A series consists of the commits that a table numbers together: for each series,
+    the table keeps the number of the last commit that it contains. The commits of a series are commits of one
+    application, and were planned in one folder, beside the first table of a sink. The series of the first table is
+    named like the application. A further table can have several series, because sinks with different first tables
+    can write to it.
 
-    If the folder of the plans is moved, its last plan keeps its series, and the next plan begins another series.
-    Plans that are made in a folder and plans that are made in its copy therefore never have the same series."""
+    `place`: the `place_id` of the folder in which the commit was planned. If this folder is moved, its last plan
+    keeps its series, and the next plan begins another series. Plans that are made in a folder and plans that are
+    made in its copy therefore never have the same series."""
     return application if table == FIRST else f"{application}{_PLANNED_AT}{place}"
 
 
@@ -96,8 +99,8 @@ class Selection:
     """Chains of which an entry is missing. Entries after the missing one are not selected."""
 
     passed_over: tuple[ChainId, ...] = ()
-    """Chains whose entries were made after the chain was deleted: the chain is in `gone`, or the table does not
-    contain it and its first entry is missing."""
+    """Chains whose entries were made after the chain was deleted: the chain is in `gone`, or the table contains no
+    entry of the chain and entry 1 is missing."""
 
     is_complete: bool = True
     """False if entries are left for the next commit, because they do not fit into this commit."""
@@ -115,9 +118,9 @@ def selected(
     Older entries come first; entries of one chain stay in order. An owner makes no entry for a shard before the
     table contains the former owner's entries, so the order within each shard is kept.
 
-    A chain in `gone` was deleted. A chain that the table does not contain and whose first entry is missing was
-    deleted, too. An entry that appears in such a chain later is never committed. It was made by a worker that had
-    been paused since before the deletion, or by a repeated request that arrived late.
+    A chain in `gone` was deleted. If a chain is not in `contained` and its entry 1 is missing, the chain was
+    deleted, too. An entry that appears later in a deleted chain is never committed. This entry was made by a worker
+    that had been paused since before the deletion, or by a repeated request that arrived late.
     """
     chains: dict[ChainId, list[FoundEntry]] = defaultdict(list)
     for one in found:

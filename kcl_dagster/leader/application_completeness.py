@@ -2,13 +2,16 @@
 
 Pure. Each lease records the moment through which its own shard is stored. A recorded moment remains true until the
 lease is reset, and a reset raises the epoch in `tables.completeness_row`. Leases that were read at slightly
-different times can therefore be combined, if no lease is missing. Two rules detect a missing lease:
+different times can therefore be combined, if no lease is missing.
 
-- The lease of a child shard is created before its parents are finished, and the child is read only after its
-  parents are finished. While a parent is unfinished, the moment of the parent limits the result. A child that has
-  not been read yet has the moment of its parents. The lease of a merged shard names the parent at whose end the
-  lease was created. Until the merged shard is read, the lease of the other parent must exist. If it does not exist,
-  it was lost.
+The lease of a child shard is created before its parents are finished, and the child is read only after its parents
+are finished. While a parent is unfinished, the moment of the parent limits the result. A child that has not been
+read yet has the moment of its parents.
+
+Two rules detect a missing lease:
+
+- The lease of a merged shard names the parent at whose end the lease was created. Until the merged shard is read,
+  the other parent must have a lease, too. If the other parent has none, its lease was lost.
 - If a lease is missing, some hash keys are covered by no unfinished lease. The exception is a missing lease of an
   unfinished parent of a merged shard: the lease of the merged shard covers the hash keys of the parent, too. The
   first rule detects this case.
@@ -48,7 +51,7 @@ class Hindrance(StrEnum):
 @dataclass(frozen=True, slots=True)
 class HeldBy:
     """The reason why an application is not complete through a later moment. `what` names the lease, the stream or
-    the row of the lease table that prevents this."""
+    the row of the lease table that is the cause."""
 
     what: str
     why: Hindrance
@@ -65,8 +68,8 @@ class Completeness:
     - `through`: epoch seconds. Every record that arrived earlier is stored and visible. None if the moment is not
       known. In a `TickReport`, this is the stored value, which never falls within an `epoch`.
     - `epoch`: a number that a reset or an import raises.
-    - `back_to`: epoch seconds. Windows that end later and were declared complete under an earlier epoch are
-      declared again. None: no windows are declared again.
+    - `back_to`: epoch seconds. A window that ends after this time, and was declared complete under an earlier
+      epoch, is declared again. None: no windows are declared again.
     - `reached`: the moment that this tick calculated; None if it could not calculate one.
     """
 
@@ -99,8 +102,8 @@ def complete_through(
       not strictly in the order of their arrival times.
     - `now`: epoch seconds. If the moment of a lease is later, `now` is used instead.
     - `hindered`: leases that make no progress for a known reason, with this reason.
-    - `read_through`: for each lease that no worker reads, a time (epoch seconds) before which no unread record of
-      its shard arrived.
+    - `read_through`: a time (epoch seconds) for each lease that no worker reads. All unread records of its shard
+      arrived at this time or later.
     """
     if unreadable:
         return Completeness(held_by=HeldBy(unreadable[0], Hindrance.UNREADABLE))
@@ -208,13 +211,15 @@ class WindowCounts:
     id."""
 
     late_batches: Mapping[str, int] = field(default_factory=dict)
-    """For each lease key, the number of the newest batch that stored late rows. If this number has grown or is new,
-    late rows were stored, even if their counts were deleted or dropped."""
+    """For each lease key, the number of the newest batch that stored late rows. If a number is higher than in the
+    last declaration of the window, or if the declaration lacks the lease key, late rows were stored since then.
+    This is true even if the counts of the rows were deleted or dropped."""
 
 
 def late_batches(leases: Iterable[Lease], windows: Windows | None = None) -> dict[int, dict[str, int]]:
     """Return `WindowCounts.late_batches` of each window with late rows, by the start of the window. If `windows` is
-    given, late rows of a window of a former partitioning count for the window that contains its start."""
+    given, late rows of a window of a former partitioning count for the window in `windows` that contains the start
+    of the former one."""
     found: dict[int, dict[str, int]] = {}
     for lease in leases:
         for one in lease.stored.late_batches if lease.stored is not None else ():
@@ -263,7 +268,7 @@ def _counts_in_full(
         return _is_untouched(lease)
     if not counts.is_of(lease.checkpoint):
         return False
-    if not counts.is_by(rules):  # rows were counted by other rules: only windows after these counts are complete
+    if not counts.is_by(rules):  # by other rules: only windows that begin after the counted ones are complete
         return start >= max(counts.since, counts.until)
     if start >= counts.since:
         return True

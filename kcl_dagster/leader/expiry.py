@@ -49,8 +49,8 @@ def why_unserved(
 # has read it, its shard would remain unread for another whole tick interval. The tick therefore waits for such a
 # lease.
 _WORTH_WAITING: Final = 1.0  # seconds; a tick waits no longer than this
-# A lease is nearly expired if at most this part of its duration is left. If its counter was just observed for the
-# first time, more is left, even if the duration is short.
+# A lease is nearly expired if at most this part of its duration is left. Without this limit, a lease with a short
+# duration would count as nearly expired as soon as its counter is observed for the first time.
 _NEARLY: Final = 0.1
 _MARGIN: Final = 0.01  # seconds; a counter must have been unchanged for longer than the duration
 

@@ -12,11 +12,12 @@
 - If a worker has run for longer than its lifetime, or has older code than the leader, another worker replaces it.
   Workers are replaced one at a time. The old worker is asked to drain when its successor can read. The successor's
   row shows this once its Spark has started.
-- If workers with older code have stopped shards or a hanging batch, all of them are replaced at once. If another
-  worker reads, they drain without waiting for their successors.
-- If a worker cannot read in time and another worker reads, the leader gives up the worker that cannot read: this
-  worker drains, and its slot is launched again. Such a worker thus blocks neither a deployment nor a reduction of
-  the fleet, and the workers that read are kept. Later starts get more time: see `kcl_dagster.leader.patience`.
+- If workers with older code have stopped shards or a hanging batch, free slots are launched to replace all of them
+  at once. If another worker reads, these workers drain without waiting until their successors can read.
+- If a worker cannot read within the time that a start is allowed to take, and another worker reads, the leader
+  gives up the worker that cannot read: this worker drains, and its slot is launched again. The worker thus blocks
+  neither a deployment nor a reduction of the fleet, and the workers that read are kept. Later starts get more time:
+  see `kcl_dagster.leader.patience`.
 """
 
 import math
@@ -106,10 +107,11 @@ class FleetPlan:
     expected: int = 0
     notes: tuple[str, ...] = ()
     silent: Mapping[str, str] = field(default_factory=dict)
-    """Slots whose run is active in Dagster although its worker does not write its row -> the run."""
+    """For each slot whose run is active in Dagster although its worker does not write its row: the id of the
+    run."""
 
     given_up: Mapping[WorkerId, str] = field(default_factory=dict)
-    """Workers in `drain` that are given up because they could not read in time -> the run of the worker."""
+    """For each worker in `drain` that is given up because it could not read in time: the id of its run."""
 
     given_up_over: bool = False
     """Whether the starts that were given up no longer matter: a worker that was launched later reads, or no worker
@@ -160,9 +162,9 @@ def decide_fleet(settings: FleetSettings, sight: FleetSight, max_kbps_per_worker
 
 
 def _of_stuck(stuck: Sequence[str], keep: Sequence[str], target: int, slots: "_Slots") -> Sequence[str]:
-    """Return the slots of the stuck workers (see `_Slots.is_stuck`) that drain now. The shards of these workers
-    that do not fail need another worker meanwhile. If no other worker can read, stuck workers are replaced one
-    after another."""
+    """Return the slots whose stuck workers (see `_Slots.is_stuck`) drain now. A stuck worker can also read shards
+    that do not fail. While the stuck worker is replaced, another worker has to read these shards. If no other
+    worker can read, only one stuck worker drains at a time, and none while another worker is starting."""
     if target <= 0 or any(slots.is_up(slot) for slot in keep):
         return stuck
     return stuck[:1] if not keep and not slots.leaving and not slots.given_up else ()
@@ -379,9 +381,9 @@ class _Slots:
 
 
 def _by_slot(workers: Sequence[WorkerSight], own: Mapping[str, WorkerSight]) -> dict[str, WorkerSight]:
-    """Return the workers of slots whose run has no living worker of its own, by slot. A worker of which it is not
-    known yet whether it is alive is included. If a slot has several workers, a living one is preferred, then one
-    that does not drain. Bounded runs have no slot of the fleet."""
+    """Return the workers of the slots that are not in `own`, by slot. `own`: the slots whose active run has a
+    living worker. If it is not known yet whether a worker is alive, the worker is included. If a slot has several
+    workers, a living one is preferred, then one that does not drain. Bounded runs have no slot of the fleet."""
     found: dict[str, WorkerSight] = {}
     for seen in sorted(workers, key=lambda seen: (seen.alive, not seen.drains, seen.id)):
         if (

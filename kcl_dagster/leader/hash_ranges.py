@@ -12,5 +12,6 @@ def active_ranges(leases: Iterable[Lease]) -> list[HashRange]:
 
 
 def lack_range(leases: Iterable[Lease]) -> list[Lease]:
-    """Unfinished leases without a hash range, as old clients write them. A listing of the stream has the ranges."""
+    """Unfinished leases without a hash range. Old clients write such leases. A listing of the stream has the hash
+    ranges."""
     return [lease for lease in leases if not lease.is_finished and lease.hash_range is None]

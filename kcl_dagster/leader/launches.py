@@ -46,7 +46,8 @@ class LaunchBook:
                 self._ended(known, known.run, now, moment)
             if known.run is None or known.run.run_id != run.run_id:
                 known.seen_at = moment
-                # If the run is older, it is not known whether its worker could read. Its worker then counts as up.
+                # If a run is older than SHORT_SECONDS when it is first seen, it is not known whether its worker
+                # could read before. The worker then counts as up.
                 known.was_up = now - run.started_at > SHORT_SECONDS
             known.was_up = known.was_up or up is None or run.run_id in up
             known.run = run

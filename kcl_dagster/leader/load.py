@@ -20,10 +20,10 @@ from kcl_dagster.model.worker_row import CPU
 FAST_SECONDS: Final = 30.0  # the time constant of the fast mean: a few renewals
 SLOW_SECONDS: Final = 600.0  # the time constant of the slow mean
 # The value has changed if the two means differ by more than this part of the slow mean. If samples jitter by 30 %,
-# the fast mean differs by a fifth at most.
+# the fast mean differs from the slow mean by a fifth of it at most.
 CHANGED: Final = 0.25
 # The means must also differ by more than this many mean deviations of the samples. With independent samples every
-# 5 s, the fast mean differs by a third of a mean deviation.
+# 5 s, the fast mean typically differs from the slow mean by a third of a mean deviation.
 _CHANGED_SPREADS: Final = 1.5
 # Loads that were watched for a shorter time cause no handoffs: their jitter has not been averaged out.
 WATCH_SECONDS: Final = 60.0
@@ -38,7 +38,8 @@ TOGETHER_SECONDS: Final = 15.0
 # If neither checkpoint nor throughput has changed for this long, no records arrive
 IDLE_AFTER_SECONDS: Final = 60.0
 HALF_LIFE_SECONDS: Final = 30.0  # in this time, a throughput that is no longer confirmed falls to a half
-# If a worker is out of balance in this many ticks in a row, the imbalance is not jitter. The ticks take a minute.
+# If a worker is out of balance in this many ticks in a row, the imbalance is not jitter. With default timings, this
+# many ticks take a minute.
 PATIENCE: Final = 12
 # CPU per KB/s is measured only on workers with at least this part of the mean load. With less load, the CPU that
 # the process itself uses would dominate the result.
@@ -118,8 +119,8 @@ class _Cost:
     seen_at: float
     estimate: Estimate | None = None
     value: float | None = None
-    """The value that is used: the estimate, limited to the range of the fleet's machines. None until the estimate
-    was watched for long enough."""
+    """The value that is used: the estimate, limited to a range around the median of the fleet (`_COST_RANGE`).
+    None until the estimate was watched for long enough."""
 
 
 @dataclass(slots=True)

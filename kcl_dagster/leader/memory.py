@@ -46,8 +46,8 @@ class Memory:
     `kcl_dagster.leader.patience`."""
 
     given_up_over: int = 0
-    """The time (epoch seconds) of the last given-up start that no longer matters, because a worker has started
-    since, or none had to be launched."""
+    """Epoch seconds. Starts that were given up at this time or earlier no longer matter, because a worker has
+    started since, or no worker had to be launched."""
 
     def to_document(self, at_least: float) -> dict[str, object]:
         """The memory as JSON. `at_least`: see `Standing.to_document`."""
@@ -63,7 +63,7 @@ class Memory:
 
     @staticmethod
     def standing_in(document: Mapping[str, object]) -> Collection[str]:
-        """Return the keys for which a document says for how long their version was unchanged."""
+        """Return the keys of the values for which a document records how long they were unchanged."""
         standing = document.get("standing")
         return standing.keys() if isinstance(standing, Mapping) else ()
 

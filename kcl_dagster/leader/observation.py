@@ -99,9 +99,10 @@ class Observer:
     """The time at which the last scan began (monotonic)."""
 
     _given: dict[LeaseKey, tuple[WorkerId | None, int | None]] = field(default_factory=dict)
-    """For each lease, its owner and the counter at which this owner was first observed. The counter is None once it
-    has changed. A worker finds new leases by searching for its own name as owner. If a handoff begins before the
-    worker has found the lease, the worker never finds it."""
+    """For each lease, its owner, and the counter that the lease had when this owner was first observed. The counter
+    is None once it has changed. A worker finds its new leases by searching for its own name as owner. If a handoff
+    begins before the worker has found the lease, the row names the next owner, and the worker never finds the
+    lease."""
 
     _runs: dict[WorkerId, str] = field(default_factory=dict)
     """The run of every worker that has a row, and of every worker that owns a lease although its row was
@@ -111,9 +112,9 @@ class Observer:
     """Workers that were asked to drain because their run is over, or because another run has their slot."""
 
     _suspects: dict[WorkerId, str] = field(default_factory=dict)
-    """Workers that let a lease expire, with the version of their row at that time. Other workers may own the lease
-    since, so only this entry shows that the worker may have ended. The row of a Java worker shows this only after
-    more than a minute."""
+    """Workers that let a lease expire, with the version of their row at that time. By now, another worker may own
+    the lease, so only this entry still shows that the worker may have ended. The row of a Java worker shows its end
+    only after more than a minute."""
 
     def observe(self, scan: ScanResult, runs: RunView, now: float) -> Sight:
         """Return the leader's view of a scan, which must be strongly consistent. Called once or twice per tick.

@@ -3,12 +3,12 @@
 A start may take longer than the leader waits at first, because machines are added to a cluster or an image loads
 slowly. The next start may take as long. Each start that is given up therefore doubles the waiting time, up to an
 hour, for one day. The leader remembers a set of runs with the times at which they were given up. Entries are added,
-and dropped only when they are too old. Leaders that merge their sets, repeatedly and in any order, therefore get
-the same waiting time.
+and dropped only if they are too old or too many. Leaders that merge their sets, repeatedly and in any order,
+therefore get the same waiting time.
 
-The leader reports the starts that were given up until they are *over*: a worker that was launched after the last of
-them can read, or no worker has to be launched. It remembers when the last start that is over was given up. This
-time only grows.
+The starts that were given up are *over* when a worker that was launched after the last of them can read, or when no
+worker has to be launched. Until then, the leader reports these starts. The leader remembers the time at which the
+last start that is over was given up. This time only grows.
 """
 
 from collections.abc import Iterable, Mapping

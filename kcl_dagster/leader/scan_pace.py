@@ -9,8 +9,9 @@ it, as long as all of these conditions hold:
 - The last read showed nothing to do, and no lease that could have expired meanwhile.
 - Since the last read, no run of the orchestrator has changed, and no operator has paused or resumed anything.
 
-A pause does not make a takeover unsafe: `Standing` counts only the time between two reads of the same version.
-It can delay the takeover from a worker that has ended, by at most `LONGEST_PART` of the lease duration.
+A pause between reads does not make a takeover unsafe: `Standing` counts only the time between two reads of the same
+version. The pause can delay the takeover from a worker that has ended, by at most `LONGEST_PART` of the lease
+duration.
 """
 
 import math

@@ -54,8 +54,8 @@ _SAVE_SECONDS: Final = 30.0
 _SYNC_SHARE: Final = 0.5
 # The part of the budget that is left for decisions even if the tables were read for longer than the whole budget.
 _DECISION_SHARE: Final = 0.5
-# Seconds after its start at which a tick that has read for long ends at the latest. Dagster abandons a tick after
-# 60 s.
+# If reading the tables took long, the deadline of the tick is extended, to at most this many seconds after the
+# start of the tick. Dagster abandons a tick after 60 s.
 _LATEST_END: Final = 50.0
 
 
@@ -131,8 +131,8 @@ class Tick:
         try:
             error = work()
         except TableNotFound:
-            # The table existed when this leader was opened. A new table would begin the application anew and store
-            # records again, so only an operator is allowed to create one.
+            # The table existed when this leader was opened. With a new table, the application would begin anew and
+            # store records again, so only an operator is allowed to create one.
             error = self.missing_table = (
                 f"a table of application {self.leader.application.name} was deleted. The leader makes no new one, "
                 "because the application would begin anew and store records again. Restore the table from a backup "
@@ -163,7 +163,8 @@ class Tick:
         self.leading, self.owner = view.held, view.owner
         if view.is_shared:
             self._agree()
-        # The protocol is declared before any lease is created, because workers refuse leases without it.
+        # The protocol is declared before any lease is created, because without this declaration, workers refuse the
+        # leases.
         if view.held and not is_declared:
             self.leader.tables.declare()
         if view.held:
@@ -422,8 +423,8 @@ class Tick:
                 self.notes.append(f"run {run.run_id} of {slot} is reported as failed: its worker is gone")
 
     def _send_away(self, sight: Sight) -> None:
-        """Ask workers to drain that still write their row although their run is over, or although another run has
-        their slot. Such a worker possibly does not detect this itself."""
+        """If a worker still writes its row although its run is over, or although another run has its slot, ask the
+        worker to drain. Such a worker possibly does not detect itself that it has to end."""
         for seen in sight.workers:
             if seen.beats and (seen.run_is_over or seen.replaced) and seen.id not in self.observer.sent_away:
                 self.notes.append(f"{seen.id} is asked to leave: its run is over, or its slot has another")
@@ -460,7 +461,8 @@ class Tick:
         self.launches.append(Launch(slot, number, because))
 
     def _is_synced(self) -> bool:
-        """Whether the number of leases shows how many shards there are, so that the fleet can follow it."""
+        """Whether the number of leases shows how many shards there are. If so, the number of workers can
+        follow the number of leases."""
         has_leases = self.sight is not None and bool(self.sight.leases)
         return has_leases or (self.leading and not self.synced.errors) or self.dry
 
@@ -494,7 +496,8 @@ class Tick:
         return "; ".join(problems) or None
 
     def _without_paused(self, sight: Sight) -> Sight:
-        """Take paused leases from their owners, and give them no worker. The owner's next write fails."""
+        """Take paused leases from their owners. The next write of such an owner then fails. Return the view without
+        the paused leases, so that the assignment gives them no worker."""
         paused = self.leader.control.leases
         for lease in sight.unfinished:
             if lease.key in paused and lease.actual_owner is not None and not self.dry and not self._is_late():
@@ -503,9 +506,9 @@ class Tick:
         return sight.without(paused)
 
     def _free_the_dead(self, sight: Sight) -> None:
-        """While the application is paused, remove the owners of leases whose workers have ended, so that resets and
-        other operations can use them. The write is conditional on the counter, so a worker that is alive keeps its
-        lease."""
+        """While the application is paused, remove the owners of leases whose workers have ended. Resets and other
+        operations can then change these leases. The write is conditional on the counter, so a worker that is alive
+        keeps its lease."""
         for lease in sight.unfinished:
             why = sight.unserved.get(lease.key)
             if why is None or lease.actual_owner is None or self.dry or self._is_late():

@@ -63,7 +63,8 @@ class StartWatch:
         return True
 
     def forget(self) -> None:
-        """Restart the measurement: another leader has the lock, or no worker is missing."""
+        """Restart the measurement. Called when another leader has the lock, when a worker reads or none is missing,
+        and when leadership is given up."""
         self.stuck_since = None
         self.has_failed = False
 

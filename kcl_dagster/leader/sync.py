@@ -1,9 +1,9 @@
 """Decides which leases a stream needs.
 
 Shards form a hierarchy: a child holds the records that arrived after its parents were closed. Leases are created
-for the oldest shards that have to be read. Their children get leases when the parents are finished, so that the
-order is kept. If the table already has leases, the rules of the KCL apply. Three defects of these rules are
-repaired, except with `as_kcl`:
+for the oldest shards that have to be read. Their children get leases when the parents have been read to their end,
+so that records are read in order. If the table already has leases, the rules of the KCL apply. Three defects of
+these rules are repaired, except with `as_kcl`:
 
 - The child of a finished parent can lack a lease, for example because an operator deleted the lease. In this case,
   the KCL syncs every two minutes for ever and creates nothing. This module creates the lease of the child.
@@ -91,8 +91,8 @@ def plan_sync(
         for orphan in _orphans(listed, held):
             creates[orphan] = TRIM_HORIZON
         for parent in _awaited(listed, held):
-            # The parent may be one of the application's first shards, so its lease gets the start position. For
-            # LATEST, a time is stored.
+            # The parent may be one of the application's first shards, so its lease gets the start position. If this
+            # is LATEST, workers read from the stored time for which LATEST stands.
             creates[parent] = Checkpoint(start.value)
         past = _ancestors(listed, held)
         for root in roots:
@@ -220,9 +220,9 @@ def _severed(listed: Mapping[str, Shard], held: Mapping[str, Lease], past: Colle
 
 
 def _awaited(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]:
-    """Return the parents of unread merged shards that have no lease, although the other parent is being read or was
-    read to its end. The lease of such a parent was lost, because clean-up keeps the leases of parents until their
-    children are read."""
+    """Return the parents that have no lease, although their child is an unread merged shard whose other parent is
+    being read or was read to its end. The lease of such a parent was lost, because clean-up keeps the leases of
+    parents until their children are read."""
     found: set[str] = set()
     for name, lease in held.items():
         if name not in listed or lease.checkpoint is None or not lease.checkpoint.is_initial_position:
@@ -238,8 +238,8 @@ def _awaited(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]
 class _Walk:
     """Visits shards from the open shards upwards, each once.
 
-    A shard *descends* if it or an ancestor has a lease, or if an ancestor has to be read. A shard that descends
-    gets its lease later, when its parents are finished.
+    A shard *descends* if it or an ancestor has a lease, or if an ancestor has to be read. If a shard that descends
+    has no lease yet, it gets one later, when its parents have been read to their end.
     """
 
     listed: Mapping[str, Shard]

@@ -1,6 +1,6 @@
 """The sync stage of a tick: creates leases for the shards of every stream, as `sync` decides.
 
-Modelled in spec/Reshard.tla. The parameter `guard` implements its RootsAreFenced.
+Modelled in spec/Reshard.tla. The parameter `guard` implements RootsAreFenced of this specification.
 """
 
 import math
@@ -198,7 +198,8 @@ class Syncer:
 
     def first_moment(self) -> FirstMoment | None:
         """Return the first moment of the application: the moment from which all shards are read. Returns None if a
-        stream already had leases when its start position was recorded, because other workers have read a part.
+        stream already had leases when its start position was recorded: other workers had then read an unknown part
+        of the stream.
 
         Reads the stored start positions, which a reset may have changed. Raises a StreamError if a start position
         is not known yet.
@@ -324,8 +325,8 @@ class Syncer:
         """Raise a StreamError if leases name this stream with a creation epoch that is not its creation time.
 
         A Java application chooses the epoch itself. If the leader created leases with another epoch beside those of
-        the Java application, the stream would be read twice, from another position. Leases that are known to belong
-        to a deleted stream do not count.
+        the Java application, the stream would be read a second time, from another position. If the stored start
+        positions show that leases are those of a deleted stream, no error is raised for them.
         """
         state.disputed = frozenset()
         if not identifier.is_multi or state.settings.creation_epoch or _group_of(identifier) in grouped:
@@ -430,8 +431,9 @@ class Syncer:
         begins_anew = any(lease.checkpoint == LATEST for lease in plan.creates)
         if start.position is Position.LATEST and not as_kcl and (begins_anew or not state.knows_roots):
             # The first shards are listed once per process, because a former leader may have ended while it created
-            # the first leases. They are also listed if no lease leads to an open shard: such a lease may have been
-            # deleted, and its shard closed since.
+            # the first leases. They are also listed if a lease is to be created at LATEST, because no lease
+            # leads to its shard: such a lease may have been deleted, and the shard of the deleted lease may be
+            # closed by now.
             opened_at = _opened_at(start, state.horizon)
             roots = frozenset(shard.id for shard in self._streams.shards(name, opened_at))
             plan = plan_sync(shards, leases, start.position, identifier, roots=roots, as_kcl=as_kcl)

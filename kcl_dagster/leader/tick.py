@@ -49,10 +49,10 @@ class LeaderTables:
     completeness: CompletenessRow
     verify: Callable[[], bool]
     """Checks the tables. Raises LayoutRefused if the fleet has changed its tables or its protocol since they were
-    detected. Returns False if the protocol is no longer declared."""
+    detected. Returns False if the row that declares the protocol of KCL 3.x is missing."""
 
     declare: Callable[[], bool]
-    """Declares the protocol."""
+    """Writes the row that declares the protocol of KCL 3.x, if it is missing."""
 
     @classmethod
     def open(
@@ -99,8 +99,8 @@ class Leader:
         self.runtime = runtime
         self.memory = Memory()
         self.observer = Observer(application.timings, self.memory.standing)
-        # Observes the tables while a Java worker leads. As in the KCL, only observations made while leading count
-        # against the owner of a lease.
+        # Observes the tables while a Java worker leads. It is separate from `observer`: as in the KCL, a lease is
+        # taken from its owner only because of observations that a process made while it led.
         self.follower = Observer(application.timings, Standing())
         self.syncer = Syncer(
             application, tables.leases, tables.starts, streams, runtime.clock, parallel, tables.lock.guard
@@ -129,8 +129,8 @@ class Leader:
 
     def tick(self, runs: RunView) -> TickReport:
         """Run one tick. Never raises a KclError, because errors are in the report. Takes at most
-        `timings.tick_budget` and the timeout of one request. If another tick of this leader is running, this call
-        does nothing."""
+        `timings.tick_budget` and the timeout of one request, or longer if half of the budget has passed when the
+        tables are read. If another tick of this leader is running, this call does nothing."""
         return self._alone(lambda: Tick(self, runs).run())
 
     def plan(self, runs: RunView) -> TickReport:
@@ -145,8 +145,8 @@ class Leader:
     def remember(self, *, anew: bool = False) -> None:
         """Load the observations and decisions of earlier leaders. They are loaded once per process, and again when
         this process leads again. With `anew`, they are loaded in any case, because another process of this
-        deployment has led meanwhile. Otherwise, two processes that lead in turn and want different numbers of
-        workers would launch and drain workers for ever."""
+        deployment has led meanwhile. If they were not loaded then, two processes that lead in turn and want
+        different numbers of workers would launch and drain workers for ever."""
         if anew or not self._remembers:
             document = self.tables.memory.load()
             self.memory.absorb(document, self.runtime.clock.monotonic())

@@ -26,8 +26,8 @@ class StageOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A slot that needs a run. The same generation is requested until its run appears. Repeated requests are safe
-    if the generation is part of the run key."""
+    """A slot that needs a run. The same generation is requested until its run appears, or until `LAUNCH_SECONDS`
+    have passed. Repeated requests are safe if the generation is part of the run key."""
 
     slot: str
     generation: int

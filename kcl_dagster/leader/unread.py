@@ -56,8 +56,9 @@ class UnreadWatch:
         return {lease.key: self._waited(lease.key) for lease in leases}
 
     def read_through(self, leases: Sequence[Lease]) -> Mapping[LeaseKey, float]:
-        """Return, for each lease without an unread record at the last look-up, a time (epoch seconds) before which
-        no unread record arrived. Leases whose checkpoint has changed since are left out. Sends no request."""
+        """Return a time (epoch seconds) for each lease that had no unread record at the last look-up. All records
+        that are unread now arrived at this time or later. Leases whose checkpoint has changed since the look-up are
+        left out. Sends no request."""
         found = {}
         for lease in leases:
             checkpoint, began = self._looked.get(lease.key, (None, 0.0))

@@ -31,8 +31,8 @@ class Begun:
     - `arrived`: when the first record of the batch arrived in the stream, in epoch seconds.
     - `losses`: how many owners' processes ended while they worked on this batch with version `code` of the
       consumer's code.
-    - `is_open`: whether the owner that wrote the claim works on the batch. If that owner ends before the chain has
-      an entry for the batch, `losses` grows.
+    - `is_open`: whether the owner that wrote the claim has begun to work on the batch. If so, and this owner ends
+      before the chain has an entry for the batch, the next owner adds 1 to `losses`.
     """
 
     number: int
@@ -52,8 +52,8 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The claim that a worker writes into its lease's row before its first entry for the lease. If the row names
-    another chain, the worker settles this chain first.
+    """The claim that a worker writes into its lease's row before its first entry for the lease. If the row already
+    names another chain, the worker settles that other chain first.
 
     - `id`: None after a reset. Entries of the chain can still have to be published after the reset, but they do not
       move the lease's checkpoint.

@@ -17,8 +17,9 @@ LeaseKey = NewType("LeaseKey", str)
 class Lease:
     """A lease as the table stores it.
 
-    During a handoff, `owner` is the next owner, and `checkpoint_owner` the owner that still reads. The fields from
-    `batch` on belong to kcl_dagster. The KCL ignores their attributes, and does not remove them:
+    During a handoff, `owner` is the next owner, and `checkpoint_owner` the owner that still reads. The field
+    `batch` and all fields after it are additions of kcl_dagster. The KCL ignores their attributes in the row, and
+    does not remove them:
 
     - `batch`: the number of the shard's last exactly-once batch.
     - `stored_through`: epoch seconds. Every record of the shard that arrived earlier is stored and visible, if
@@ -66,8 +67,8 @@ class Lease:
 
     @property
     def awaited_parents(self) -> frozenset[str]:
-        """The parents that must each have a lease, or have left the stream, as long as this shard is not read. If
-        the stream still has such a parent but the table has no lease of it, that lease was lost. Empty if this
+        """The parents of this shard that must have a lease as long as this shard is not read, unless they have left
+        the stream. If such a parent is still in the stream but has no lease, its lease was lost. Empty if this
         shard has been read, or if `ended_parent` is not known."""
         if self.ended_parent is None or self.checkpoint is None or not self.checkpoint.is_initial_position:
             return frozenset()

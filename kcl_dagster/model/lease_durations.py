@@ -15,9 +15,9 @@ LONGEST_BELIEVED: Final = 3600.0
 
 
 def lease_durations(leases: Iterable[Lease], workers: Iterable[WorkerRow], ours: float) -> dict[LeaseKey, float]:
-    """For each lease: `ours`, the lease duration of this process in seconds, or that of the lease's owner if it is
-    longer. A worker that began with a longer duration keeps renewing at its own interval. The rows of Java workers
-    have no lease duration, so `ours` applies to their leases."""
+    """For each lease, the longer of two durations in seconds: `ours`, which is the lease duration of this process,
+    and the lease duration of the lease's owner. An owner that began with a longer duration renews less often. The
+    rows of Java workers have no lease duration, so `ours` applies to their leases."""
     longer = {row.id: min(row.lease_ms / 1000, LONGEST_BELIEVED) for row in workers if row.lease_ms}
     return {
         lease.key: max(ours, longer.get(lease.actual_owner, ours)) if lease.actual_owner else ours

@@ -21,7 +21,7 @@ VERY_OLD: Final = 3
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A lease as one worker observes it. `unchanged_for`: seconds since the lease's counter last changed.
-    `duration`: the lease duration in seconds; None for `TakingRules.lease_duration`."""
+    `duration`: the lease duration in seconds; if it is None, `TakingRules.lease_duration` applies."""
 
     key: LeaseKey
     owner: WorkerId | None

@@ -24,7 +24,8 @@ class HashRange:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One shard as ListShards describes it. ListShards does not list `parents` that have left the stream."""
+    """One shard as ListShards describes it. `parents` can name shards that have left the stream. ListShards does
+    not list these shards."""
 
     id: str
     hash_range: HashRange

@@ -75,8 +75,8 @@ class StoredRows:
 @dataclass(frozen=True, slots=True)
 class LateBatch:
     """The newest batch of a lease that stored late rows of the window that begins at `start`. The numbers of a
-    lease's batches only grow, even over a reset. A higher number therefore means more late rows, even if the
-    window's counts were dropped."""
+    lease's batches only grow, even over a reset. If `number` is higher than before, late rows were therefore stored
+    since then. This is true even if the window's counts were dropped."""
 
     start: int
     number: int
@@ -273,7 +273,7 @@ def packed(counts: StoredCounts) -> bytes:
             first, last = int(rows.first or 0), int(rows.last or 0)
             flag = _BEGUN | counts.rules << 1 if rows.start == newest else _BEGUN
             out += _number(flag) + _number(first) + _number(max(0, last - first))
-    if counts.outside or counts.late_uncounted or counts.late_batches:  # earlier versions can read no such counts
+    if counts.outside or counts.late_uncounted or counts.late_batches:  # earlier versions cannot read them
         out += _number(counts.outside) + _number(counts.late_uncounted)
     if counts.late_batches:
         out += _packed_late(counts.late_batches)

@@ -28,8 +28,9 @@ class Pace:
 
     @classmethod
     def of(cls, visible_within: float, *, commits: bool) -> "Pace":
-        """Derive the lengths of batches, pauses and commits. `visible_within`: the seconds within which a record
-        has to become visible. `commits`: whether many batches become visible with one commit of a table."""
+        """Derive the duration of batches, the pause if there is nothing to read, and the interval between commits.
+        `visible_within`: the seconds within which a record has to become visible. `commits`: whether many batches
+        become visible with one commit of a table."""
         idle = min(visible_within * IDLE, BatchSettings().idle_seconds)
         if not commits:
             return cls(visible_within * BATCH_OF_FOLDER, idle)

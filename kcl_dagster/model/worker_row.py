@@ -13,8 +13,8 @@ NETWORK_IN = "NI"
 NETWORK_OUT = "NO"
 THROUGHPUT = "T"
 
-SHARDS_TOLD = 12  # the most shards in a field of the row: as many as a table in Dagster's UI shows; about 500 bytes
-STOPPED_TOLD = 400  # enough for all stopped shards, because a shard that is left out looks healthy; 10 to 30 KB
+SHARDS_TOLD = 12  # the most shards in a field, as many as Dagster's UI shows in a table; they take about 500 bytes
+STOPPED_TOLD = 400  # enough to name all stopped shards: a shard that is left out looks healthy; 10 to 30 KB
 
 
 # The slot in the row of every bounded run. The fleet has no such slot, so the leader does not count these workers
@@ -34,7 +34,8 @@ class WorkerState(StrEnum):
 class WorkerRow:
     """A row of worker metrics. `averages` and `operating_range` are the KCL's attributes `sts` and `opr`.
 
-    The fields from `slot` on belong to kcl_dagster. The KCL ignores their attributes, and does not remove them.
+    The field `slot` and all fields after it are additions of kcl_dagster. The KCL ignores their attributes in the
+    row, and does not remove them.
     """
 
     id: WorkerId

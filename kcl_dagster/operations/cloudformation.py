@@ -63,8 +63,8 @@ class Alarm:
 
 
 def alarms(deployment: Deployment) -> list[Alarm]:
-    """The alarms of an application. If it publishes no metrics to CloudWatch, these are only the alarms on metrics
-    of AWS."""
+    """The alarms of an application. If the application publishes no metrics to CloudWatch, only alarms on AWS's own
+    metrics are returned."""
     application = deployment.application
     found: list[Alarm] = []
     if application.telemetry.cloudwatch is not MetricsLevel.NONE:
@@ -394,8 +394,9 @@ def _driver(deployment: Deployment, policies: Mapping[Component, Json]) -> Json:
 
 
 def _unless_apart(policies: Mapping[Component, Json]) -> list[Json]:
-    """The policies of executors, left out if the parameters of the stack give executors a role of their own.
-    Without such a role, the worker's own process reads the streams, as in a local Spark session."""
+    """The policies of executors, to be attached to another role as well. CloudFormation leaves them out if the
+    parameters of the stack give executors a role of their own. Without such a role, the worker's own process reads
+    the streams, as in a local Spark session."""
     no_value = {"Ref": "AWS::NoValue"}
     return [{"Fn::If": ["AreExecutorsApart", no_value, {"Ref": one}]} for one in policies[Component.EXECUTOR]]
 
@@ -406,7 +407,8 @@ def _machine_policies(policies: Mapping[Component, Json]) -> list[Json]:
 
 
 def _machine(name: str, policies: Mapping[Component, Json]) -> Json:
-    """The role of a machine of EC2 that runs both code location and workers, because a machine has one role."""
+    """The role of an EC2 machine that runs both the code location and the workers. It has the rights of both,
+    because a machine has only one role."""
     return {
         "MachineRole": {
             "Type": "AWS::IAM::Role",

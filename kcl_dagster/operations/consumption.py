@@ -12,7 +12,7 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.attributes import OWNER_INDEX
 from kcl_dagster.tables.places import TableLayout
 
-PERIOD_SECONDS: Final = 60  # CloudWatch keeps DynamoDB's minutes for 15 days
+PERIOD_SECONDS: Final = 60  # CloudWatch keeps DynamoDB's values for single minutes for 15 days
 MOST_POINTS: Final = 1440  # data points in one response
 LATE_SECONDS: Final = 300.0  # CloudWatch has not counted the last minutes yet
 _METRICS: Final = {"write": "ConsumedWriteCapacityUnits", "read": "ConsumedReadCapacityUnits"}

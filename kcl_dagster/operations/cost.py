@@ -89,7 +89,8 @@ class Storing:
     """The number of tables and folders into which each batch is stored."""
 
     committed: int | None = None
-    """How many of the outputs get commits. If None, one for a table and otherwise none."""
+    """How many of the outputs are tables, which get commits. If None: one if `target` is `table`, none
+    otherwise."""
 
     is_compacted: bool = False
     """Whether an operation of the application merges small files every hour."""
@@ -326,8 +327,9 @@ def estimate_catch_up(
     prices: Prices | None = None,
     storing: Storing | None = None,
 ) -> Cost:
-    """Estimate the cost of reading `shards` shards by bounded runs. Every `every` seconds a run begins, which takes
-    `run_seconds`. Between two runs there is neither a leader nor a worker."""
+    """Estimate the cost of reading `shards` shards by bounded runs. `every`: the seconds from the beginning of one
+    run to that of the next. `run_seconds`: the duration of a run. Between two runs there is neither a leader nor a
+    worker."""
     timings, storing = application.timings, storing or Storing()
     table_units = -(-(shards + 1) * ROW_BYTES // READ_UNIT_BYTES)
     batch_seconds = min(application.batch.max_seconds, BOUNDED_SECONDS)

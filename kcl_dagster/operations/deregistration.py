@@ -1,8 +1,8 @@
 """Deregister an application's fan-out consumer from its streams, so that AWS stops charging for it.
 
 A stream does not report which program reads with a consumer. The operation is therefore refused while the
-application has a worker that may read with the consumer. A worker of this package would register the consumer
-again, and a worker of the KCL would stop reading.
+application has a worker that may read with the consumer. If the consumer were removed then, a worker of this
+package would register it again, and a worker of the KCL would stop reading.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,8 +1,9 @@
 """Delete the leases of former streams: streams that the application does not read any more, or whose name another
 stream has now.
 
-The leader only releases such leases. To a leader with a wrong region, account or endpoint, the present streams of
-the application look like former streams. Therefore, only an operator deletes their leases. The operation is refused
+The leader releases such leases, and does not delete them. To a leader with a wrong region, account or endpoint, the
+present streams of the application look like former streams. Therefore, only an operator deletes their leases. The
+operation is refused
 
 - while a worker owns one of the leases,
 - while a leader can assign them,

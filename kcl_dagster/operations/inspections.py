@@ -39,7 +39,7 @@ from kcl_dagster.operations.unread_lag import Unread
 from kcl_dagster.operations.watching import LEASE_COLUMNS, WORKER_COLUMNS, lease_rows, view, worker_rows
 
 WORST_FIRST: Final = (DoctorVerdict.FAIL, DoctorVerdict.WARN, DoctorVerdict.NOT_LOOKED, DoctorVerdict.OK)
-SHOWN_BYTES: Final = 60  # of a record in the table that `peek` shows; the document has all of it
+SHOWN_BYTES: Final = 60  # of each record, in the table that `peek` shows; the document has whole records
 _STYLES: Final = {
     DoctorVerdict.OK: "green",
     DoctorVerdict.WARN: "yellow",

@@ -58,8 +58,8 @@ def problems(report: TickReport) -> list[str]:
 
 
 def cost_of_plan(report: TickReport, application: Application, storing: Storing | None) -> Cost | None:
-    """The cost of the fleet after the plan, while all shards have records. `storing`: None if the sink is not
-    known. Returns None if no leases are known."""
+    """The cost of the fleet as it is after the plan is carried out, if all shards have records all the time.
+    `storing`: None if the sink is not known. Returns None if no leases are known."""
     if not report.leases:
         return None
     open_leases = sum(lease.checkpoint != SHARD_END for lease in report.leases)

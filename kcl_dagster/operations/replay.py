@@ -1,8 +1,8 @@
 """Reads a window of time again, with the same user code, beside the live consumer.
 
-A replay uses no lease and no table, because the name of the window contains all that it needs. Every shard is read
-in pieces, which are the same each time (see `kcl_dagster.streams.window`). Each piece is stored under an identity
-made of window, shard and piece. So if a replay was interrupted or is run again, each record is stored once.
+A replay uses no lease and no table. The two times of the window determine what it reads. Every shard is read in
+pieces, which are the same each time (see `kcl_dagster.streams.window`). Each piece is stored under an identity made
+of window, shard and piece. So if a replay was interrupted or is run again, each record is stored once.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,10 +23,10 @@ from kcl_dagster.worker.parts_chain import PartsSink
 
 # This size determines where pieces end. With another size, records that were stored before would be stored again.
 PIECE_BYTES: Final = 16 * 1024 * 1024
-# A piece of each of these shards is in memory, and also the next piece, which is read while the first one is
-# stored.
+# At most this many shards are read at once. Two pieces of each of them are in memory: one is stored while the next
+# one is read.
 SHARDS_AT_ONCE: Final = 8
-PIECE_SECONDS: Final = 900.0  # limit for reading one piece, which takes two minutes at a tenth of a shard's rate
+PIECE_SECONDS: Final = 900.0  # limit for reading one piece, which takes 84 s at a tenth of a shard's rate
 SETTLED_SECONDS: Final = 10.0  # after the end of a window, until every clock of the service is past it
 
 READS_PER_SECOND: Final = 5.0  # the limit of a shard for all consumers that poll it

@@ -1,9 +1,9 @@
 """Reset an application to another position in its streams.
 
-A reset is refused while a worker or leader uses the leases, and if the order of records would be lost. Every write
-of a lease is conditional. If a worker takes a lease meanwhile, the worker keeps the lease, and the report names the
-lease. Records that were read before are delivered again, under new batch numbers. If the sink still has these
-records, they are then in the sink twice.
+A reset is refused while a worker or a leader uses the leases. It is also refused if the order of records would be
+lost. Every write of a lease is conditional. If a worker takes a lease meanwhile, the worker keeps the lease, and
+the report names the lease. Records that were read before are delivered again, under new batch numbers. If the sink
+still has these records, they are then in the sink twice.
 """
 
 import math
@@ -55,7 +55,7 @@ class StreamView:
     @property
     def counted_since(self) -> int | None:
         """The time from which the arrivals of the stream are counted; see `StartPosition`. For a re-created stream,
-        the time from which no other stream has its name."""
+        the first full second after its creation: before that, the records can be those of the former stream."""
         if self.is_recreated:
             return self.created + 1  # `created` is rounded down to whole seconds
         return None if self.start is None else self.start.counted_since
@@ -250,8 +250,8 @@ def _has_begun(lease: Lease) -> bool:
 def _start(
     view: StreamView, leases: Sequence[Lease], target: ResetTarget, chosen: Collection[str]
 ) -> StartPosition | None:
-    """The stream's start position after the reset. All leases of the stream at LATEST or AT_TIMESTAMP share one
-    time. Raises Unsafe if leases that are not chosen are at these positions."""
+    """The stream's new start position; None if the reset does not change it. All leases of the stream at LATEST or
+    AT_TIMESTAMP share the time in it. So if leases that are not chosen are at these positions, Unsafe is raised."""
     if target.is_record or (chosen and target.timestamp_ms is None):
         return None
     others = [
@@ -364,7 +364,8 @@ def _refuse_to_mislead(workers: Sequence[WorkerRow], later: Sequence[WorkerRow] 
     """Raise Unsafe if a worker is alive. A worker reads the start position of its stream once, so it would continue
     with the former position.
 
-    `later`: the rows some time after `workers`. The row of a worker that has ended is the same in both lists.
+    `later`: the rows that were read some time after `workers`. A worker whose row is the same in both lists has
+    ended. If `later` is None, every worker that has a row counts as alive.
     """
     before = {row.id: (row.last_update, row.beat) for row in workers}
     alive = [
@@ -422,7 +423,7 @@ def _carry_out(
     back_to = _complete_through(opened, plans, target)
     now = opened.runtime.clock.now()
     all_from = _first_moment(plans, target, now) if is_whole else None
-    # All shards that are not reset are read at least from this time on.
+    # Stored if the application has no first moment yet. From now on at the latest, all shards are read.
     unless_known = FirstMoment(math.ceil(now))
     known = opened.completeness.load()
     planned = ResetReport(
@@ -439,8 +440,8 @@ def _carry_out(
         return replace(planned, spans=_spans(opened, plans, target))
     opened.audit.write("reset", opened.by, planned.to_document())
     overtaken: list[LeaseKey] = []
-    # This is written before the leases, in case this process ends in between. It is written again after them, in
-    # case a leader advances it meanwhile.
+    # The time through which the application is complete is set back before the leases are written, in case this
+    # process ends in between. It is set back again after them, in case a leader has advanced it meanwhile.
     opened.completeness.set_back(back_to, unless_known=unless_known)
     for plan in plans:
         since = counted_since(plan.view, target, opened.runtime.clock.now())
@@ -467,8 +468,8 @@ def _carry_out(
 
 def _first_moment(plans: Sequence[StreamReset], target: ResetTarget, now: float) -> FirstMoment | None:
     """The first moment (the time from which all shards are read) if all leases go to `target`. It is not settled,
-    because records can leave the streams before they are read. None if a stream was re-created, because the records
-    of the former stream are not read."""
+    because records can leave the streams before they are read. None if the target is a record or the end of a
+    shard, or if a stream was re-created, because the records of the former stream are not read."""
     if target.is_record or target.checkpoint.is_shard_end or any(plan.view.is_recreated for plan in plans):
         return None
     start = None if target.timestamp_ms is None else target.timestamp_ms / 1000
@@ -477,9 +478,9 @@ def _first_moment(plans: Sequence[StreamReset], target: ResetTarget, now: float)
 
 
 def counted_since(view: StreamView, target: ResetTarget, now: float) -> int | None:
-    """The time from which everything that arrived is read again. None if the first batch determines it. If records
-    have possibly left the stream, or can leave it before they are read, the result is the current time, because the
-    number of these records is not known."""
+    """The time since which all arrived records are after the target, so that they are read and counted again. None
+    if the target is a record: then the first batch determines this time. If records have possibly left the stream,
+    or can leave it before they are read, they cannot be counted. The result is then the current time."""
     if not target.checkpoint.is_initial_position:
         return None
     place = 0 if target.timestamp_ms is None else -(-target.timestamp_ms // 1000)
@@ -489,8 +490,8 @@ def counted_since(view: StreamView, target: ResetTarget, now: float) -> int | No
 
 
 def _complete_through(opened: OpenApplication, plans: Sequence[StreamReset], target: ResetTarget) -> int | None:
-    """The time through which the application can be complete at most after the reset. Skipped records count as
-    stored, because no window waits for them any more."""
+    """The latest time through which the application can be complete after the reset; None if it is not known.
+    Skipped records count as stored, because no window waits for them any more."""
     known = opened.completeness.load().through
     if known is None:
         return None
@@ -529,7 +530,8 @@ def _spans(opened: OpenApplication, plans: Sequence[StreamReset], target: ResetT
 
 
 def _freed(opened: OpenApplication, lease: Lease) -> Lease | None:
-    """The lease of a dead worker, without its owner. None if the worker is alive."""
+    """Take the lease of a dead worker, and release it. Returns the lease without an owner; None if another process
+    has written the lease meanwhile. A lease that has no owner is returned unchanged."""
     if lease.actual_owner is None:
         return lease
     taken = opened.leases.take(lease, EVICTOR)

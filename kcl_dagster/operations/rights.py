@@ -193,7 +193,7 @@ RIGHTS: Final[tuple[Grant, ...]] = (
         _O,
         checked_by=("dynamodb:GetItem",),
     ),
-    # The component that creates a table allows DynamoDB to use its key.
+    # The component that creates a table allows DynamoDB to use the key of the table.
     *_grants(
         Resource.TABLE_KEY,
         When.TABLE_KEY_AND_MADE,
@@ -207,7 +207,7 @@ RIGHTS: Final[tuple[Grant, ...]] = (
     *_grants(Resource.EXPORTS, When.EXPORTS, ["s3:GetObject", "s3:PutObject"], _O),
     *_grants(Resource.MESSAGES, When.MESSAGES, ["s3:PutObject"], _W, checked_by=("Pipes",)),
     *_grants(Resource.MESSAGES, When.MESSAGES, ["s3:GetObject"], _L, checked_by=("Pipes",)),
-    # The role of a service is for the components that have a right on that service.
+    # A component can assume the role for a service if it has a right on that service.
     *_grants(
         Resource.STREAM_ROLE, When.STREAM_ROLE, ["sts:AssumeRole"], _L, _W, _E, _O, checked_by=("KclResource",)
     ),
@@ -252,7 +252,7 @@ class Deployment:
     """`s3://bucket` for the messages of Dagster Pipes. Each driver uses its own prefix in it."""
 
     roles: Mapping[str, str] = field(default_factory=dict)
-    """ARNs that the KclResource assumes, by service: `kinesis`, `dynamodb`, `cloudwatch`, `s3`."""
+    """The ARNs of the roles that the KclResource assumes, by service: `kinesis`, `dynamodb`, `cloudwatch`, `s3`."""
 
     lists_applications: bool = False
     """Whether the operator looks for applications among all tables of the account and region."""
@@ -399,7 +399,8 @@ def driver_policy(deployment: Deployment) -> dict[str, Any]:
 
 
 def of_assumed_roles(document: Mapping[str, Any], deployment: Deployment) -> dict[str, list[str]]:
-    """The ids of a policy's statements that belong to roles which the component assumes, by the ARN of the role."""
+    """The ids of the statements in a policy that have to be attached to a role which the component assumes, by the
+    ARN of that role."""
     found: dict[str, list[str]] = {}
     for service, targets in _BY_ROLE.items():
         if service in deployment.roles:

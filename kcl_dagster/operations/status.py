@@ -70,8 +70,9 @@ class Status:
     application is complete through a time that is at most this long ago."""
 
     starts_given_up: Mapping[str, int] = field(default_factory=dict)
-    """Runs whose workers did not begin to read in time -> when the leader stopped waiting for them, in epoch
-    seconds. A run is removed when a worker has started since."""
+    """Runs for whose workers the leader stopped waiting before they could read -> when it stopped waiting, in epoch
+    seconds. Runs are removed when a worker that was launched after them can read, or when no worker has to be
+    launched."""
 
     last_run: EndedRun | None = None
     """How the last bounded run ended. None if there was none, or if its row cannot be read."""
@@ -86,9 +87,10 @@ class Status:
 
     @cached_property
     def set_back_since_run(self) -> SetBack | None:
-        """Describes the resets and imports since the last bounded run as one: the epoch of the last of them, and
-        the earliest moment to which one of them went back (None if one of the moments is not known). None if there
-        was no reset or import, if the run failed, or if everything that the run had to store is stored again."""
+        """All resets and imports since the last bounded run, combined into one. It has the epoch of the last of
+        them, and the earliest moment to which one of them went back (None if one of these moments is not known).
+        The result is None if there was no reset or import, if the run failed, or if everything that the run had to
+        store is stored again."""
         run, complete = self.last_run, self.complete
         if run is None or run.failed or (complete.through is not None and complete.through >= run.bound):
             return None
@@ -304,7 +306,7 @@ class Status:
 
     @property
     def given_up(self) -> list[str]:
-        """A line about workers that did not start in time. Empty if there are no such workers."""
+        """A line about the workers for which the leader stopped waiting. Empty if there are no such workers."""
         return [described(self.starts_given_up)] if self.starts_given_up else []
 
     @cached_property
@@ -517,8 +519,8 @@ def _last_report(row: WorkerRow) -> str:
 
 
 def refuse_other_streams(application: Application, dynamodb: Client, runtime: Runtime) -> None:
-    """Raise ConfigurationError if the tables have start positions, but no start position for a stream of the
-    application. Tables of a KCL application in another language have no start positions."""
+    """Raise ConfigurationError if the tables have start positions, but none for one or more of the application's
+    streams. Tables of a KCL application in another language have no start positions."""
     known = known_streams(application, dynamodb, runtime)
     others = [stream.name for stream in application.streams if stream.name not in known]
     if known and others:

@@ -59,8 +59,8 @@ class AddVerb(Protocol):
 
 
 class Names(argparse.Action):
-    """An option with several names. A target (`module:attribute`) that follows them is recognised by its form and
-    stored in `trailing_target`, because argparse can write `target` later."""
+    """An option whose value is a list of names. If the last of several names has the form of a target
+    (`module:attribute`), it is stored in `trailing_target` instead, because argparse can write `target` later."""
 
     def __call__(self, _parser: object, namespace: Options, values: Any, _option: str | None = None) -> None:
         names = list(values)
@@ -274,8 +274,8 @@ class DeploymentVerbs:
             )
 
     def _tell_roles(self, whose: str, made: Mapping[str, Any], deployment: Deployment) -> None:
-        """Print to standard error which statements belong to an assumed role. Standard output gets only the policy
-        or template."""
+        """Print to standard error which statements of the policy have to be attached to an assumed role. Standard
+        output gets only the policy or template."""
         for role, sids in of_assumed_roles(made, deployment).items():
             sys.stderr.write(
                 f"kcl-dagster: the statements {', '.join(sids)} of {whose} are for the role {role}, which it "
@@ -370,7 +370,8 @@ def instance_settings(home: str | None) -> Mapping[str, Any] | None:
 
 
 def refuse_missing_home(home: str) -> None:
-    """Raise ConfigurationError if DAGSTER_HOME is not a folder. Dagster itself would raise a traceback."""
+    """Raise ConfigurationError if DAGSTER_HOME is not a folder. Dagster's own error would be shown as a
+    traceback."""
     if not Path(home).is_dir():
         raise ConfigurationError(f"DAGSTER_HOME {home} is not a folder: correct it, or unset it")
 

@@ -58,8 +58,8 @@ INSTANCE_SETTINGS: Final = ("concurrency", "run_queue", "run_coordinator", "run_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext(OperationContext):
-    """The context of an operation that runs in the job. On the command line, an operation has no values for these
-    fields."""
+    """The context of an operation that runs in the job. An operation on the command line gets an
+    `OperationContext`, which does not have the fields below."""
 
     instance: DagsterInstance
     sink: SinkChoice

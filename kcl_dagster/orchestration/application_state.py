@@ -70,12 +70,13 @@ class Observation:
     None."""
 
     leader_is_silent: bool = False
-    """True if the leader lock has a holder that has not renewed it for the time for which the lock is valid."""
+    """True if the leader lock has a holder, and this process watched the lock for as long as a lock is valid
+    without observing a renewal."""
 
     unserved: Collection[LeaseKey] = ()
     resting: Mapping[LeaseKey, float] = field(default_factory=dict)
-    """Leases that have no worker because their records can wait -> for how many seconds the oldest record has
-    waited."""
+    """Leases that have no worker because their records can wait -> the seconds for which the first unread record
+    has waited."""
 
     paused: Collection[LeaseKey] = ()
     """Open leases that have no worker and that an operator has paused."""
@@ -102,8 +103,8 @@ class Observation:
     """Slots (places for workers) whose run is queued -> for how many seconds."""
 
     starts_given_up: Mapping[str, int] = field(default_factory=dict)
-    """Runs whose workers did not begin to read in time -> when the leader stopped waiting for them, in epoch
-    seconds. Runs from before the last successful start of a worker are left out."""
+    """Runs whose workers had not begun to read when the leader stopped waiting for them -> the time at which it
+    stopped waiting, in epoch seconds. Runs from before the last successful start of a worker are left out."""
 
     uptimes: Mapping[WorkerId, float] = field(default_factory=dict)
     """Seconds since the run of each worker began. Workers whose run is not known are missing."""
@@ -184,8 +185,8 @@ class Observation:
         return sorted(found, key=lambda lag: (lag.seconds is not None, -(lag.seconds or 0.0), lag.lease))
 
     def _by_clock(self, lease: Lease) -> float | None:
-        """An upper bound of the lag. The shard was read to its tip at `stored_through`, so no unread record is
-        older."""
+        """An upper bound of the lag: the seconds since `stored_through`. Every record that reached the shard before
+        that time is stored. None if one of the two times is not known."""
         return None if lease.stored_through is None or not self.now else max(0.0, self.now - lease.stored_through)
 
     @cached_property
@@ -205,7 +206,7 @@ class Observation:
 
     @cached_property
     def retention_used(self) -> float | None:
-        """The largest lag as a fraction of the retention of its stream."""
+        """Each lag is divided by the retention of its stream. This is the largest of the quotients."""
         used = [lag.retention_used for lag in self.lags if lag.retention_used is not None]
         if not used and self.lag_seconds is not None and self.retention:
             used = [self.lag_seconds / min(self.retention.values())]

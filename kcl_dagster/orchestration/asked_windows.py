@@ -1,9 +1,9 @@
 """The windows for which a run was launched: whether they are complete, and which materializations the run makes.
 
-The leader materializes every window once, when it is complete. If an operator launches a run for a window, with or
-without assets downstream of it, the run materializes the window. While the run is active, the leader does not
-materialize this window. The run need not be the leader, because it can read everything that it needs from the
-tables.
+The leader materializes every window once, when it is complete. If an operator launches a run of the records asset
+for a window, alone or together with downstream assets, the run materializes the window. While the run is active,
+the leader does not materialize this window. The run need not be the leader, because it can read everything that it
+needs from the tables.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -112,8 +112,8 @@ class AskedWindows:
         """The answer after the run has read the streams. Waits, for a minute at most, until the leader has found
         the windows complete and has declared all earlier windows.
 
-        `declare_others`: called before each read of the tables. If this run is the leader, it declares the other
-        windows. `held_by`: the reason why windows are not complete, if it is known.
+        `declare_others`: called before each read of the tables. It declares the other windows if this run is the
+        leader. `held_by`: the reason why windows are not complete, if the reason is known.
         """
         clock = self.runtime.clock
         until = clock.monotonic() + PATIENCE_SECONDS
@@ -146,9 +146,12 @@ class AskedWindows:
         return WindowsAnswer(events, problems, stored.completeness.epoch)
 
     def _earlier(self, stored: Stored) -> int | None:
-        """The first window that the leader has still to declare, if it is before a window that this run has still
-        to declare. Otherwise None. If this run declared its window first, another process would later search for
-        windows only from there on, and never declare the earlier one."""
+        """The start of the first window that the leader has still to declare. None if no such window is before a
+        window that this run has still to declare.
+
+        The earlier window must be declared first: a process that starts later can begin its search at the oldest
+        declared window. If that were the window of this run, the process would never declare the earlier one.
+        """
         waiting = [s for s in self.starts.values() if not self._declared.is_declared(self.instance, s)]
         if not waiting:
             return None

@@ -1,9 +1,10 @@
 """The asset checks of an application: which problem each check detects, and what to do about the problem.
 
-Dagster disregards an evaluation as soon as another run materializes the asset. Events outside of runs count as
-events of one run. The leader materializes assets outside of runs, so evaluations are reported outside of runs, too.
-Only the records are also materialized by runs. While a check on the records fails, the leader evaluates it again
-after each materialization; see `Reporter.failing`.
+Dagster disregards an evaluation as soon as the asset is materialized by another run than the one that reported the
+evaluation. In this comparison, all events that are reported outside of runs have the same run. The leader
+materializes assets outside of runs, so evaluations are reported outside of runs, too. Only the records asset is
+also materialized by runs. While a check on the records fails, the leader evaluates it again after each
+materialization; see `Reporter.failing`.
 """
 
 import re
@@ -67,8 +68,8 @@ class KclCheck:
     """Returns a remark to show while the check passes, or None."""
 
     acknowledged: bool = False
-    """Whether the check remains failed until an operator executes it, because its problem is an event that has no
-    end."""
+    """Whether the check remains failed until an operator executes it. True if the problem is a single event, such
+    as lost records: no later observation can show that it is over."""
 
 
 def _unserved(seen: Observation, _: Consumer) -> str | None:
@@ -379,8 +380,8 @@ def evaluation(
     translator: KclTranslator,
     seen: Observation | None = None,
 ) -> AssetCheckEvaluation:
-    """The evaluation of a check. If `problem` is None, the check has passed. `seen`: for the remark of a check that
-    passes."""
+    """The evaluation of a check. If `problem` is None, the check has passed. `seen`: the observation from which a
+    check that passes makes its remark. None: no remark."""
     remark = None if seen is None else check.remark(seen)
     if problem is not None:
         remark = f"{problem.what} {_remedy(check, consumer) if problem.remedy is None else problem.remedy}"
@@ -409,7 +410,7 @@ _ALARMS = {
 
 
 def _remedy(check: KclCheck, consumer: Consumer) -> str:
-    """The remedy of a check. If the remedy names a command, the job in Dagster's UI that does the same is added."""
+    """The remedy of a check. If it names a command, the operation of the admin job that does the same is added."""
     application = identifier(consumer.application.name)
     return _COMMAND.sub(rf"`kcl-dagster \1` or `\1` in the job {application}_admin", check.remedy)
 

@@ -60,8 +60,8 @@ class BoundedOutcome:
     """The run's last tick as the leader. None if another leader led all the time."""
 
     leading: Callable[[], AbstractContextManager[Lead]] = leads_again
-    """Opens a block in which the run leads once more, after it has released the lock, for tasks that only a leader
-    does."""
+    """Opens a block in which the run leads once more, for tasks that only a leader does. The run has released the
+    leader lock before."""
 
     @property
     def is_caught_up(self) -> bool:

@@ -54,8 +54,8 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 1.0  # the leader sensor ticks every five seconds, but a bounded run waits for each tick
 LOOK_SECONDS: Final = 1.0  # between two reads of the table, while a fleet reads
-LEADER_JOIN_SECONDS: Final = 60.0  # a tick ends within its budget
-KEEP_SECONDS: Final = 60.0  # a slower store is not waited for; the next run stores a later time
+LEADER_JOIN_SECONDS: Final = 60.0  # longer than the longest budget of a tick, which is 45 s
+KEEP_SECONDS: Final = 60.0  # if storing takes longer, the run does not wait: the next run stores a newer time
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +142,8 @@ class BoundedRun:
             log.warning("through when all is stored was not stored with the data: %s", brief(error))
 
     def _bound(self, through: float | None, runtime: Runtime) -> Bound:
-        """The time through which the run reads. It is by the clock of Kinesis, like the times through which leases
-        are stored."""
+        """The time through which the run reads. The present time is taken from the clock of Kinesis, because the
+        `stored_through` of leases is by this clock, too."""
         application = self.consumer.application
         by_service = ServiceClock(self._client("kinesis"), application.streams[0].name, runtime).now()
         now = runtime.clock.now() if by_service is None else by_service
@@ -196,7 +196,7 @@ def _worked(bound: Bound, reason: StopReason, detail: str, event_log: RunEventLo
 
 def _judged(outcome: BoundedOutcome) -> BoundedOutcome:
     """The outcome, changed to stuck if the leader found that the application is not complete. This is possible even
-    if all existing leases are stored through the time, because a lease can be missing."""
+    if all existing leases are stored through the bound of the run, because a lease can be missing."""
     completeness = None if outcome.tick is None else outcome.tick.completeness
     held_by = None if completeness is None or completeness.reached is not None else completeness.held_by
     if not outcome.is_caught_up or held_by is None:
@@ -216,8 +216,8 @@ class _Look:
     clock: Clock
 
     def wait(self, stop: StopSignal, watches: Sequence[Watch]) -> BoundedOutcome | None:
-        """Wait until it is clear whether this run has to read. Returns the outcome if it need not, and None if a
-        shard has to be read that no worker reads."""
+        """Wait until it is clear whether this run has to read. Returns None if it has to, because no worker reads
+        one of the remaining shards. In all other cases, returns the outcome with which this run ends."""
         places: object = None
         moved_at = self.clock.monotonic()
         while True:

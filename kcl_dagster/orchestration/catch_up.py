@@ -158,8 +158,8 @@ def build_kcl_catch_up_job(
     @op(name=f"read_{name}", required_resource_keys={kcl_key, *asked})
     def read(context: OpExecutionContext, config: CatchUpConfig) -> None:
         kcl, through = getattr(context.resources, kcl_key), moment_of(config.through)
-        # These events belong to no run. Events of this run would be deleted with it when runs of the application
-        # are pruned.
+        # These events are reported outside of runs. If they were events of this run, Dagster would delete them
+        # with the run when runs of the application are pruned.
         write = context.instance.report_runless_asset_event
         about: Mapping[str, Any] = NOTHING
         try:

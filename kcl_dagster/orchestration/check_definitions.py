@@ -64,7 +64,7 @@ def build_kcl_checks(
             )
         for told in evaluations:
             # Dagster disregards the result of this run as soon as the leader materializes the asset, which takes a
-            # minute at most. This event belongs to no run and stays; see `asset_checks`.
+            # minute at most. An evaluation that is reported outside of runs remains valid; see `asset_checks`.
             context.instance.report_runless_asset_event(told)
 
     return evaluate

@@ -58,7 +58,7 @@ or import raises."""
 MOST_AT_ONCE: Final = 20  # windows in one tick; the daemon writes each in 7 ms, before the tick ends
 REMEMBERED: Final = 2_000  # newest windows; a missing declaration of an older window is not made again
 SHARDS_SHOWN: Final = 12  # Dagster hides longer tables behind a button
-OBSERVATIONS_READ: Final = 5  # one of the newest observations has the columns
+OBSERVATIONS_READ: Final = 5  # newest observations of an asset that are searched for its columns
 PATIENCE_SECONDS: Final = 600.0  # a run finds within seconds that its windows are complete
 NO_WORKERS: Final[Mapping[str, bool]] = {}
 REPORTED_BY_HAND: Final = 20  # materializations of one window that are searched for a declaration
@@ -291,8 +291,9 @@ class CompleteWindows:
         return None
 
     def _read_newest(self, instance: DagsterInstance) -> set[int]:
-        """Read the newest materializations, and record those that declare a window. Returns the windows that none
-        of these materializations declares, for example because an operator reported them by hand."""
+        """Read the newest materializations, and record those that declare a window. Returns the windows that have
+        one of these materializations and are not declared, for example because an operator reported the
+        materialization by hand."""
         by_hand: set[int] = set()
         for record in reversed(instance.fetch_materializations(self._key, limit=REMEMBERED).records):
             start = self._start_of(record.partition_key)
@@ -322,7 +323,14 @@ class CompleteWindows:
         self._progress = replace(self._progress, frontier=frontier)
 
     def _earliest(self, first: FirstMoment) -> int:
-        """The first window that lies completely after the first moment of the application."""
+        """The first window, calculated from the first moment of the application.
+
+        - If the first moment is the creation of a stream, the first window is the one that contains this moment,
+          because nothing arrived earlier. The allowed lateness is subtracted before the window is chosen.
+        - Otherwise, the first window is the earliest one that begins at the first moment or later.
+
+        If the partitions begin later, the first window is that of the first partition.
+        """
         windows = self.consumer.windows
         if first.is_creation:  # the first record can belong to an earlier window without being late
             start = windows.start_of(int(first.moment - self.consumer.allowed_lateness.total_seconds()))
@@ -397,9 +405,10 @@ class CompleteWindows:
     def with_tables(
         self, instance: DagsterInstance, events: Sequence[AssetMaterialization]
     ) -> list[AssetMaterialization]:
-        """Return these declarations, each after the declarations of the consumer's tables for the same window.
-        Until the declaration of the window itself is stored, `events` returns the window again. If this declaration
-        is the last one, no table can therefore lack a declaration."""
+        """Return these declarations, and before each of them the declarations of the consumer's tables for the same
+        window. The order matters: `events` returns a window again until the window's own declaration is stored. If
+        this one is stored last, an interruption before it leads to a repetition, and no table lacks a
+        declaration."""
         tables = self.consumer.sink.tables
         if not (tables and events):
             return list(events)
@@ -565,9 +574,10 @@ def declare(
             )
         for event in found:
             # Dagster has no conditional write: another leader can declare the window within the millisecond between
-            # the read and the write. Both materializations are true. If the other leader's materialization has
-            # later late rows or a later reset, and this one is stored after it, the newest materialization in the
-            # storage lacks these. The next tick of any leader then declares the window again.
+            # the read and the write. Both materializations are true. But the other leader's materialization may
+            # include newer late rows or a newer reset, and may be stored before this one. The newest
+            # materialization in the storage then lacks these, and the next tick of any leader declares the window
+            # again.
             if not declared.has(instance, event):
                 for one in declared.with_tables(instance, [event]):
                     write(one)

@@ -397,8 +397,8 @@ def member_of(kind: type[M], attribute: str, value: str) -> M:
 
 
 def _without_keys(values: Any) -> Any:
-    """Return the values. Raises ConfigurationError if they contain access keys. Unlike an error of pydantic, its
-    message does not contain the keys themselves."""
+    """Return the values. Raises ConfigurationError if they contain access keys. The message of this error names
+    only the settings. A message of pydantic would contain the keys themselves."""
     keys = sorted(_KEYS & set(values)) if isinstance(values, Mapping) else []
     if keys:
         variables = ", ".join(key.upper() for key in keys)

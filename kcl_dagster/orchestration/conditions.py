@@ -35,9 +35,10 @@ def on_complete(lookback: timedelta = timedelta(days=1)) -> "AndAutomationCondit
     first = AutomationCondition.initial_evaluation()
     done = AutomationCondition.newly_requested() | AutomationCondition.newly_updated()
     updated = AutomationCondition.any_deps_updated()
-    # The arguments of the two `since` below must have different operators (AND, OR and so on), because Dagster
-    # distinguishes the stored states of the two only by these. A run covers all materializations from before it
-    # began, however it was launched.
+    # Dagster stores a state for each of the two `since` below, and distinguishes the two states only by the
+    # operators (AND, OR and so on) of the arguments. The arguments must therefore have different operators.
+    #
+    # A run covers all materializations from before it began, however the run was launched.
     before = (updated & ~AutomationCondition.in_progress()).since((done & ~updated) | first)
     # A run does not cover materializations between the evaluation that requested the run and the next evaluation,
     # nor those that were made while it was running.

@@ -26,9 +26,9 @@ class DeadLetterReplayConfig(Config):
 def build_kcl_dead_letter_job(
     consumer: Consumer, *, kcl_key: str = "kcl", spark_key: str = "spark"
 ) -> JobDefinition:
-    """Build the job `<application>_dead_letters`. The consumer's code processes each dead letter once, and its sink
-    stores it. Dead letters that fail again are kept, and the run fails after it has processed all others. Launch
-    only one run at a time.
+    """Build the job `<application>_dead_letters`. The consumer's code processes each dead letter once, and the
+    consumer's sink stores the result. Dead letters that fail again are kept, and the run fails after it has
+    processed all others. Launch only one run at a time.
 
     Raises ConfigurationError if the consumer's failure policy keeps no dead letters.
     """

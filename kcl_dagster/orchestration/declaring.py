@@ -49,8 +49,9 @@ class Declared:
 
 
 NOT_LOOKED_UP: Final = Declared(-1)
-"""A declaration that was not read from Dagster's storage yet. If the declaration matters, the window counts as due,
-and the declaration is read before the window is declared."""
+"""The entry for a window whose declaration is in Dagster's storage and was not read yet. The entry has the lowest
+epoch and no late rows. So `due` returns the window if it has late rows or a reset concerns it. The caller then
+reads the declaration before it declares the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +142,8 @@ def _is_held(start: int, held: Sequence[Span]) -> bool:
 def _gone_back(
     windows: KeyedWindows, epoch: int, resets: Sequence[SetBack], lateness: float, progress: DeclaringProgress
 ) -> DeclaringProgress:
-    """The progress after a reset. The search begins again at the window of the reset, or at an earlier window that
-    was still waiting for late rows at that time."""
+    """The progress after a reset. The search begins again at the first window whose end plus the allowed lateness
+    is after the time to which the reset went back, but not before `first`."""
     if epoch == progress.epoch:
         return progress
     backs = [windows.start_of(int(one.back_to - lateness)) for one in resets if one.back_to is not None]

@@ -261,10 +261,12 @@ def _refuse_shared_keys(
 
 
 def _compacted(consumers: Sequence[Consumer], *, is_auto: bool) -> list[Consumer]:
-    """The consumers whose small files are merged. A compaction skips the folders of other sinks below its own
-    folder, but only after the first batch of such a sink has marked its folder. Raises ConfigurationError if the
-    folder of a consumer contains the folder of another consumer. With `is_auto`, the consumer of the outer folder
-    is left out instead."""
+    """The consumers whose small files are merged.
+
+    Raises ConfigurationError if the folder of a consumer contains the folder of another consumer. With `is_auto`,
+    the consumer of the outer folder is left out instead. The reason: a compaction of the outer folder skips the
+    inner folder only after the first batch of the inner sink has marked the inner folder.
+    """
     from kcl_dagster.spark.storage import open_store
 
     chosen = [c for c in consumers if c.sink.compacted]

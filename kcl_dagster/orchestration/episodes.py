@@ -12,7 +12,7 @@ from typing import Final
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 
-NAMED: Final = 12  # shards whose first failure is written, between two summaries
+NAMED: Final = 12  # between two summaries, the first failures of at most this many shards are written
 FIRST_PACE_SECONDS: Final = 300.0  # from the first failure to the first summary; doubled with every summary
 LONGEST_PACE_SECONDS: Final = 3600.0
 # An episode ends after this time without a failure. A shard is retried at least every minute.

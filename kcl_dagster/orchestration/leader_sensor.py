@@ -1,4 +1,5 @@
-"""The leader as a Dagster sensor. It reads Dagster's runs, ticks, requests runs, and reports its observations."""
+"""The leader as a Dagster sensor. At each evaluation, the sensor reads the runs from Dagster, makes one tick of the
+leader, requests runs, and reports what the tick observed."""
 
 import json
 import logging

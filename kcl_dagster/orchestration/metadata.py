@@ -66,8 +66,8 @@ class KclRecordsMetadataSet(KclMetadataSet):
 
 
 class KclWindowMetadataSet(KclMetadataSet):
-    """Metadata of a materialization of the records, which is one complete window. `dagster/row_count` is its number
-    of rows.
+    """Metadata of a materialization of the records. Each materialization declares one complete window.
+    `dagster/row_count` is the number of rows in this window.
 
     - `shards`: the first and last known sequence number of each shard.
     - `late_batches`: lease -> the newest batch with late rows.

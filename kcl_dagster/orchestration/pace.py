@@ -1,4 +1,5 @@
-"""Derives the lengths of batches, commits and handoffs from the time within which records should be visible."""
+"""Derives the times of an application from the time within which records should be visible: how long a batch is
+read, the pause if there is nothing to read, the time between two commits, and the timeout of a handoff."""
 
 from dataclasses import replace
 from typing import Final
@@ -8,7 +9,7 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.model.visibility import LONGEST_SECONDS, SHORTEST_SECONDS, Pace
 from kcl_dagster.orchestration.sink_choices import SinkChoice
 
-HANDOFF: Final = 5 / 4  # times the length of a batch, which is stored before the lease is handed over
+HANDOFF: Final = 5 / 4  # timeout of a handoff / length of a batch; the batch is stored before the handover
 LONGEST_HANDOFF_SECONDS: Final = (
     90.0  # the most that a worker needs after a request to stop; it is killed after 120 s
 )

@@ -1,7 +1,7 @@
 """Which processes are running, and which process started which.
 
-A process is identified by its pid and the time at which it started. The pid alone is not enough: it can belong by
-now to another process, which must be neither waited for nor ended.
+A process is identified by its pid and the time at which it started. The pid alone is not enough: when a process has
+ended, the system can give its pid to another process. That process must be neither waited for nor ended.
 """
 
 import os
@@ -16,8 +16,8 @@ import psutil
 
 from kcl_dagster.machine import START_TOLERANCE_SECONDS, started_after_boot
 
-# `dagster dev` and `dg dev` set this variable in their own process, so only their children have it from their
-# start.
+# `dagster dev` and `dg dev` set this variable in their own process after it was started. Processes that they start,
+# directly or indirectly, have the variable from the beginning.
 DEV_VARIABLE: Final = "DAGSTER_IS_DEV_CLI"
 DEV_COMMANDS: Final = frozenset({"dagster", "dg"})
 

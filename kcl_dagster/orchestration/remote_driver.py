@@ -167,8 +167,9 @@ def _refuse_second_start(application: Application, kcl: KclResource, run_id: str
 
 
 def _session_here(spark: Any) -> Any:
-    """The resource `spark` to use in a driver. If the environment provides a session, the result uses it. A new
-    local session would leave the executors of the environment idle."""
+    """The resource `spark` to use in a driver. If `spark` would start a local session although the environment
+    provides a session, the result uses the session of the environment instead. A local session would leave the
+    executors of the environment idle."""
     is_local = isinstance(spark, KclSparkResource) and spark.mode == "local"
     is_provided = SUBMITTED in os.environ or SparkSession.getActiveSession() is not None
     return KclSparkResource(mode="existing") if is_local and is_provided else spark

@@ -23,8 +23,8 @@ from kcl_dagster.runtime import system
 Launch = Callable[..., PipesClientCompletedInvocation]
 """Starts a driver that runs `kcl-dagster catch-up MODULE:ATTRIBUTE --pipes`, and waits for its end. The first
 two parameters are the context and the extras, which the function passes to the `run` of a Pipes client; it
-returns the result of that `run`. Further parameters are Dagster resources with these names. The function makes the
-message reader of the client, because readers such as `PipesS3MessageReader` serve only one run.
+returns the result of that `run`. Further parameters are Dagster resources with these names. The function must make
+a new message reader for the client at each call, because readers such as `PipesS3MessageReader` serve only one run.
 """
 
 

@@ -240,8 +240,8 @@ def _metadata(states: Sequence[ShardReplay]) -> dict[str, Any]:
 
 @contextmanager
 def _after_older_replays(context: AssetExecutionContext, application: str, runtime: Runtime) -> Iterator[None]:
-    """Wait until no older replay of the application is running, in case the limit of the pool allows several
-    replays. A waiting run occupies one of the places in the pool."""
+    """Wait until no older replay of the application is running. There can be one only if the limit of the pool
+    allows several replays. A waiting run occupies one of the places in the pool."""
     instance, run = context.instance, context.run
     # This run must not have the tag of the application's worker runs. Runs with that tag are pruned, and the
     # materializations of this run would be deleted with it.

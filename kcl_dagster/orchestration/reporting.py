@@ -1,8 +1,9 @@
 """When the leader reports its observations to Dagster, and in which form.
 
 Dagster keeps every event for ever and evaluates the sensor 17,000 times a day, so events are combined. A change is
-reported at once, but at most once a minute, together with other changes. It is reported once more when the values
-have settled. If nothing changes, reports are rare.
+reported at once if the last report is at least a minute old. If not, it is reported when the minute has passed,
+together with the changes in between. When the values have settled, they are reported once more. If nothing changes,
+reports are rare.
 """
 
 import hashlib
@@ -36,11 +37,11 @@ CHECK_PACE_SECONDS = 4 * 3600.0  # for a check whose result is unchanged
 SHARDS_PACE_SECONDS = 60.0  # from a materialization of a stream until it is checked whether Dagster has stored it
 SHARDS_TOLD_AT_MOST = 2  # a second time if the first materialization was not stored
 SUPERSEDED_PACE_SECONDS = 60.0  # between two looks for checks that Dagster disregards; see `failing`
-# For a check that fails less badly than before. It is reported only this often, because a value can vary around a
-# step.
+# From an evaluation of a failed check until the check is reported as less severe. A value can vary around a step.
+# Without this pause, each variation would be reported.
 EASED_PACE_SECONDS = 1800.0
 SHARDS_TAG = "kcl/shards"
-"""The tag of a stream's materializations with its set of open shards."""
+"""The tag of a stream's materializations. Its value identifies the set of open shards; see `shards_of`."""
 
 # The version that Dagster assumes for an external asset without one. If the version changed with the shards, all
 # assets downstream of the stream would count as out of date.
@@ -81,7 +82,8 @@ class Reporter:
 
     def recall(self, evaluated: Iterable[str], decisions: Iterable[statement.Row] = ()) -> None:
         """Set what earlier processes have reported: the checks that were evaluated, and the latest decisions, the
-        newest first. Checks that must be acknowledged keep their result."""
+        newest first. A check that must be acknowledged and was evaluated is not reported as passed, and so keeps
+        its result."""
         self._answered.update(evaluated)
         self._latest.extend(decisions)
 

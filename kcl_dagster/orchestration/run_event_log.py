@@ -33,12 +33,13 @@ from kcl_dagster.worker.report import PROGRESS, BatchReport
 
 logger = logging.getLogger(__name__)
 
-# An event takes 8 KB on disk, and the page of a run with thousands of events loads slowly. Operators watch the
-# start of a worker. After that, the pause doubles, up to one event every half hour (0.4 MB a day).
+# An event takes 8 KB on disk, and the page of a run with thousands of events loads slowly. A worker therefore
+# writes often only after its start, when operators watch it. The time between two of its events begins with
+# FIRST_PACE_SECONDS, and doubles with each event up to CALM_PACE_SECONDS (0.4 MB a day).
 FIRST_PACE_SECONDS = 30.0
 CALM_PACE_SECONDS = 1800.0
 ALARM_PACE_SECONDS = 300.0  # between two alarms of one kind, so that poison records do not fill the event log
-COLUMNS_TOLD = 20  # in every report; more columns only once per run, because Dagster keeps every copy
+COLUMNS_TOLD = 20  # if there are more, they are reported only once per run, because Dagster keeps every copy
 
 Reported = AssetObservation | AssetCheckEvaluation
 Write = Callable[[Reported], object]

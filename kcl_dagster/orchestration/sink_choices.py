@@ -571,7 +571,7 @@ def open_staging(choice: SinkChoice, transform: Transform, s3: Connection, runti
 def open_for_parts(
     choice: SinkChoice, transform: Transform, s3: Connection, *, owner: str, name: str, runtime: Runtime
 ) -> PartsSink[Any]:
-    """Open the sink for a replay or for dead letters, whose parts no lease records as stored; see
+    """Open the sink for a replay or for dead letters. No lease records which of their parts are stored; see
     `worker.parts_chain`."""
     if choice.open_staging is not None:
         return PartsChain(choice.open_staging(transform, s3), owner, name, runtime)

@@ -23,7 +23,7 @@ def written_places(
 ) -> WrittenPlaces:
     """Return the places to which the workers write. `connection` returns the connection to S3.
 
-    Nothing is opened, and no connection is made, before one of the functions of the places is called.
+    Nothing is opened, and no connection is made, before one of the functions in the result is called.
     """
 
     def opener(place: str) -> Callable[[], Store]:
@@ -53,8 +53,8 @@ def written_places(
 
 
 def catalogs_of(sink: SinkChoice) -> Catalogs:
-    """The Iceberg tables of a sink whose catalogs check rights of AWS, as far as the code shows the type of the
-    catalog. The type can also be in pyiceberg's own configuration."""
+    """The Iceberg tables of a sink that are in catalogs which check rights of AWS. If the type of a catalog is set
+    in pyiceberg's own configuration and not in the code, its tables are missing in the result."""
     named = {one.place: one.catalog or {} for one in sink.each.values() if one.kind == "iceberg"}
     return Catalogs(
         in_glue=tuple(table for table, catalog in named.items() if catalog.get("type") == "glue"),

@@ -13,7 +13,7 @@ from kcl_dagster.worker.error_text import brief
 
 log = logging.getLogger(__name__)
 
-ANSWER_SECONDS: Final = 5.0  # a tick of the leader does not wait for longer for a store or a catalog
+ANSWER_SECONDS: Final = 5.0  # a tick of the leader waits no longer than this for stores and catalogs
 VERSIONED: Final = frozenset({"deltalake", "iceberg"})  # kinds of sinks
 
 

@@ -36,8 +36,8 @@ _REMEMBERED: Final = 10_000  # windows whose bounds are cached; more than a year
 
 @dataclass(frozen=True)
 class PartitionWindows:
-    """The windows of a partitions definition. Safe to call from several threads: each call can compute a bound
-    again, and all computations of one bound are equal.
+    """The windows of a partitions definition. `newest` and `oldest_first` are not thread-safe. All other methods
+    are: two threads can compute the same window, and get the same result.
 
     Example:
         .. code-block:: python
@@ -132,7 +132,8 @@ class PartitionWindows:
 
     @cached_property
     def longest(self) -> float:
-        """The length of the longest of the first windows, in seconds. A freshness policy must be longer."""
+        """The length of the longest of the first 32 windows, in seconds. The time of a freshness policy must be
+        longer."""
         start = self.start_of(self.partitions.start_timestamp)
         lengths = []
         for _ in range(32):  # a month of days, one of which can have 25 hours
@@ -169,7 +170,7 @@ class PartitionWindows:
     def _start_at(self, moment: int, key: str) -> int | None:
         """The start of the window that has this key. `moment`: the time that the key names."""
         start = self.start_of(moment)
-        start = start if start == moment else self.end_of(start)  # the key of a day, if its windows begin at seven
+        start = start if start == moment else self.end_of(start)  # a key names midnight, and days begin at seven
         if self.key_of(start) != key and self.partitions.exclusions:
             start = round(self.partitions.start_time_for_partition_key(key).timestamp())
         return start if self.key_of(start) == key else None

@@ -67,7 +67,7 @@ class KclAsset:
 
 def slots_of(application: Application) -> DynamicPartitionsDefinition:
     """The partitions of the worker job: one per slot. The name of the definition contains the name of the
-    application, because all code locations share the partitions of one name."""
+    application, because definitions with equal names have the same partitions, even in different code locations."""
     return DynamicPartitionsDefinition(name=f"{application.name}/slots")
 
 

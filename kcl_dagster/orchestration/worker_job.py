@@ -29,8 +29,8 @@ def build_worker_job(
     A worker works in the process of its run. If it had a process of its own, it would continue to renew its leases
     after the run was killed. A run is not retried, because the leader launches another run.
 
-    Its runs materialize nothing. They observe the records asset, whose partitions are windows of time and are
-    materialized when they are complete; see `declaring`.
+    The runs of the job materialize nothing. They observe the records asset, whose partitions are windows of time
+    and are materialized when they are complete; see `declaring`.
     """
     application = consumer.application
     name = identifier(application.name)

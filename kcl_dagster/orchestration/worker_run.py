@@ -107,9 +107,9 @@ class WorkerRun:
             self._close(late)
 
     def _close(self, late: Late[SparkEngine | SparkProcessorHosts]) -> None:
-        """Close the engine, even if Spark is still starting, because otherwise a JVM would remain. If Spark's start
-        hangs, the process is ended. Otherwise the run would occupy its slot for ever, although its leases are
-        released."""
+        """Close the engine. If Spark is still starting, first wait for it, because its JVM would remain if the
+        engine was not closed. If Spark has not started after `STARTING_SECONDS`, end the process: the run would
+        occupy its slot for ever, although its leases are released."""
         if not late.is_settled(STARTING_SECONDS):
             self.end_process(f"its leases are released, and Spark has not started {STARTING_SECONDS:.0f} s later")
             return

@@ -46,7 +46,7 @@ class ReadAhead:
         """Wait for the read and return its result. If the read has none of these ranges, stop and discard the read.
 
         Returns None if there is no result: no read was started, or the read was discarded, or the read failed. The
-        caller then reads the ranges itself, and gets the error if this read fails too.
+        caller then reads the ranges itself, and gets an error only if its own read fails, too.
         """
         future, self._future = self._future, None
         if future is None:
@@ -79,7 +79,8 @@ class ReadAhead:
                 self._spark.interruptTag(self._name)
 
     def _drop(self, future: Future[FetchedRanges]) -> None:
-        """Stop a read. Wait some seconds for its end, because two readers of a shard would share its limits."""
+        """Stop a read, and release its result when it ends. Wait up to 5 seconds for its end: two reads of a shard
+        at the same time would share the limits of the shard."""
         future.add_done_callback(_release)
         if future.cancel():
             return

@@ -33,8 +33,9 @@ def decode_json(
     malformed: Malformed = "null",
     compression: Compression | None = None,
 ) -> pa.Table:
-    """Parse `data` as JSON (UTF-8) into the columns of `schema`. A missing field is null; other fields are ignored.
-    A payload with a value that does not have the type of its column is malformed: its row is null in every column.
+    """Parse `data` as JSON (UTF-8) into the columns of `schema`. A column is null if the payload lacks its field.
+    Fields without a column are ignored. A payload with a value that does not have the type of its column is
+    malformed: its row is null in every column.
 
     Types: integers, floats, decimals, texts, booleans, bytes (as base64), dates and timestamps (as in ISO 8601),
     lists and structs.
@@ -69,8 +70,8 @@ def decode_table(
     compression: Compression | None = None,
 ) -> pa.Table:
     """Decode `data` into the columns of `schema`, with `avro(...)`, `registered_avro(...)`, `protobuf(...)`, or
-    your own function that makes a decoder. If a payload lacks a field, its column is null; other fields are
-    ignored. A payload with a value that does not fit its column is malformed: its row is null in every column.
+    your own function that makes a decoder. A column is null if the payload lacks its field. Fields without a column
+    are ignored. A payload with a value that does not fit its column is malformed: its row is null in every column.
 
     Raises ConfigurationError if a column has no field in the schema of `avro(...)`, in the `reader` of
     `registered_avro(...)` or in the message of `protobuf(...)`.

@@ -35,8 +35,8 @@ class ArrowTransform:
     function: TableFunction
 
     def table(self, records: pa.Table) -> pa.Table:
-        """Call the function with records and return its output. If the function raises an error class of this
-        package other than Unavailable, raise TransformError, so that the error counts as one of the function."""
+        """Call the function with records and return its output. If the function raises an error of this package
+        other than Unavailable, raise TransformError instead, so that the function counts as the cause."""
         try:
             output = self.function(records)
         except Unavailable:

@@ -1,7 +1,7 @@
 """Decodes Avro payloads field by field, each field for all payloads of a column at once. Pure.
 
-With numpy and Arrow, this takes a fraction of the time of decoding one payload after another. It decodes the usual
-values of the usual types. Everything else is left to the caller, which decodes it one payload after another:
+With numpy and Arrow, this takes a fraction of the time of decoding one payload after another. The module decodes
+the usual values of the usual types. It leaves the following to the caller, which decodes one payload after another:
 
 - schemas with arrays, maps, unions other than of null and one type, or recursion
 - columns whose type differs from that of their field
@@ -22,11 +22,11 @@ from kcl_dagster.spark.decoded_columns import DecodedRows
 
 Array = np.ndarray[Any, Any]
 
-MOST_LEVELS: Final = 32  # of a schema; Python bounds its recursion
+MOST_LEVELS: Final = 32  # of a schema; Python limits the depth of calls
 MOST_BYTES: Final = 2**31 - 64  # of all payloads; the offsets of Arrow's texts have 32 bits
-_PADDING: Final = 16  # bytes after the last payload: a number has up to 10 bytes, and is read before it is checked
-_SHIFTS: Final = range(7, 70, 7)  # of the further bytes of a number
-_UUID: Final = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"  # Python also reads others, and writes them so
+_PADDING: Final = 16  # bytes after the last payload: up to 10 bytes of a number are read before its end is checked
+_SHIFTS: Final = range(7, 70, 7)  # bits by which the second and each further byte of a number are shifted
+_UUID: Final = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"  # Python reads other forms, too, but writes this one
 _LONGEST_DECIMAL: Final = 8  # bytes
 _DIGITS: Final = 18  # of a decimal that always fits into 8 bytes
 
@@ -37,10 +37,10 @@ class NotByColumns(Exception):
 
 @dataclass(slots=True)
 class Payloads:
-    """A place in each of some payloads, which lie one after another in a buffer.
+    """Payloads that lie one after another in a buffer, each with a place: the position up to which it was read.
 
-    Places never leave their payloads. A payload that ends too early, or has a value that is not decoded here, is
-    left to the caller: its place moves to its end, and what is read from it has no meaning.
+    A place never leaves its payload. If a payload ends too early, or has a value that this module does not decode,
+    the payload is left to the caller: its place moves to its end, and values that are read from it have no meaning.
     """
 
     data: Array
@@ -71,7 +71,7 @@ class Payloads:
         return len(self.at)
 
     def some(self, which: Array) -> "Payloads":
-        """Some of the payloads, in the same order. `join` takes over where they have been read to."""
+        """Some of the payloads, in the same order, with places of their own. `join` copies these places back."""
         return Payloads(self.data, self.rows[which], self.at[which], self.end[which], self.is_left[which])
 
     def join(self, which: Array, others: "Payloads") -> None:
@@ -79,20 +79,21 @@ class Payloads:
         self.is_left[which] = others.is_left
 
     def leave_unless(self, is_usual: Array) -> None:
-        """Leave the other payloads to the caller."""
+        """Leave the payloads for which `is_usual` is False to the caller."""
         if not is_usual.all():
             self.is_left |= ~is_usual
             self.at = np.where(is_usual, self.at, self.end)
 
     def skip(self, sizes: Any) -> Array:
-        """Move these numbers of bytes on. Returns the places before."""
+        """Move each place forward by `sizes` bytes: one number for all payloads, or one for each. Returns the
+        former places. A payload with a negative size, or with fewer bytes, is left to the caller."""
         start, is_usual = self.at, (sizes >= 0) & (sizes <= self.end - self.at)
         self.at = start + np.where(is_usual, sizes, 0)
         self.leave_unless(is_usual)
         return start
 
     def numbers(self) -> Array:
-        """Read a number in Avro's encoding (zigzag, seven bits in a byte)."""
+        """Read one number from each payload, in Avro's encoding (zigzag, seven bits in a byte)."""
         byte = self.data[self.at]
         found = (byte & 0x7F).astype(np.uint64)
         after = self.at + 1
@@ -115,7 +116,8 @@ class Payloads:
     def binaries(self, sizes: Any) -> pa.Array:
         """Read one binary from each payload, as a column. `sizes`: the length of each in bytes."""
         start = self.skip(sizes)
-        # To let Arrow copy them, every second value of this column is a gap between two of them.
+        # Arrow copies the binaries out of a column in which each of them is followed by a value that is not used:
+        # the gap before the next binary.
         offsets = np.empty(2 * len(self) + 1, np.int32)
         offsets[:-1:2] = start
         offsets[1::2] = self.at
@@ -125,13 +127,15 @@ class Payloads:
         return around.take(pa.array(np.arange(0, 2 * len(self), 2)))
 
     def loaded(self, kind: str, start: Array) -> Array:
-        """Values of a type of numpy with up to 8 bytes, at places that need not be aligned."""
+        """Read a value at each of the places `start`, which need not be aligned. `kind`: its numpy type, of up to
+        8 bytes."""
         everywhere: Array = np.ndarray((len(self.data) - 8,), kind, self.data, strides=(1,))
         found: Array = everywhere[start]
         return found
 
     def decoded(self, read: "Read") -> DecodedRows:
-        """Decode the payloads, from their places to their ends."""
+        """Decode the payloads, from their places to their ends. Returns the rows and values of the payloads
+        that are not left to the caller."""
         column = read(self)
         self.leave_unless(self.at == self.end)
         if not self.is_left.any():
@@ -151,7 +155,8 @@ class _Type(NamedTuple):
     kind: pa.DataType | None
 
     def column(self, *known: Callable[[pa.DataType], bool], usual: pa.DataType) -> pa.DataType:
-        """The type of the column if it is one of those that are known; `usual` if there is no column."""
+        """The type of the column; `usual` if there is no column. Raises NotByColumns if none of the functions
+        `known` returns True for the type."""
         if self.kind is not None and not any(is_kind(self.kind) for is_kind in known):
             raise NotByColumns
         return usual if self.kind is None else self.kind
@@ -169,7 +174,8 @@ class Readers:
         self._made: dict[tuple[str, pa.DataType | None], Read] = {}
 
     def of(self, schema: Any, kind: pa.DataType | None, level: int = 0) -> Read:
-        """Make the function for columns of type `kind`. Raises NotByColumns, also if a type contains itself."""
+        """Make the function that reads values of `schema` into columns of type `kind`. Raises NotByColumns if this
+        module does not decode them, for example because a type contains itself."""
         if level == MOST_LEVELS:
             raise NotByColumns
         if isinstance(schema, list):
@@ -236,7 +242,7 @@ class Readers:
 
 
 def _check_ordering(kind: pa.DataType) -> None:
-    """Raise NotByColumns if Arrow cannot bring such rows into an order, for example because of views of texts."""
+    """Raise NotByColumns if Arrow cannot reorder rows of this type, for example because it has views of texts."""
     try:
         pa.nulls(1, kind).take(pa.array([0]))
     except pa.ArrowNotImplementedError as error:
@@ -274,27 +280,28 @@ def _whole(one: _Type) -> Read:
 
 
 def _numbers(kind: pa.DataType, least: int, most: int, times: int = 1) -> Read:
-    """Numbers within bounds, multiplied by `times`. They are the values that Arrow stores in a column of `kind`."""
+    """Make a function that reads numbers from `least` to `most` and multiplies them by `times`. The results are the
+    numbers by which Arrow represents the values of a column of type `kind`."""
     stored = kind.to_pandas_dtype() if kinds.is_integer(kind) else f"i{kind.bit_width // 8}"
 
     def read(payloads: Payloads) -> pa.Array:
         found = payloads.numbers()
         is_usual = (found >= least) & (found <= most)
         payloads.leave_unless(is_usual)
-        found = np.where(is_usual, found, 0)  # Arrow cannot convert every other value
+        found = np.where(is_usual, found, 0)  # Arrow cannot convert some of the unusual values
         return pa.array((found * times).astype(stored)).view(kind)
 
     return read
 
 
 def _moment(one: _Type, per_second: int) -> Read:
-    """A timestamp in the years 1 to 9999, which are those of Python."""
+    """Make a function that reads timestamps in the years 1 to 9999. Python has no times in other years."""
     kind = one.column(lambda kind: kinds.is_timestamp(kind) and kind.unit == "us", usual=pa.timestamp("us"))
     return _numbers(kind, -62_135_596_800 * per_second, 253_402_300_800 * per_second - 1, 1_000_000 // per_second)
 
 
 def _date(one: _Type) -> Read:
-    """A day in the years 1 to 9999."""
+    """Make a function that reads days in the years 1 to 9999."""
     return _numbers(one.column(kinds.is_date32, usual=pa.date32()), -719_162, 2_932_896)
 
 
@@ -304,7 +311,7 @@ def _time(one: _Type, per_second: int) -> Read:
 
     def read(payloads: Payloads) -> pa.Array:
         found = read_times(payloads).cast(kind)
-        # As Python spells a time of day, without a fraction that is zero.
+        # The text is the same as from Python, which leaves out a fraction that is zero.
         return pc.replace_substring(found, ".000000", "") if kinds.is_string(kind) else found
 
     return read
@@ -317,7 +324,8 @@ def _bytes(one: _Type) -> Read:
 
 
 def _sizes(one: _Type) -> Callable[[Payloads], Array]:
-    """The number of bytes in values: a fixed one, or the one before each value."""
+    """Make a function that returns the number of bytes of each value: the size in the schema of a `fixed`,
+    otherwise the number that it reads from the payload before the value."""
     size = one.schema.get("size")
     if one.schema["type"] != "fixed":
         return Payloads.numbers
@@ -375,7 +383,8 @@ def _enum(one: _Type) -> Read:
 
 
 def _decimal(one: _Type) -> Read:
-    """A decimal with the digits that the schema and the column have, in up to 8 bytes."""
+    """Make a function that reads decimals of up to 8 bytes, with no more digits than the schema and the column
+    allow."""
     precision, scale = one.schema.get("precision"), one.schema.get("scale", 0)
     kind = one.column(lambda kind: kinds.is_decimal128(kind) and kind.scale == scale, usual=pa.decimal128(38, 0))
     sizes_of = _sizes(one)

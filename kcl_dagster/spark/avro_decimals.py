@@ -1,7 +1,7 @@
 """Decodes decimals in Avro. Pure.
 
 fastavro rounds a decimal that has more digits than its schema allows, and needs minutes for one of 1 MiB. So
-schemas get another logical type instead, for which fastavro calls the function of this module.
+`decimal` in a schema is replaced by another logical type, for which fastavro calls the function of this module.
 """
 
 from decimal import Context, Decimal
@@ -10,7 +10,7 @@ from typing import Any, Final
 DECIMAL: Final = "kcl-decimal"
 READERS: Final = (f"bytes-{DECIMAL}", f"fixed-{DECIMAL}")
 MOST_DIGITS: Final = 76  # of a column of Arrow
-# A schema that fastavro has parsed has these entries. It is parsed again.
+# fastavro adds these entries to a schema that it parses. The copy lacks them, so that fastavro parses it again.
 _PARSED: Final = ("__fastavro_parsed", "__named_schemas")
 
 

@@ -34,16 +34,17 @@ _GLUE_PLAIN, _GLUE_ZLIB = 0, 5
 _PRIMITIVE: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 MOST_SCHEMAS: Final = 1_000  # kept by one decoder
 KEPT_KINDS: Final = 4  # types of columns into which one schema is decoded
-# Of one schema. Each step of decoding many rows at once takes a time that does not depend on their number.
+# Fewer payloads of one schema are decoded one after another. Decoding many payloads at once has a fixed cost
+# that does not depend on their number.
 FEWEST_ROWS: Final = 64
 
 
 def avro(schema: Any, *, skip_bytes: int = 0) -> Callable[[], Decode]:
     """A decoder of Avro's binary encoding without a file header, for `with_decoded`.
 
-    `schema`: the parsed JSON of the writer's schema. `skip_bytes`: the length of a prefix to skip, which must not
-    depend on the schema. If the prefix is that of a schema registry, it names the writer's schema, and decoding
-    with another schema would silently swap fields: use `registered_avro` for such payloads.
+    `schema`: the parsed JSON of the writer's schema. `skip_bytes`: the length of a prefix to skip. If the prefix
+    names the writer's schema, as that of a schema registry does, use `registered_avro`: decoding with another
+    schema would silently swap fields.
     """
     if skip_bytes in _FRAMING_OF:
         framing = _FRAMING_OF[skip_bytes]
@@ -67,12 +68,13 @@ def registered_avro(
       AWS Glue. A function is called in the executors, once per id and task.
     - `framing`: the form of the prefix. The default is the form of the registry, or Confluent's form if `schemas`
       is a mapping or a function.
-    - `reader`: the schema into which Avro converts values. Without it, columns are found by name.
+    - `reader`: the schema to which values are converted, by Avro's rules. Without it, values keep the fields of
+      their writer's schema. In both cases, the name of a column is the name of its field.
 
-    A payload whose prefix has another form is malformed. If an id has no schema, or if the function raises, the
-    batch fails with UnknownSchema, even with `malformed="null"`. If a registry cannot be reached, the function can
-    raise `kcl.Unavailable`, as the registries of this package do. The batch is then retried, and no record becomes
-    a dead letter.
+    A payload whose prefix has another form is malformed. If an id has no schema, the batch fails with
+    UnknownSchema, even with `malformed="null"`. The same happens if the function raises an error that is not of
+    this package. If a registry cannot be reached, the function can raise `kcl.Unavailable`, as the registries of
+    this package do. The batch is then retried, and no record becomes a dead letter.
     """
     if not callable(schemas) and not hasattr(schemas, "get"):
         raise ConfigurationError(
@@ -88,7 +90,8 @@ def registered_avro(
 
 def _check_schema(name: str, schema: Any, *, of_reader: bool = False) -> None:
     """Raise ConfigurationError if this is no schema of Avro, or if a default of a reader's schema is no value of
-    its type. A code location may lack fastavro, which only workers need. Then they make this check."""
+    its type. A code location may lack fastavro, which only workers need. In that case this function checks only
+    that the schema is parsed JSON, and the workers make the other checks."""
     _check_is_parsed_json(name, schema)
     try:
         parsed = _AvroSchema(_fastavro(), schema)
@@ -189,8 +192,8 @@ class _RegisteredAvroDecoder:
                 id_, _ = self._unframe(prefixes.dictionary[int(place)].as_py())
                 written = self._parsed(id_)
             except (ValueError, UnknownSchema):
-                # These payloads are malformed, compressed, or of an unknown schema. They are decoded one after
-                # another, so that an error is that of the first one.
+                # These payloads are malformed, compressed, or of an unknown schema. The caller decodes them one
+                # after another, so that it raises the error of the first one.
                 continue
             if self._reader is None or self._reader.schema == written.schema:
                 found += written.rows(rest.some(places == place), kind)
@@ -227,7 +230,7 @@ class _AvroSchema:
         self._reading = lru_cache(KEPT_KINDS)(self._new_reading)
 
     def with_defaults(self) -> Any:
-        """The schema for use as that of a reader."""
+        """The schema in the form in which it is passed to `value` as `reader`: with decoded defaults."""
         return with_decoded_defaults(self.schema, self._named, self._fastavro.read.LOGICAL_READERS)
 
     def value(self, body: io.BytesIO, reader: Any = None) -> Any:
@@ -241,7 +244,8 @@ class _AvroSchema:
         return value
 
     def rows(self, payloads: Payloads, kind: pa.DataType) -> list[DecodedRows]:
-        """Decode many values that were written with this schema, as far as this is possible at once."""
+        """Decode values that were written with this schema, all of them at once. Leaves out values that can only be
+        decoded one after another."""
         read = self._reading(kind)
         return [] if read is None else [payloads.decoded(read)]
 

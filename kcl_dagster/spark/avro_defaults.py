@@ -1,7 +1,7 @@
 """Decodes the defaults of a reader's Avro schema. Pure.
 
-fastavro takes a default as it is in the JSON of the schema: bytes as text, and moments and decimals without their
-logical type.
+fastavro itself does not decode a default: it returns the value in the JSON of the schema. For bytes, this is a
+text. For moments and decimals, it is a value without the logical type.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,17 +20,17 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "array": (list,),
     "map": (dict,),
     "record": (dict,),
-}  # in JSON; the others are texts
+}  # the types of defaults in parsed JSON; a default of any other type of Avro is a text
 
 
 def with_decoded_defaults(schema: Any, named: Mapping[str, Any], logical: Mapping[str, Callable[..., Any]]) -> Any:
-    """A copy of a schema whose defaults are values, as fastavro decodes them from payloads.
+    """A copy of a schema in which each default is replaced by the value that fastavro would decode from a payload.
 
     `schema` was returned by `fastavro.parse_schema`. `named`: the definitions of its named types. `logical`: the
     functions of fastavro that decode logical types. Raises ConfigurationError if a default has not the type of its
     field.
     """
-    schema, copies = deepcopy((schema, dict(named)))  # in one call, because both have the same fields
+    schema, copies = deepcopy((schema, dict(named)))  # in one call, so that the copies share their fields
     for name, one in copies.items():
         for field in one.get("fields", ()):
             if "default" not in field:
@@ -41,7 +41,7 @@ def with_decoded_defaults(schema: Any, named: Mapping[str, Any], logical: Mappin
                 raise ConfigurationError(
                     f"the default of the field {field['name']} of {name} is no value of its type: {error}"
                 ) from error
-    # fastavro would check the defaults of a schema that it has not marked. It marks records only.
+    # If a schema lacks these entries, fastavro checks its defaults. fastavro itself adds them to records only.
     for one in schema if isinstance(schema, list) else [schema]:
         if isinstance(one, dict):
             one |= {"__fastavro_parsed": True, "__named_schemas": copies}

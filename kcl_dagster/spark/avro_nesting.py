@@ -1,10 +1,11 @@
-"""Bounds how deeply Avro values are nested, and how many items they have. Pure.
+"""Limits how deeply Avro values are nested, and how many items they have. Pure.
 
-fastavro reads each level of a recursive schema in a further call in C, and the process ends with SIGSEGV when its
-stack is used up. A payload needs one byte for a level. With other schemas, a value has no more levels than its
-schema.
+fastavro reads each level of a value in a further call in C, and the process ends with SIGSEGV when its stack is
+used up. If the schema is recursive, each level can take as little as one byte of the payload. If the schema is not
+recursive, a value has no more levels than its schema.
 
-Five bytes are an array of a billion items if an item takes no bytes, such as a null or a record without fields.
+A payload of five bytes can be an array of a billion items, if an item takes no bytes. Such items are, for example,
+nulls and records without fields.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,18 +13,19 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
 MOST_LEVELS: Final = 500  # records, arrays and maps; fastavro takes up to 2.5 KB of the stack for each
-FEW_ITEMS: Final = 1_000  # of all arrays; a value may have them although they take no bytes
+FEW_ITEMS: Final = 1_000  # of all arrays and maps in a value; this many are allowed even if they take no bytes
 _NAMED: Final = frozenset({"record", "error", "enum", "fixed"})
 _SIZES: Final = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 
 CheckNesting = Callable[[bytes, int], None]
-"""Checks the value that begins at this place of a payload. Raises an error if the value has more levels than
-`MOST_LEVELS`, or more items than the payload has bytes, or if it is cut off."""
+"""Checks the value that begins at this place of a payload. Raises an error if the value has more than `MOST_LEVELS`
+levels, or if it has more than `FEW_ITEMS` items and more items than the payload has bytes. Can also raise an error
+if the value is cut off."""
 
 
 def nesting_check(schema: Any) -> CheckNesting | None:
-    """The check for values of a schema that `fastavro.parse_schema` has returned. None if no type contains itself,
-    and if each item of an array takes at least one byte.
+    """The check for values of a schema that `fastavro.parse_schema` has returned. None if values need no check,
+    because no type contains itself, and each item of an array takes at least one byte.
 
     Raises RecursionError if the schema itself is nested too deeply.
     """
@@ -80,7 +82,7 @@ def _parts(schema: Any) -> list[Any]:
 
 
 def _inside(definition: Any) -> Iterator[str]:
-    """The names in a definition, without those inside of other named types."""
+    """The names that a definition uses itself, without the names that only the named types inside of it use."""
     rest = [*_parts(definition)]
     while rest:
         part = rest.pop()
@@ -95,7 +97,8 @@ def _inside(definition: Any) -> Iterator[str]:
 def _check(schema: Any, types: dict[str, Any], payload: bytes, place: int) -> None:
     """Walk over a value without recursion."""
     most_items = max(FEW_ITEMS, len(payload))
-    # What remains to be read: schemas, or an array or map with the number of items that its block still has.
+    # What remains to be read: the schema of each value, and its level. The third element is None, except for an
+    # array or map in the middle of a block: then it is the number of items that this block still has.
     rest: list[tuple[Any, int, int | None]] = [(schema, 0, None)]
     while rest:
         part, level, items = rest.pop()

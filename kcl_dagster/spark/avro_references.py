@@ -47,8 +47,8 @@ def _names(schema: dict[str, Any], namespace: str) -> tuple[str, str]:
 
 
 class _Inlining:
-    """Puts definitions in place. `dotted`: the names without a namespace that get a dot before them, because a name
-    without a dot belongs to the namespace around it."""
+    """Replaces the first use of each name by its definition. `dotted`: names without a namespace that get a dot
+    before them. Without the dot, Avro would look for such a name in the namespace in which it is used."""
 
     def __init__(self, definitions: dict[str, Any], dotted: frozenset[str]) -> None:
         self._definitions = definitions

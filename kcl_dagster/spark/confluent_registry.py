@@ -37,7 +37,8 @@ LARGEST_ANSWER: Final = 16 * 1024 * 1024  # bytes; a registry accepts schemas of
 MOST_REFERENCES: Final = 1_000  # of one schema, including indirect references
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
 LARGEST_ID: Final = 2**31 - 1  # registries number schemas with signed integers
-# How registries answer if they do not have an id. Confluent's error codes begin with the status, such as 40403.
+# The HTTP statuses by which registries report that they do not have an id. Confluent's error codes begin with the
+# status: 40403 has the status 404.
 _NOT_FOUND: Final = (400, 404, 422)
 
 
@@ -161,7 +162,8 @@ class ConfluentRegistry:
             raise Unanswered(f"the answer from {url} is not that of a schema registry") from error
 
     def _is_registry(self, url: str) -> bool:
-        """Whether a URL is that of a registry. A URL with a wrong path also answers that it does not find an id."""
+        """Whether a URL is that of a registry. If its path is wrong, the server also responds that it does not
+        find an id."""
         try:
             status, body = self._get(f"{url}/schemas/types")
             return status == 200 and "AVRO" in msgspec.json.decode(body, type=list[str])

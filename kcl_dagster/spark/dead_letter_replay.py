@@ -158,8 +158,8 @@ class _Replay:
     def _under_way(self, names: tuple[str, ...]) -> dict[str, DeadLetter]:
         """Read the letters that were recorded under a number and are possibly stored already. Raises if a letter is
         missing or was changed, because the number would then stand for different letters. With `knows_numbers`,
-        missing letters are skipped instead: another replay has stored and removed them, and a paused replay has
-        recorded them again."""
+        missing letters are skipped instead. They are missing if one replay listed them and was paused, another
+        replay stored and removed them, and the first replay then recorded them in the journal."""
         letters = {}
         for name in names:
             content = found_content(self.store, name) if self.knows_numbers else self.store.get(name)

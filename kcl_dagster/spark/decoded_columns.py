@@ -21,8 +21,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types as kinds
 
-_REFUSED: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)  # by Arrow
-# Values of exactly these types remain what they are if Arrow accepts them. Those of other types are checked alone.
+_REFUSED: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)  # by which Arrow refuses a value
+# If Arrow accepts a value of exactly one of these types, it does not change the value. If a column also has values
+# of other types, each value is checked alone.
 _WHOLE: Final[frozenset[type]] = frozenset({int, type(None)})
 _MOMENTS: Final[frozenset[type]] = frozenset({int, date, datetime, time, timedelta, type(None)})
 _ITEMS: Final[frozenset[type]] = frozenset({list, tuple, type(None)})
@@ -89,7 +90,8 @@ def _spelled(value: Any, kind: pa.DataType) -> Any:
 
 def _is_unchanged(values: Sequence[Any], kind: pa.DataType) -> bool:
     """Whether the types of the values show that a column of Arrow holds them unchanged, apart from floats that are
-    too large. Arrow has accepted the values. No step of Python is made for a single value."""
+    too large. Called for values that Arrow has accepted. Looks at types only, because a check of each value in
+    Python would take longer."""
     kind = _stored(kind)
     known = _known_types(kind)
     if known is None:
@@ -137,7 +139,8 @@ def _fields(rows: list[dict[str, Any]], names: list[str]) -> Iterable[Any]:
 
 
 def _known_types(kind: pa.DataType) -> frozenset[type] | None:
-    """The types of values that Arrow does not change for this type of column; None for all that it accepts."""
+    """The types of values that Arrow does not change for this type of column. None if Arrow changes no value that
+    it accepts."""
     if kinds.is_integer(kind):
         return _WHOLE
     if kinds.is_temporal(kind):
@@ -148,7 +151,8 @@ def _known_types(kind: pa.DataType) -> frozenset[type] | None:
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
-    """The type of the values in a column of an extension, or in a dictionary."""
+    """The type of the values that a column of type `kind` stores. It differs from `kind` for extension types,
+    dictionaries and run-end encoding."""
     if isinstance(kind, pa.BaseExtensionType):
         return _stored(kind.storage_type)
     is_encoded = kinds.is_dictionary(kind) or kinds.is_run_end_encoded(kind)
@@ -163,7 +167,8 @@ def _has_narrow_floats(kind: pa.DataType) -> bool:
 
 
 def _has_infinity(column: pa.Array | pa.ChunkedArray) -> bool:
-    """Whether a narrow float in the column is infinite, as Arrow makes those that are too large."""
+    """Whether a float of 16 or 32 bits in the column is infinite. Arrow stores a float that is too large as an
+    infinite one."""
     if isinstance(column, pa.ChunkedArray):
         return any(map(_has_infinity, column.chunks))
     kind = column.type
@@ -187,7 +192,8 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
 
 
 def _misfits(value: Any, kind: pa.DataType, place: str) -> Iterator[str]:
-    """What the column would change in a value. Arrow has accepted the value. The text calls the value `place`."""
+    """Yield a text about each part of a value that the column would change. Called for a value that Arrow has
+    accepted. `place`: the name of the value in the texts."""
     kind = _stored(kind)
     if value is None:
         return
@@ -206,7 +212,8 @@ def _misfits(value: Any, kind: pa.DataType, place: str) -> Iterator[str]:
 
 
 def _named(value: Any, kind: pa.StructType) -> Iterator[tuple[str, Any, pa.DataType]]:
-    """The name, value and type of each field. Arrow takes tuples by position, and lists of names and values."""
+    """The name, value and type of each field of a struct. Besides a dict, Arrow accepts a tuple with the values in
+    the order of the fields, and a list of pairs of a name and a value."""
     if isinstance(value, tuple):
         return ((field.name, item, field.type) for field, item in zip(kind, value, strict=True))
     given = value if isinstance(value, dict) else dict(value)

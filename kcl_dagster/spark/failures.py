@@ -48,7 +48,7 @@ UNAVAILABLE: Final = "KCL_UNAVAILABLE"
 
 @contextmanager
 def encodable_errors() -> Iterator[None]:
-    """A context for the consumer's code in an executor, which replaces errors whose text or traceback cannot be
+    """A context for the consumer's code in an executor. It replaces errors whose text or traceback cannot be
     encoded. The new error has the same class name and traceback, and an encodable text. This is necessary because
     Spark's Python worker announces an error before it encodes the error's text: if encoding fails, Spark waits for
     the text for ever."""
@@ -245,7 +245,8 @@ class _MarkedLine:
     sink: str | None
 
     def named(self, sink: str) -> str:
-        """The text after the name of its sink, or of `sink` if the mark names none. The text can begin with it."""
+        """The text with a sink's name before it: the name in the mark, or `sink` if the mark names no sink. Returns
+        the text unchanged if it already begins with this name."""
         name = f"{self.sink or sink}: "
         return self.text if self.text.startswith(name) else f"{name}{self.text}"
 

@@ -1,8 +1,8 @@
-"""Texts in an SQL condition that Spark casts to another type although the condition contains no cast, as in
-`op = 5` if `op` is a text.
+"""Finds the texts in an SQL condition that Spark casts to another type although the condition contains no cast, as
+in `op = 5` if `op` is a text.
 
-In the ANSI mode of Spark, such a cast fails for each text that has no value of the other type. Otherwise it results
-in null.
+If a text does not represent a value of the other type, such a cast fails in Spark's ANSI mode, and results in null
+without the ANSI mode.
 """
 
 import re
@@ -18,14 +18,15 @@ from pyspark.sql.types import StringType
 
 _TEXT: Final = "string"  # with a collation, the name of the type begins with this
 _TAKE_EVERY_TEXT: Final = ("string", "binary")  # casts to these types never fail
-_HOLD_TEXTS: Final = ("string", "char", "varchar", "binary", "variant")  # types from which functions make any text
-_NAMED: Final = frozenset({"AttributeReference", "GetStructField"})  # whose SQL is as in the condition
+_HOLD_TEXTS: Final = ("string", "char", "varchar", "binary", "variant")  # any text can be made of their values
+_NAMED: Final = frozenset({"AttributeReference", "GetStructField"})  # their SQL is the text in the condition
 
 
 @dataclass(frozen=True, slots=True)
 class ImplicitCast:
-    """A text that cannot be cast, or not in each record. `text`: its SQL; None if it is a longer expression.
-    `kind`: the other type. `is_constant`: whether the text is a constant, which has no value of this type."""
+    """A text that Spark would cast to another type. A constant represents no value of this type; any other text may
+    represent none in some records. `text`: the SQL of the text; None if it is a longer expression. `kind`: the
+    other type. `is_constant`: whether the text is a constant."""
 
     text: str | None
     kind: str
@@ -47,7 +48,7 @@ def first_implicit_cast(output: DataFrame, condition: str) -> ImplicitCast | Non
     if there is no such cast. Evaluates no rows.
 
     Objects of the JVM show all casts. A session without them, such as one of Spark Connect, shows only the casts of
-    columns. AnalysisException is raised if the condition cannot be evaluated.
+    columns. Raises AnalysisException if the condition cannot be evaluated.
     """
     selected = output.select(F.expr(condition))
     try:
@@ -57,8 +58,8 @@ def first_implicit_cast(output: DataFrame, condition: str) -> ImplicitCast | Non
 
 
 def _of_expression(selected: DataFrame) -> Iterator[ImplicitCast]:
-    """Find the casts in the expression itself. Raises an error of Python, Py4J or PySpark if the session
-    does not show it."""
+    """Find the casts in the JVM's object of the expression. Raises AttributeError, TypeError, or an error of Py4J
+    or PySpark if the session gives no access to this object."""
     frame: Any = selected._jdf  # noqa: SLF001 - no public method
     jvm: Any = selected.sparkSession._jvm  # noqa: SLF001
     tag = jvm.org.apache.spark.sql.catalyst.expressions.Cast.USER_SPECIFIED_CAST()
@@ -71,7 +72,8 @@ def _of_expression(selected: DataFrame) -> Iterator[ImplicitCast]:
                 continue
             if functions is None:
                 functions = _functions(execution.logical().expressions().head())
-            # Spark does not tag a cast that is written as a function, such as int(op). It has the function's place.
+            # Spark does not tag a cast that is written as a function, such as int(op). Such a cast is recognised by
+            # its place, which is that of the function.
             if (_place(one), one.dataType().simpleString().partition("(")[0]) not in functions:
                 yield found
 
@@ -116,8 +118,8 @@ def _judged(cast: Any) -> ImplicitCast | None:
 
 
 def _read_as(given: Any, wanted: Any) -> str | None:
-    """The type as which a cast between these types reads a text, which can fail. None if it reads no text, or if it
-    takes every text."""
+    """The type to which a cast between these types converts a text, if that can fail. None if the cast converts no
+    text, or only to types that accept every text."""
     if given.simpleString().startswith(_TEXT):
         kind: str = wanted.simpleString()
         return None if kind.startswith(_TAKE_EVERY_TEXT) else kind
@@ -138,7 +140,8 @@ def _inner(kind: Any) -> list[Any]:
 
 
 def _fits(cast: Any) -> bool:
-    """Whether the value of a constant has a value of the type of the cast."""
+    """Whether the constant in a cast represents a value of the other type. True also if the constant is null, or
+    cannot be evaluated yet."""
     try:
         if cast.eval(None) is not None:  # without the ANSI mode, a text that is no such value becomes null
             return True
@@ -151,8 +154,8 @@ def _fits(cast: Any) -> bool:
 
 
 def _has_texts_of_records(expression: Any) -> bool:
-    """Whether the value of the expression can be made of a text of a record. A text that is made of numbers and
-    times only, as by date_format(at, 'yyyyMMdd'), has the form that the condition gives it."""
+    """Whether a text of a record can be part of the expression's value. False for a text that is made only of
+    numbers and times, as by date_format(at, 'yyyyMMdd'), because the condition determines the form of this text."""
     if expression.foldable() or not _holds_texts(expression.dataType()):
         return False
     children = expression.children()
@@ -171,7 +174,8 @@ def _of_text(selected: DataFrame, output: DataFrame, condition: str) -> Iterator
     plan = shown._explain_string(extended=True)  # noqa: SLF001 - the public method prints the text
     analyzed = plan.partition("== Analyzed Logical Plan ==")[2].splitlines()
     expression = next((line for line in analyzed if line.startswith("Project [")), "")
-    shown_casts = selected.columns[0].upper()  # has only the casts of the condition itself, and leaves out int(op)
+    # The name of the column shows only casts that the condition contains, but none that is written as int(op).
+    shown_casts = selected.columns[0].upper()
     for field in output.schema:
         if isinstance(field.dataType, StringType):
             for kind in re.findall(rf"\bcast\({re.escape(field.name)}#\d+ as (\w+)", expression):

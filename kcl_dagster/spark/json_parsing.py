@@ -1,8 +1,9 @@
 """Parses payloads of JSON with Spark's own parser, in the JVM.
 
 Spark's parser ends after the first value of a text, and ignores the text after it. For an empty text, its result is
-null. So a second record in a payload would be lost without an error. For this reason, the payload is parsed as the
-only item of an array, which an end follows. The end is found only if the payload is exactly one value.
+null. So a second record in a payload would be lost without an error. For this reason, the payload is put into an
+array, and a field after the array marks the end. The payload is exactly one value if the parser finds one item in
+the array, and the field after it.
 """
 
 from typing import Final

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 Footer = bytes
 """The footer of a finished Parquet file: `read_footer` parses it."""
 
-COMPRESSION: Final = "zstd"  # makes JSON a third smaller than snappy, and is much faster than Kinesis delivers
+COMPRESSION: Final = "zstd"  # makes JSON a third smaller than snappy does; much faster than Kinesis delivers
 # Rows arrive in small batches. A row group for each of them would cost space and readers' time.
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 

@@ -64,7 +64,7 @@ def _by_first_bytes(payload: bytes) -> Compression | None:
 
 
 def _gunzipped(payload: bytes) -> bytes:
-    """Decompress gzip, which can consist of several members. As gzip itself, ignores zeros after a member."""
+    """Decompress gzip, which can consist of several members. Ignores zeros after a member, like gzip itself."""
     parts: list[bytes] = []
     size = place = 0
     while True:
@@ -80,8 +80,8 @@ def _gunzipped(payload: bytes) -> bytes:
 def _member(payload: bytes, place: int, most: int) -> tuple[bytes, int]:
     """Decompress the member of gzip that begins at a place. Returns its content and the place after it.
 
-    zlib copies what follows a member. So it gets growing pieces of the payload instead of the whole rest: with many
-    small members, this would take quadratic time.
+    zlib copies the bytes that follow a member. If it got the whole rest of the payload for each member, many small
+    members would take quadratic time. So it gets pieces of the payload, each twice as long as the piece before.
     """
     inflating = zlib.decompressobj(_GZIP_FORMAT)
     parts: list[bytes] = []
@@ -107,8 +107,8 @@ def _of_zstd(payload: bytes) -> bytes:
         raise ValueError("the payload is not compressed by zstd")
     size = _size_said(payload)
     if 0 < size <= MOST_DECOMPRESSED_BYTES:
-        # Decompression in one call costs a tenth of decompression as a stream. It fails if the payload is broken or
-        # has several frames.
+        # Decompression in one call costs a tenth of decompression as a stream. If it fails, the payload is broken
+        # or has several frames, and is decompressed as a stream.
         with suppress(OSError):
             whole: bytes = pa.Codec("zstd").decompress(payload, size, asbytes=True)
             return whole

@@ -178,7 +178,7 @@ class Decoding:
         return in_order(found)
 
     def _many(self, payloads: pa.Array, kind: pa.DataType) -> list[DecodedRows]:
-        # Compressed payloads are decoded one after another, so that only one is in memory without its compression.
+        # Compressed payloads are decoded one after another, so that memory holds only one decompressed payload.
         if payloads.null_count == len(payloads) or self._compression is not None:
             return []
         decode_rows = getattr(self._decoder(), "decode_rows", None)

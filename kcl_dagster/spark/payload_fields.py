@@ -120,7 +120,8 @@ class ProtobufShape:
         return {field.name: ProtobufShape(field.message_type) for field in self.message.fields}
 
     def items(self) -> Shape | None:
-        """A repeated field has the type of its items."""
+        """The type of the values of a map. For other types it is the type itself, because in Protobuf the type of a
+        repeated field is that of its items."""
         if self.message is not None and self.message.GetOptions().map_entry:
             return ProtobufShape(self.message.fields_by_name["value"].message_type)
         return self

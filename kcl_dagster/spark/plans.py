@@ -21,9 +21,9 @@ from kcl_dagster.worker.batch import Budget, Range
 
 # Kinesis iterators expire after 300 s; using one that is about to expire would waste a request.
 BOOKMARK_SECONDS: Final = 240.0
-# The time for which a batch waits until all new consumers are active; its other shards wait, too. AWS takes some
-# seconds. A consumer that is not active by then counts as a failure, and is retried according to the failure
-# policy.
+# The longest time that a batch waits for new consumers to become active, which takes AWS some seconds. The other
+# shards of the batch wait, too. If a consumer is not active by then, the ranges of its stream fail, and are retried
+# according to the failure policy.
 CONSUMERS_SECONDS: Final = 5.0
 # Errors that show that a known consumer does not exist any more.
 _CONSUMER_IS_GONE: Final = frozenset({ConsumerNotFound.__name__, StreamNotFound.__name__})
@@ -34,9 +34,9 @@ class EngineSettings:
     """How a fetch is distributed and limited."""
 
     tasks: int | None = None
-    """The number of Spark tasks of each fetch. The default is one or two. In a local session, it is at most half of
-    the slots, so that the batch that is written at the same time gets the other half. After a fetch that had little
-    to read, it is one. For record processors: the number of processes among which they are distributed."""
+    """The number of Spark tasks of each fetch. By default, a fetch has one or two tasks, and only one after a fetch
+    that had little to read. In a local session, the default is at most half of the slots: the other half is for the
+    batch that is written at the same time. For record processors: the number of processes that run them."""
 
     limits: ShardLimits = field(default_factory=ShardLimits)
     consumer_name: str | None = None
@@ -62,8 +62,8 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """The end of the last fetch of a shard: the checkpoint, the bookmark (shard iterator and waiting times), and
-    the moment."""
+    """The end of the last fetch of a shard: the checkpoint and the bookmark (shard iterator and waiting times).
+    `at`: when it was recorded, in monotonic seconds."""
 
     after: Checkpoint
     bookmark: Bookmark

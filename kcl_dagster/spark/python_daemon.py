@@ -140,7 +140,7 @@ def ends_when_closed(spark: Serve) -> Serve:
         try:
             return spark(*given)
         except _CLOSED:
-            # From Python 3.13 on, the end of a stream that cannot be flushed is reported as well.
+            # Python 3.13 and later report that the stream to the JVM cannot be flushed. This report is suppressed.
             sys.unraisablehook = _report_others
             return 1
 

@@ -22,7 +22,7 @@ _changing: Final = threading.Lock()
 @contextmanager
 def reader_processes(spark: SparkSession, *, is_fanout: bool) -> Iterator[None]:
     """A context in which functions that are passed to Spark run in the processes for fan-out. It has no effect
-    without `is_fanout`, and in a Spark Connect session, whose driver is elsewhere.
+    if `is_fanout` is False, or if the session is one of Spark Connect, whose driver is elsewhere.
 
     The environment of the SparkContext is replaced by a copy and never changed in place. Otherwise a thread of the
     user, or the thread that reads ahead, could fail while it iterates over the environment.

@@ -4,8 +4,8 @@ Spark converts Arrow into rows and back, value by value, which costs more than a
 records need no conversion while they are only cached, or if they are stored unchanged: they remain Arrow inside a
 binary column. A Python worker opens them if user code uses columns or a sink writes them.
 
-Every sealed row contains the id of the attempt of the fetch that made the row. The first row of each lease comes
-before its records. The driver knows the attempt whose result it has received. If a task opens rows of another
+Every sealed row contains the id of the attempt of the fetch that made the row. The first row of each lease has this
+id and no records. The driver knows the attempt whose result it has received. If a task opens rows of another
 attempt, the task fails before any record is used. Spark could reorder or omit an expression, but not this check:
 the records do not exist as rows before the check has passed.
 """

@@ -14,7 +14,7 @@ from kcl_dagster.errors import ConfigurationError
 CONNECT_PORT: Final = 15002  # of a Spark Connect server whose address contains no port
 SECONDS: Final = 10.0  # for one connection
 _KINDS: Final = {"sc": "Spark Connect server", "spark": "Spark master"}
-# If one of these variables is set, gRPC reaches a Spark Connect server through this proxy.
+# If one of these variables is set, gRPC reaches a Spark Connect server through the proxy that the variable names.
 _PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
 
 

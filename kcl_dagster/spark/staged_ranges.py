@@ -1,14 +1,17 @@
-"""Records that a fetch stages while it reads them (writes into the files of the batch), for batches that are
-committed in chains.
+"""Records that a fetch stages, that is, writes into the files of the batch, while it still reads. Used for batches
+that are committed in chains.
 
 The fetch task writes its rows into staged files and returns a list of these files. So a batch needs no second Spark
 job, and no record enters the JVM. The driver receives the list of the attempt whose result Spark has accepted. The
 files of other attempts do not belong to any batch.
 
-A file can have rows of several shards. So the files of a fetch are used only if the batch stores all records of the
-fetch. In addition, the files must have been staged for the chain (the worker's log of its batches) in which the
-batch is decided. Otherwise the records are read from the stream again. Each range is read up to the same end, and
-so has the same records as before.
+The files of a fetch are used only if both of these conditions are met:
+
+- The batch stores all records of the fetch, because a file can have rows of several shards.
+- The files were staged for the chain (the worker's log of its batches) in which the batch is decided.
+
+If not, the records are read from the stream again. Each range is read up to the same end, and so has the same
+records as before.
 """
 
 import json
@@ -285,8 +288,8 @@ class StagedRecords:
         return StagedRecords({**self.fetches, **other.fetches})
 
     def files(self, chain: ChainId) -> list[Manifest] | None:
-        """The files of each fetch, if the files of all fetches are staged for this chain, and contain these records
-        and no others; otherwise None."""
+        """The files of each fetch, which contain these records and no others. None if a fetch has no such files, or
+        has staged them for another chain."""
         found = [fetch.files_of(leases) for fetch, leases in self.fetches.items() if fetch.chain == chain]
         whole = [files for files in found if files is not None]
         return whole if len(whole) == len(self.fetches) else None

@@ -93,8 +93,8 @@ class Store(Protocol):
         `hidden`."""
 
     def unfinished(self, prefix: str = "") -> Iterator[StoredFile]:
-        """The temporary files below `prefix` of a `put` that is running, or whose process was killed. If such a
-        file is deleted, a running `put` fails."""
+        """The temporary files whose path begins with `prefix`. A `put` makes such a file, and leaves it behind if
+        its process is killed. If the temporary file of a running `put` is deleted, this `put` fails."""
 
     def delete(self, paths: Sequence[str]) -> None:
         """Remove files. Files that do not exist are ignored. Raises if a file could not be removed."""

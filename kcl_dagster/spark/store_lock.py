@@ -7,8 +7,9 @@ acquired again, so that no number is used twice. If a process was paused after i
 creates can have a lower number than another file. The process detects this. Only the owner of a lock writes to its
 file. The owner renews the lock by writing a later end into the file from time to time.
 
-If the lock has almost expired, or has expired, another process may be acquiring it at this moment. Then the owner
-renews it by creating the file with the next number, like any other process. So only one of the two gets the lock.
+If the lock has almost expired, or has expired, another process may be acquiring it at this moment. In this case,
+the owner renews it by creating the file with the next number, like any other process. So only one of the two gets
+the lock.
 """
 
 import logging
@@ -211,8 +212,8 @@ def _read(store: Store, folder: str, number: int) -> _LockFile:
     try:
         return msgspec.json.decode(store.get(path), type=_LockFile)
     except (msgspec.DecodeError, FileNotFoundError, RequestRefused):
-        # The file is incomplete, because some file systems show incomplete files to readers, or it was just removed
-        # by a process that has acquired the lock.
+        # Either the file is incomplete, which some file systems show to readers, or a process that has acquired the
+        # lock has just removed the file.
         same = (file.modified for file in store.files(path, hidden=True) if file.path == path)
         made = max(same, default=0.0)
         return _LockFile("", "another one", made + LOCK_SECONDS)

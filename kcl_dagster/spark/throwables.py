@@ -46,13 +46,14 @@ _BEFORE: Final = (
     r"|Job \d+ cancelled because "
     r"|\[(?:TASK_WRITE_FAILED|WRITING_JOB_ABORTED)\] [^\n'\"]*(?:\n\s+at [^\n]*)*\nCaused by: )"
 )
-# Spark's error condition if fetched records were lost with their executor. Spark then fails, and reads nothing
-# again.
+# Spark's error condition if fetched records were lost with their executor. The job then fails, because Spark does
+# not read the records again.
 _LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 _LOST_PROCESS_TEXT: Final = re.compile(rf"\s*{_BEFORE}*{_LOST}")
 _LOST_BLOCK_TEXT: Final = re.compile(rf"\s*{_BEFORE}*\[{_LOST_BLOCK}\]")
 
-# Conditions in which Spark wraps the failure of a task, before it names the condition of that failure.
+# Conditions of exceptions in which Spark wraps the failure of a task. The condition of the failure itself follows
+# in the chain of causes.
 _WRAPPERS: Final = frozenset({"TASK_WRITE_FAILED", "WRITING_JOB_ABORTED"})
 _OF_THE_JVM: Final = ("java.", "javax.", "jdk.", "sun.", "scala.")
 # Packages in which Spark stores and transfers its own data. Files that a query reads and writes are elsewhere.

@@ -80,8 +80,8 @@ def guarded(transform: Transform) -> Transform:
 
 
 def checked(output: object) -> DataFrame:
-    """Return the result of a transform, of which a sink writes files. Raises TransformError if it is no DataFrame,
-    has a reserved column, or has a column of type VARIANT."""
+    """Return the result of a transform, for sinks that write it to files. Raises TransformError if the result is no
+    DataFrame, has a reserved column, or has a column of type VARIANT."""
     if isinstance(output, Mapping):
         raise TransformError(
             "a transform must return a DataFrame, and this one returned a dict: to store several tables, give sink "
@@ -107,8 +107,8 @@ def is_frame(output: object) -> bool:
 
 
 def _has_variant(kind: DataType) -> bool:
-    """Whether values of this type contain a VARIANT. In Arrow, it is a struct of two binaries, so a table would get
-    such a struct."""
+    """Whether values of this type contain a VARIANT. Arrow represents a VARIANT as a struct of two binaries, so the
+    stored column would be such a struct."""
     match kind:
         case StructType():
             return any(_has_variant(field.dataType) for field in kind)

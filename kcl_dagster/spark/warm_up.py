@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 
 def warm_up(spark: SparkSession, connection: Connection | None = None, tasks: int = 1) -> None:
-    """Run a job with this number of tasks that is like a fetch but reads nothing. Does not raise Spark's errors: if
-    the cause persists, the first batch fails, and is repeated and reported as any other batch."""
+    """Run a job that is like a fetch but reads nothing. `tasks`: the number of its tasks. Does not raise Spark's
+    errors: if their cause persists, the first batch fails, and is repeated and reported like any other batch."""
     try:
         spark.range(0, tasks, 1, tasks).mapInArrow(_WarmUp(connection), "id long").collect()
     except (PySparkException, Py4JError, OSError) as error:

@@ -59,8 +59,8 @@ class Arrivals:
         """When the record at `checkpoint` arrived, in epoch milliseconds. `timestamp_ms`: the time for which LATEST
         and AT_TIMESTAMP stand.
 
-        For a sentinel, this is when the first record after the position arrived, or the present time if there is no
-        such record yet.
+        For a sentinel, the result is the time at which the first record after the position arrived, or the present
+        time if there is no such record yet.
         """
         if checkpoint is None:
             return None

@@ -1,4 +1,5 @@
-"""Enhanced fan-out consumers. A consumer is a name registered with a stream, to which shards push their records."""
+"""Enhanced fan-out consumers. A consumer is a name that is registered with a stream. Kinesis pushes the records of
+a shard to the process that has subscribed to the shard under this name."""
 
 from collections.abc import Mapping
 from typing import Any, Final

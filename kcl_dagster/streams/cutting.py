@@ -53,7 +53,7 @@ class RangeCut:
 
         self._name = name
         self._saw_anchor = goes_on
-        self._is_start_unknown = False  # whether it is unknown if records after the anchor left the stream
+        self._is_start_unknown = False  # True if it is uncertain whether records after the anchor left the stream
         self._is_all_early = False  # whether all records of the last page are from before the range's start time
         self._last_arrival_ms: int | None = None  # when the last record of the last page arrived
         self._tips = 0  # responses in a row that found the shard at its tip
@@ -163,8 +163,8 @@ class RangeCut:
         - An open range with records ends at the gap. The records before the gap are then stored. The next range
           begins at the last record before the gap, and detects the loss if this record has left the stream.
         - An open range without records continues, because it would make no progress otherwise.
-        - A pinned range continues to its known end. If the gap is certain, this raises DataLoss, because the range
-          would have other records than before.
+        - A pinned range does not end at a gap that is not certain: it continues to its known end. If the gap is
+          certain, this raises DataLoss, because the range would have other records than before.
         """
         if gap is None:
             return False

@@ -99,7 +99,8 @@ class Aggregate:
 
     - `last_index`: the sub-sequence number of the aggregate's last record, even if that is of another shard. A
       checkpoint with this number covers the whole aggregate.
-    - `reached`: the sub-sequence number of the last record that the slice covers. Later records had no room.
+    - `reached`: the sub-sequence number of the last record that the slice covers. Later records had no room, or
+      were not requested.
     - `misplaced`: the number of the slice's records outside the shard's hash range.
     - `bytes`: the size of the slice's records inside that range.
     """
@@ -146,8 +147,9 @@ def deaggregate(
     The slice begins at the record `first`. It ends with the record `last`, if given, or earlier if `room` is used
     up. At least one record has room if `room` has one row or more, and at least as many bytes as `data`.
 
-    Raises BrokenAggregate if the digest is right but the message is invalid anywhere. With `kcl`, the result is
-    None if the message cannot be parsed, and the records before the first wrong index if there is one.
+    Raises BrokenAggregate if the digest is right but the message is invalid anywhere. With `kcl`, it raises no
+    error. If the message cannot be parsed, the result is None. If a record has a wrong index or hash key, the
+    result has only the records before it.
     """
     if not is_aggregate(data):
         return None
@@ -294,9 +296,9 @@ class _Walk:
         return position
 
     def _usual_records(self, message: bytes, position: int, end: int) -> int:
-        """Take the next records that have the form of every known producer: indexes below 128, then less than 16
-        KiB of data and nothing else. Returns the position of the first record in another form (valid or not), or of
-        the window's end.
+        """Take the next records in the form that all known producers write: indexes below 128, then less than 16
+        KiB of data, and nothing else. Returns the position of the first record in another form (valid or not), or
+        of the window's end.
 
         Most records are read completely by this loop, so it avoids function calls.
         """

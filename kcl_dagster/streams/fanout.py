@@ -118,8 +118,9 @@ class FanoutReader:
         yet) begins with such a wait, reading differs in two points:
 
         - If the wait would not end before `deadline`, nothing is yielded.
-        - Otherwise the range is read for at least RESUBSCRIBE_SECONDS after the wait, even beyond `deadline`, or
-          for as long as without the wait if that is shorter.
+        - If the wait ends before `deadline`, the range is read for some time after the wait, even beyond
+          `deadline`. This time is at least the shorter of RESUBSCRIBE_SECONDS and the time that remained until
+          `deadline` when the call began.
         """
         pinned = self._cut.is_pinned
         patience = PINNED_PATIENCE_SECONDS if pinned else OPEN_PATIENCE_SECONDS
@@ -145,8 +146,9 @@ class FanoutReader:
         if self._failing_since is not None:
             give_up -= began - self._failing_since
         stood = answered = False
-        # A kept subscription without events has not failed, because a shard without records sends an event every
-        # five seconds. If the subscription has broken off, its connection reports that.
+        # A reader of a kept subscription need not wait for an event. If no event comes, the subscription has not
+        # failed, because a shard without records sends one only every five seconds. If the subscription breaks off,
+        # its connection reports an error.
         is_old = kept is not None
 
         def until() -> float:

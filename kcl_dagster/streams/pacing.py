@@ -19,11 +19,13 @@ READS_PER_SECOND: Final = 4.0
 BYTES_PER_SECOND: Final = 1.9 * 1024 * 1024
 # A shard without records is read once per second, which leaves four fifths of the allowed requests to others.
 IDLE_SECONDS: Final = 1.0
-# The pause between two reads of a shard without records, in a batch that cannot end early. The last reads of such a
-# batch find all records that have arrived. A page has room for all records that a shard takes in this time.
+# The pause between two reads of a shard without records, in a batch that cannot end early. The pause does not keep
+# records out of the batch: each shard is read once more just before the end of the batch, and one page has room
+# for all records that a shard takes in this time.
 QUIET_SECONDS: Final = 5.0
 # How long before the end of a batch a shard at its tip is read for the last time, so that the batch includes the
-# records that have arrived. With many shards, the last reads are spread over LAST_READ_SECONDS_OF_SHARD per shard.
+# records that have arrived. With many shards, the last reads are spread over a longer time, which grows by
+# LAST_READ_SECONDS_OF_SHARD with each shard.
 LAST_READ_SECONDS: Final = 0.05
 LAST_READ_SECONDS_OF_SHARD: Final = 0.005
 # The size of the largest page of GetRecords, and of the largest record that a stream can be configured for.
@@ -68,7 +70,7 @@ class ReadDeadline:
     """
 
     def __init__(self, at: float, clock: Clock, linger: float | None = None) -> None:
-        """`at`: by the monotonic clock. With a `linger`, readers wait in real time."""
+        """`at`: a time of `clock.monotonic()`. With a `linger`, `sleep` waits in real time, whatever `clock` is."""
         self._at = at
         self._clock = clock
         self._linger = linger
@@ -123,7 +125,8 @@ class Allowance:
 
     The records that are kept never exceed the budget, except that a first record is kept whatever its size. A page
     has up to ten megabytes, however few records are requested. A reader is therefore allowed to request a page only
-    if this page and all requested pages would fit, or if no other page is requested at the time.
+    if this page would fit together with the pages that other readers are requesting, or if no other reader is
+    requesting a page.
     """
 
     def __init__(self, records: int, bytes_: int, readers: int) -> None:
@@ -200,8 +203,8 @@ class Allowance:
 
     @contextmanager
     def opening(self, claimed: int) -> Iterator["Opening"]:
-        """Yields the room for the user records inside one Kinesis record, for which `claimed` bytes were taken
-        before. Only one Kinesis record is opened at a time."""
+        """Yields the room for the user records inside one Kinesis record. `claimed`: the bytes that `claim` has
+        taken for the Kinesis record. Only one Kinesis record is opened at a time."""
         with self._lock:
             opening = Opening(max(self._records, 0) + 1, max(self._bytes, 0) + claimed)
             yield opening

@@ -35,7 +35,8 @@ FIRST_BACKOFF_SECONDS: Final = 0.25
 LONGEST_BACKOFF_SECONDS: Final = 5.0
 
 
-# Shorter than a day, the minimum retention of a stream, by more than the largest age of a bookmark.
+# The minimum retention of a stream is a day. This limit is ten minutes shorter, because a bookmark can be used some
+# minutes after its range has ended.
 FAR_BEHIND_MILLIS: Final = (24 * 3600 - 600) * 1000
 
 
@@ -172,8 +173,8 @@ class ShardReader:
                 records = self._cut.claim(accepted, allowance)
                 if self._cut.rest_is_left:
                     self.leave_rest(arrival_millis(records[-1]) if records else None)
-                # A page that ends before the first record to be processed does not count, unless it reaches the
-                # tip. Otherwise a small budget would end the range at this page each time.
+                # A page that ends before the first record to be processed does not count as a response, unless it
+                # reaches the tip. Otherwise a small budget would end the range at this page each time.
                 answered = answered or not (self._cut.is_before_the_first(records) and self.millis_behind)
                 if records:
                     yield records
@@ -214,7 +215,8 @@ class ShardReader:
 
     def _limit(self, allowance: Allowance) -> int:
         """How many records to request. The first request of a range also returns the record before the range, so it
-        asks for one record more. Otherwise the next record could leave the stream between two pages."""
+        asks for one record more. If it returned only that record, the first record of the range could leave the
+        stream before the second request."""
         if self._cut.is_pinned:
             return MAX_PAGE_RECORDS
         if self._record_bytes is None:

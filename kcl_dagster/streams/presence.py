@@ -1,8 +1,8 @@
 """Checks whether a record is still in its shard.
 
-A reader is not informed when records leave a stream while it is read: iterators and subscriptions skip them. A
-shard loses its oldest records first. So if the last record before a page is still there after the page has arrived,
-no record between them was skipped.
+If records leave a stream before they are read, the reader is not informed: iterators and subscriptions skip these
+records. A shard loses its oldest records first. So if the last record that was read before a page is still in the
+shard after the page has arrived, no record between that record and the page was skipped.
 """
 
 from typing import Any, Final
@@ -73,10 +73,11 @@ class Gaps:
         self._is_unknown = False
 
     def before(self, *, is_far: bool, has_records: bool) -> Gap | None:
-        """Return the gap before this response: records may have left the stream unread there. None if there is no
-        gap. `is_far`: whether the response is far behind."""
+        """Return the gap before this response: a place where records may have left the stream unread. None if there
+        is no gap, or if the next response will be checked instead. `is_far`: whether the response is far behind.
+        """
         if self._far_after is None or (is_far and not has_records):
-            return None  # the next response is compared with the same record
+            return None  # the same record is looked up when the next response has arrived
         is_there = self._presence.has(self._far_after)
         self._is_unknown = is_there is None
         return None if is_there else Gap(self._far_after, is_certain=not self._is_unknown)

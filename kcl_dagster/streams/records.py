@@ -42,13 +42,15 @@ def size_of(records: Iterable[StreamRecord]) -> int:
 
 
 def sizes_of(records: Sequence[StreamRecord]) -> list[int]:
-    """The bytes of payload and partition key of each record. A record that is kept takes this much room."""
+    """The size of each record in bytes: its payload and its partition key. A record that is kept takes this much of
+    the budget."""
     keys = utf8_sizes([record["PartitionKey"] for record in records])
     return list(map(add, map(len, map(_data, records)), keys))
 
 
 def utf8_sizes(texts: Sequence[str]) -> list[int]:
-    """The bytes of each text in UTF-8. Equal texts are measured once, because they may be long, and many."""
+    """The size of each text in UTF-8, in bytes. Equal texts are measured only once, because a long text may occur
+    many times."""
     if all(map(str.isascii, texts)):
         return list(map(len, texts))
     sizes = {text: len(text.encode()) for text in set(texts)}

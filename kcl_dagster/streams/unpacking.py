@@ -90,10 +90,10 @@ class Unpacker:
         """Append the user records of a page that belong to the range. The page must not extend beyond the last
         record of a pinned range.
 
-        The user records in aggregates are taken as far as `allowance` has room for them, in addition to the room
-        that the page's records have claimed. Returns False if not all were taken. The range then ends at `through`,
-        which may be inside an aggregate. A pinned range is taken completely, because it was given room when it was
-        first read.
+        From an aggregate, user records are taken only as long as there is room: the room that the aggregate itself
+        has claimed, and the room that `allowance` still has. Returns False if not all were taken. The range then
+        ends at `through`, which may be inside an aggregate. The records of a pinned range are always taken, because
+        the range had room when it was first read.
         """
         begin = 0
         while self.first is None and begin < len(page):

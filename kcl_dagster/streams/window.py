@@ -129,8 +129,8 @@ class WindowReader:
 
 
 class _SmallPages(Allowance):
-    """An unlimited allowance with small pages. A reader that requests such pages at the shard's limit of requests
-    also reads at the shard's limit of bytes."""
+    """An unlimited allowance with small pages. If a reader requests such pages as often as the limits of the shard
+    allow, it reads about as many bytes per second as these limits allow."""
 
     def __init__(self, page_bytes: float) -> None:
         super().__init__(MAX_PAGE_RECORDS, int(page_bytes), 1)

@@ -1,8 +1,9 @@
 """The row that records how the last bounded run ended. The leases do not show this, because the run released them.
 
 A bounded run is a worker that ends when everything that arrived before its bound is stored. The row records the run
-with the latest bound. If two runs have the same bound, the row records the run that ended later. A successful run
-therefore replaces the failure of every run whose records it has stored, too.
+with the latest bound. If two runs have the same bound, the row records the run that ended later. So if a run fails,
+and a later run with the same or a later bound succeeds, the row no longer shows the failure: the later run has
+stored the records of the failed run, too.
 """
 
 from dataclasses import dataclass

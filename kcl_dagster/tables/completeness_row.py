@@ -2,10 +2,10 @@
 
 The row also has an epoch, a number that a reset or an import raises. Within an epoch, the moment never falls, even
 with several writers. A writer reads the row, then the leases, and then writes a later moment: it *advances* the
-row. The write is conditional on the epoch that was read, and on an earlier moment in the row. `stored_through` of a
-lease remains true until the lease is reset, so an advance does not require the leader lock. A reset raises the
-epoch before and after it changes leases. If an advance was calculated from leases before the reset, it is therefore
-refused, or the second raise corrects it.
+row. The write fails if the row no longer has the epoch that was read, or if the row's moment is not earlier than
+the new one. `stored_through` of a lease remains true until the lease is reset, so an advance does not require the
+leader lock. A reset raises the epoch before and after it changes leases. If a writer has read leases before the
+reset, its advance is therefore refused, or the second raise of the epoch replaces the moment that it has written.
 
 The row also has the first moment of the application, see `FirstMoment`. The first advance stores it, and only a
 reset of all leases changes it.
@@ -177,7 +177,7 @@ def first_after(
 
 
 def with_reset(known: Sequence[SetBack], new: SetBack) -> tuple[SetBack, ...]:
-    """Add a new reset to the known resets, and drop known resets that went back less far, because the new reset
+    """Add a new reset to the known resets. Drop the known resets that went back no further, because the new reset
     includes them. If there are too many resets, the oldest is merged into the next one. The merged reset covers
     more than was in fact read again."""
     kept = [one for one in known if not _includes(new, one)] + [new]

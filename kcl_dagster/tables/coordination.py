@@ -1,5 +1,5 @@
-"""Every request that writes rows other than leases, as data: worker rows, leader lock, state, memory, start
-positions.
+"""Requests that write rows other than leases, as data: worker rows, the leader lock, the state rows, the leader's
+memory, and start positions.
 
 Each function returns a request and sends nothing. Its docstring says what the request does. "Fails if ..." means
 that DynamoDB refuses the request because its condition does not hold.
@@ -204,8 +204,9 @@ def replace_start(place: Place, stream: str, values: Mapping[str, Value]) -> Req
 
 
 def delete_start(place: Place, stream: str) -> Request:
-    """Delete the position at which a stream's shards start. Can be sent twice: the key names the stream with its
-    creation time, so a newer stream with the same name has another row."""
+    """Delete the position at which a stream's shards start. For multi-stream applications: the key of the row
+    contains the stream's creation time, so a newer stream with the same name has another row. Sending the request
+    twice therefore does no harm."""
     return delete(place.table, place.key, s(start_key(stream)), None)
 
 

@@ -17,8 +17,8 @@ BACKUPS_WITHIN: Final = 60.0  # seconds; a new table may refuse backups for a mo
 
 
 def create_tables(client: aws.Client, application: Application, layout: TableLayout, runtime: Runtime) -> list[str]:
-    """Create missing tables, wait until they can be used, and store the protocol. Returns the tables that were
-    created.
+    """Create missing tables, wait until they can be used, and store that the fleet uses the protocol of KCL 3.x.
+    Returns the names of the tables that were created.
 
     Safe to call repeatedly, and in several processes at once. The protocol of a new application is stored before
     its first lease, so that Java workers that start later find it. Raises TableNotFound if a table is missing and

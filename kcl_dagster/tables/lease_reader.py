@@ -60,7 +60,7 @@ class LeaseReader:
         self._clock = runtime.clock
         self._parallel = parallel or map
         self._segments = Segments(application.tables.scan_segments, self._table_bytes, runtime.clock)
-        # If segments are read one after another, a division only costs more requests.
+        # If the segments are read one after another, dividing a scan into segments only costs more requests.
         self._divides_scans = parallel is not None or application.tables.scan_segments > 0
         self._other_workers = None if layout.shares_one_table else WorkerTable(client, application, layout, runtime)
         self._no_index_until: float | None = None

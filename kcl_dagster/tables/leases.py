@@ -25,9 +25,9 @@ from kcl_dagster.tables.sending import Applied, Refused
 __all__ = ["LeaseTable", "ScanResult"]
 
 CaughtUp = Callable[[Lease], None]
-"""A function that a transition of the owner calls if it finds that an earlier write was applied although its
-response was lost. The argument is the lease as it is in the table. If the transition fails later, the lease in the
-table is at most one write ahead of the argument.
+"""A function that a transition of the owner calls. The transition calls the function if an earlier write of the
+owner was applied, but the response to that write was lost. The argument is the lease as it is in the table. If the
+transition fails later, the lease in the table is at most one write ahead of the argument.
 """
 
 CREATED_AT_ONCE: Final = 50  # leases per transaction; DynamoDB allows a hundred writes in a transaction
@@ -50,8 +50,9 @@ class LeaseTable(LeaseReader):
     If an owner's write was applied but its response was lost, the owner's next write fails, because the row already
     has a higher counter. The owner then reads the row and writes again. When this write succeeds, the worker trusts
     its lease for one lease duration, which begins when the worker sent the write. The KCL does not write again: it
-    takes the failed write for the applied write. The lease duration then begins when the failed write was sent,
-    which is too late, so the KCL trusts the lease for too long. With the policy `kcl`, this class does the same.
+    counts the failed write as applied. It then trusts the lease for one lease duration from the time when it sent
+    the failed write. This is too long, because the write that was applied was sent earlier. With the policy `kcl`,
+    this class does the same.
     """
 
     # --- transitions of the owner -------------------------------------------------------------------------------
@@ -90,8 +91,8 @@ class LeaseTable(LeaseReader):
 
         - `counts`: the counts of rows that were stored since the lease's last checkpoint. They are added exactly
           once, even if responses are lost.
-        - `claim`: the chain that may have entries for the lease from now on.
-        - `ends_claim`: no chain may have entries for the lease from now on.
+        - `claim`: the claim to write. From now on, its chain can have entries for the lease.
+        - `ends_claim`: whether to remove the claim, because from now on no chain can have entries for the lease.
 
         Raises ValueError if `checkpoint` is before the checkpoint of `lease`, because progress never goes back.
         """
@@ -148,7 +149,7 @@ class LeaseTable(LeaseReader):
 
     def vacate(self, lease: Lease, *, counter: int | None = None) -> Lease | None:
         """Remove the owners of a lease, also during a handoff. Returns None if the owners are no longer those of
-        `lease`, or if the counter is no longer `counter`."""
+        `lease`. If `counter` is given, it also returns None if the lease has another counter."""
         return self._moved(requests.vacate(self._table, lease, counter), outcomes.vacated(lease, counter))
 
     # --- transitions of others ----------------------------------------------------------------------------------
@@ -174,8 +175,8 @@ class LeaseTable(LeaseReader):
         """
         if len(leases) > 1:
             request = together([*(requests.create(self._table, lease) for lease in leases), guard])
-            # If this fails, some leases have a row, or this process no longer leads. Single writes show which is
-            # true.
+            # If this fails, some of the leases exist already, or this process no longer leads. The single writes
+            # below show which of the two is true.
             with suppress(aws.ConditionFailed):
                 self._sender.overwrite(request)
                 return list(leases)
@@ -199,8 +200,8 @@ class LeaseTable(LeaseReader):
         return self._moved(requests.take(self._table, lease, new_owner), outcomes.taken(lease, new_owner))
 
     def assign(self, lease: Lease, to: WorkerId, *, counter: int | None = None) -> Lease | None:
-        """Give a lease to a worker. Returns None if the owners are no longer those of `lease`, or if the counter is
-        no longer `counter`."""
+        """Give a lease to a worker. Returns None if the owners are no longer those of `lease`. If `counter` is
+        given, it also returns None if the lease has another counter."""
         request = requests.assign(self._table, lease, to, counter)
         return self._moved(request, outcomes.assigned(lease, to, counter))
 
@@ -287,7 +288,7 @@ class LeaseTable(LeaseReader):
             return _renewed(lease, throughput_kbps, stored_through)
         now = self._lease(outcome.item)
         if self._as_kcl and now is not None and outcomes.may_have_renewed(lease, now):
-            return now  # the KCL takes an earlier write, whose response was lost, for this write
+            return now  # like the KCL: treat this write as applied, though only an earlier one was applied
         return outcome
 
     def _until_answered(

@@ -48,16 +48,16 @@ class LockView:
     """The name of the leader, which can be this process. None if another candidate has just been faster."""
 
     trusted_until: float
-    """Monotonic time until which no other candidate can have taken the lock, except that other leaders take the
-    lock from a standby at any time. 0 if this process does not hold the lock."""
+    """Until this monotonic time, no other candidate can have taken the lock. The exception: if this process is a
+    standby, a leader that is no standby can take the lock at any time. 0 if this process does not hold the lock."""
 
     stood_for: float = 0.0
     """If another candidate holds the lock: the seconds for which its version is known to be unchanged."""
 
     duration: float = 0.0
-    """The seconds without a new version after which another candidate can take the lock. If another candidate holds
-    the lock, this number comes from the row of the lock. It is limited to `LONGEST_DURATION`, or to the configured
-    duration if that is longer."""
+    """If the version of the lock has not changed for this many seconds, another candidate can take the lock. If
+    another candidate holds the lock, this number comes from the row of the lock. It is limited to
+    `LONGEST_DURATION`, or to the configured duration if that is longer."""
 
     is_shared: bool = False
     """Whether another process with the same name has led since this process last held the lock."""
@@ -94,8 +94,8 @@ _OVERTAKEN: Final = LockView(held=False, owner=None, trusted_until=0.0)
 
 
 class LeaderLock:
-    """The lock as used by one candidate for leadership. Not safe for two threads at once. Waits only if DynamoDB
-    throttles it.
+    """The lock as used by one candidate for leadership. Not safe for two threads at once. A call waits only before
+    it repeats a request, for example if DynamoDB throttles the table.
 
     `owner` names the deployment, not the process: a process with the holder's name gets the lock at once. Two
     processes with the same name both lead. This is safe, because every write of a leader is conditional.
@@ -120,7 +120,7 @@ class LeaderLock:
         self._owner = owner
         self._process = process
         self._duration = application.timings.leader_lock if duration_seconds is None else duration_seconds
-        self._version: str | None = None  # the version that this process wrote last, while it holds the lock
+        self._version: str | None = None  # the version that this process wrote; None if it is no holder
 
     @property
     def standing_key(self) -> str:
@@ -128,7 +128,8 @@ class LeaderLock:
         return f"{self._place.table}/{LEADER_KEY}"
 
     def hold(self, standing: Standing) -> LockView:
-        """Acquire or renew the lock, with one or two requests. Has to be called well before the duration ends.
+        """Acquire or renew the lock, with one to three requests. While this process holds the lock, it has to call
+        this again well before `LockView.trusted_until`.
 
         Raises UnreadableItem for a row that no lock client wrote.
         """
@@ -163,9 +164,9 @@ class LeaderLock:
         """Return a write that fails if another leader has held the lock since the last `hold`. For use within a
         transaction.
 
-        Only leaders delete leases. A leader may pause for a long time after it has read the leases. This guard
-        prevents it from creating a lease again that was finished and deleted meanwhile. Raises Unsafe if this
-        process does not hold the lock.
+        Only leaders delete leases. A leader may pause for a long time after it has read the leases. If another
+        leader deletes a finished lease during this pause, the guard prevents the paused leader from creating
+        that lease again. Raises Unsafe if this process does not hold the lock.
         """
         if self._version is None:
             raise Unsafe(f"{self._owner} does not lead any more")

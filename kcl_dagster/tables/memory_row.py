@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 
 FORMAT_NUMBER: Final = 1  # JSON, deflated; a document of another format is ignored
 LARGEST: Final = 380 * 1024  # bytes; DynamoDB takes 400 KB per item, including names
-# Bytes; a full document has about a tenth of this. A malicious document could have up to 380 MB
+# Bytes after decompression. The largest document of a leader has about a tenth of this. A malicious document that
+# fits into a row could decompress to 380 MB.
 LARGEST_UNPACKED: Final = 4 * 1024 * 1024
 
 

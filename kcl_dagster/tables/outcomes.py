@@ -1,8 +1,8 @@
 """Decides whether a write whose response was lost has been applied, from the lease as it is now.
 
-The functions whose result is a `Judge` return a function, the judge of one write. It is called right after a
-strongly consistent read with the lease that was read, or with None if the lease was deleted. The judge returns one
-of these verdicts about its write:
+The functions whose result is a `Judge` return a function, the judge of one write. Right after a strongly consistent
+read of the lease, the judge is called with the lease that was read, or with None if the lease was deleted. It
+returns one of these verdicts about its write:
 
 - APPLIED: only this write leads to the present state of the lease, or the state serves the caller equally well.
 - STANDING: the write has not been applied, and would succeed if it were sent again. Sending it again is safe,

@@ -9,17 +9,17 @@
     prepare           the pending checkpoint is set: a batch is about to be written
     checkpoint        the batch is written, nothing is pending; the write can also begin or end a chain's claim
     release           no owner; in a handoff, owned by the next owner
-    vacate            no owner, also out of a handoff whose next owner has ended
+    vacate            no owner, even if a handoff was under way
     delete            the row is removed
 
 Each line names a request, and the state of the lease after it. Each function returns a request and sends nothing.
 Its docstring says what the request does. "Fails if ..." means that DynamoDB refuses the request.
 
 The conditions are at least as strict as those of the KCL, because Java workers and kcl_dagster workers may write a
-row at the same time. `assign` can be made conditional on the counter. Such a request takes a lease without its
-owner's consent, and fails if the owner renews the lease before it. Updates change only the attributes that they
-name, so attributes of other clients are preserved. A chain is a worker's log of committed batches, see
-`kcl_dagster.chains`.
+row at the same time. `assign` can be made conditional on the counter. The leader uses such a request to take a
+lease without its owner's consent. The request fails if the owner has renewed the lease since the leader read it.
+Updates change only the attributes that they name, so attributes of other clients are preserved. A chain is a
+worker's log of committed batches, see `kcl_dagster.chains`.
 
 Modelled in spec/ExactlyOnce.tla. If one of the conditions is switched off in the model, the model checker finds a
 violation.
@@ -59,8 +59,9 @@ def create_child(table: str, child: Lease, parent: LeaseKey, children: frozenset
     """Create the lease of a child, and record the `children` in the parent's lease. Fails if the child has a lease,
     or if the parent's lease is finished or deleted.
 
-    A child is not read, finished or cleaned up while its parent is unfinished. If a process pauses before this
-    write, it therefore cannot create a child's lease again that other workers have finished and deleted meanwhile.
+    The child's lease is finished and deleted only after the parent's lease is finished. So if this process pauses
+    before the write, and other processes create, finish and delete the child's lease meanwhile, the parent's lease
+    is finished, too. The write then fails, and does not create the child's lease again.
     """
     note = _update(table, parent).require(_EXISTS)
     note.require(f"{a.CHECKPOINT} <> :end", {":end": s(SHARD_END.sequence)}).set({a.CHILDREN: names(children)})
@@ -200,9 +201,9 @@ def rewind(
     """Move a lease without an owner to another position, and clear the pending checkpoint. Fails if another process
     owns the lease or has written it.
 
-    `counted_since`: epoch seconds. All records that arrived at this time or later are after the position. Once the
-    lease is moved, the counts of windows that begin earlier are not known. None: the first batch determines this
-    time.
+    `counted_since`: a time in epoch seconds. All records that arrived at this time or later are after the position.
+    Once the lease is moved, the counts of windows that begin before this time are not known. If it is None, the
+    first batch after the move determines this time.
 
     The row still names the chain that may have entries for the lease. The next owner settles this chain, but its
     entries do not advance the lease.
@@ -231,8 +232,8 @@ def update_hash_range(table: str, key: LeaseKey, hash_range: HashRange) -> Reque
 
 
 def delete_lease(table: str, lease: Lease, *, forced: bool = False) -> Request:
-    """Delete a finished lease. With `forced`, delete any lease whose owners have not changed. The KCL checks
-    neither condition."""
+    """Delete a lease. Fails if the lease is not finished. With `forced`, it fails only if the owners have changed.
+    The KCL has neither of these conditions."""
     key = s(lease.key)
     if not forced:
         condition, values = f"{a.CHECKPOINT} = :end", {":end": s(SHARD_END.sequence)}

@@ -77,8 +77,8 @@ def worker_row_values(row: WorkerRow) -> dict[str, Value]:
     """Return the attributes that one heartbeat writes. As in the KCL, a field that is None leaves its attribute
     unchanged.
 
-    The result does not include the key. It also includes neither `kdDrain`, because only the leader writes it, nor
-    `properties`, because no component writes them.
+    The result does not include the key. It also leaves out two attributes that workers do not write: `kdDrain`,
+    which the leader or an operator writes, and `properties`, which no component writes.
     """
     values: dict[str, Value | None] = {
         LAST_UPDATE: None if row.last_update is None else n(row.last_update),

@@ -1,5 +1,5 @@
-"""The types of the response to a Scan, with which `kcl_dagster.response_parsing` parses it fast. The leader scans
-the whole lease table at each tick."""
+"""The types with which `kcl_dagster.response_parsing` parses the response to a Scan. This is faster than botocore's
+parser, and the leader often scans the whole lease table."""
 
 from typing import Any, Final, TypedDict
 

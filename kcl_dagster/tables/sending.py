@@ -32,8 +32,8 @@ class Refused:
 
 
 class Sender:
-    """Sends requests for an object that reads or writes a table. Each request, with its retries, takes at most
-    about `seconds`. Has no state, so any thread can use it."""
+    """Sends the requests of a class such as `LeaseTable`. Each request, with its retries, takes at most about
+    `seconds`. Has no state, so any thread can use it."""
 
     def __init__(self, client: aws.Client, runtime: Runtime, seconds: float = DEADLINE_SECONDS) -> None:
         self._client = client

@@ -73,8 +73,8 @@ class StartTable:
 
     def resolved(self, stream: StreamIdentifier) -> int | None:
         """Return the time for which LATEST or AT_TIMESTAMP stands in a stream, in epoch milliseconds. Returns None
-        if it is not decided yet. A decision is read only once, because only a reset changes it, and workers are
-        stopped during a reset."""
+        if this time is not decided yet. After the decision was read once, it is kept in memory: only a reset
+        changes it, and workers are stopped during a reset."""
         name = str(stream)
         if name not in self._resolved:
             start = self.get(name)

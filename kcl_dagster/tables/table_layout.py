@@ -35,11 +35,11 @@ _TAKE_OVER: Final = "stop its workers, then take it over with take_over_2x=True"
 def detect_layout(
     client: aws.Client, application: Application, runtime: Runtime | None = None, *, take_over_2x: bool = False
 ) -> TableLayout:
-    """Return which tables hold this application's rows. Sends one to four requests, and writes nothing.
+    """Return which tables hold this application's rows. Sends a few requests, and writes nothing.
 
-    `take_over_2x`: the operator asserts that no worker of KCL 2.x, or of KCL 3.x in 2.x mode, still runs. Then
-    `create_tables` stores that the application uses the 3.x protocol. Raises LayoutRefused if the fleet is refused.
-    The error names the obstacle and what to do.
+    `take_over_2x`: the operator asserts that no worker of KCL 2.x, or of KCL 3.x in 2.x mode, still runs. Fleets
+    with the 2.x protocol are then accepted, and `create_tables` stores that the application uses the 3.x protocol.
+    Raises LayoutRefused if the fleet is refused. The error names the obstacle and what to do.
     """
     return _Detection(client, application, runtime or system(), take_over_2x=take_over_2x).layout()
 

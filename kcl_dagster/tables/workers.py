@@ -38,9 +38,9 @@ class WorkerTable:
         self._sender = Sender(client, runtime, deadline_seconds)
         self._place = layout.workers
         self._clock = runtime.clock
-        # If all workers announce support for one table, a fleet of Java workers migrates to one table. A
-        # kcl_dagster worker cannot follow a migration while it runs. In the old layout, it therefore does not
-        # announce support, which holds back the migration.
+        # A fleet of Java workers migrates from three tables to one when all workers announce in their rows that
+        # they support this. A kcl_dagster worker cannot follow a migration while it runs. In the layout with three
+        # tables, it therefore does not announce support, so the fleet does not migrate.
         self._hides_support = layout.kind is LayoutKind.LEGACY
 
     def put(self, row: WorkerRow) -> WorkerRow:
@@ -90,8 +90,8 @@ class WorkerTable:
         return readable_workers(items, self._place.key)
 
     def delete(self, row: WorkerRow) -> bool:
-        """Delete a row if its worker has not written it since it was read. Returns whether the row no longer
-        exists."""
+        """Delete a worker's row, unless the worker has written it since `row` was read. Returns whether the row no
+        longer exists."""
         outcome = self._sender.write(
             coordination.delete_worker(self._place, row),
             lambda item: WriteVerdict.APPLIED if item is None else WriteVerdict.STANDING,

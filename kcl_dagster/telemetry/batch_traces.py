@@ -58,7 +58,7 @@ class BatchSpan:
     """The results of leases with an error, each of which becomes an event."""
 
     is_kept: bool = False
-    """Whether this span, the first of a trace, is made even if none of its children was made."""
+    """For the first span of a trace: whether it is made even if none of its children was made."""
 
     late: list["BatchSpan"] = field(default_factory=list)
     """Child spans that have ended and were not made in OpenTelemetry yet."""

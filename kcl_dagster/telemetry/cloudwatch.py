@@ -1,5 +1,5 @@
 """Metrics for CloudWatch. They are aggregated in memory, and a separate thread sends them. If this thread is stuck,
-new metrics are dropped.
+at most `MOST_SERIES` series remain in memory, and values of further series are dropped.
 """
 
 import logging

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 
 class CountingExporter(SpanExporter):
-    """Passes spans to another exporter, and counts the spans that this exporter failed to export. Called on a
+    """Passes spans to another exporter, and counts the spans that the other exporter failed to export. Called on a
     thread of the span processor."""
 
     def __init__(self, exporter: SpanExporter) -> None:

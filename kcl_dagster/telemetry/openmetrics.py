@@ -16,8 +16,8 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric: its name, its kind and its meaning. `name` has no ending. Names of samples have one: `_total` for a
-    counter, `_info` for an info."""
+    """A metric: its name, its kind and its meaning. `name` is without the suffix that the names of samples have:
+    `_total` for a counter, `_info` for an info."""
 
     name: str
     kind: Literal["counter", "gauge", "info"]

@@ -188,8 +188,8 @@ def _tracer_provider(
     application: Application, instance: str, log: Any
 ) -> tuple["TracerProvider", Callable[[], int], Callable[[], object]]:
     """Return the provider, a function that returns how many spans its exporter has given up, and a function that
-    shuts the provider down. The number of a global provider is not known, so it is 0. A global provider is not shut
-    down."""
+    shuts the provider down. If the provider is a global one, this number is not known, and the first function
+    returns 0. A global provider is not shut down: the second function does nothing."""
     from opentelemetry import trace
 
     given, endpoint = trace.get_tracer_provider(), application.telemetry.otlp_endpoint

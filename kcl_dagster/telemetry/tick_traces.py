@@ -2,8 +2,9 @@
 
 If this process leads, launches workers or fails in a tick, the tick becomes a trace: a span `tick`, with a child
 span for each stage. The spans are made from the report when the tick has ended, so no stage waits for them. The
-first span begins on the thread of the tick, because the runs that the tick launches get its id. A separate thread
-does the rest, so that span processors and exporters delay no tick. If this thread is stuck, spans are dropped.
+span `tick` begins on the thread of the tick, because the runs that the tick launches get the id of this span. A
+separate thread does the rest, so that span processors and exporters delay no tick. If the separate thread is stuck,
+spans are dropped.
 """
 
 import logging

@@ -1,5 +1,5 @@
-"""Helpers for tests of a consumer: records as a worker passes them, an embedded AWS, and a run until all records
-are stored.
+"""Helpers for tests of a consumer: a DataFrame of records as a consumer's function gets it, an embedded AWS, and a
+function that runs a consumer until all records are stored.
 
 >>> from kcl_dagster.testing import embedded_aws
 >>> with embedded_aws(streams={"clicks": 2}) as aws:
@@ -182,7 +182,7 @@ class _Witness(RunEventLog):
     stored: int = 0
     error: str | None = None
     trouble: str | None = None
-    """The last problem since records were stored."""
+    """The last problem that the worker reported after it had last stored records; None if there is none."""
 
     is_done: bool = False
     _at_tip: set[LeaseKey] = field(default_factory=set)
@@ -202,7 +202,7 @@ class _Witness(RunEventLog):
         failed = [lease for lease in report.leases if lease.outcome is Outcome.FAILED]
         self.error = self.error or next((f"{lease.lease}: {lease.error}" for lease in failed), None)
         for lease in report.leases:
-            is_piece = lease.lease in report.failing  # of a batch that was narrowed, whose other records follow
+            is_piece = lease.lease in report.failing  # part of a narrowed batch, whose other records follow
             is_stored_to_tip = lease.outcome in _STORED and lease.millis_behind == 0 and not is_piece
             if lease.outcome is Outcome.IDLE or is_stored_to_tip:
                 self._at_tip.add(lease.lease)

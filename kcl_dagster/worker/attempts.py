@@ -3,8 +3,9 @@ next records.
 
 A record can crash or hang the process of its worker. The next owner of the lease learns this only from the row.
 Before records are delivered, the worker therefore writes a pin into the row: a pending checkpoint that shows that
-work on the records has begun. The processor's checkpoint removes the pin. Most owners write the pin once. For a
-processor that does not checkpoint, the worker writes it once per minute.
+work on the records has begun. The processor's checkpoint removes the pin. After a processor has checkpointed, the
+worker writes no further pins for it. Until then, the worker writes the pin again once per minute, with a later
+record.
 
 The pin has the format of the pins of batches (`kcl_dagster.worker.pending`), but is marked as an attempt. Such a
 pin does not bind a processor or a sink to a range: the next reader begins at the checkpoint.
@@ -31,8 +32,8 @@ from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.pending import OwnPins, Pin, binds, pin_of
 
 WRITE_SECONDS: Final = 60.0  # between two writes of the same pin; costs no more than the renewals
-# For how long the losses of an inherited pin are kept after this worker has passed the pin's end. The former owner
-# had worked on later records for `WRITE_SECONDS` at most. This worker can take twice as long for them.
+# The losses of an inherited pin are kept until this worker has passed the pin's end for this time. The former owner
+# worked on records beyond this end for at most `WRITE_SECONDS`, and this worker can take twice as long for them.
 SURVIVAL_SECONDS: Final = 2 * WRITE_SECONDS
 
 
@@ -102,8 +103,9 @@ class Attempts:
         return now - since >= SURVIVAL_SECONDS
 
     def _next_pin(self, progress: Progress, holding: Holding, lease: Lease) -> Pin | None:
-        """The pin to write. None if the row has this pin already, or has a pending checkpoint of another
-        application."""
+        """The pin to write; None if no write is needed. This is so if the row has a pending checkpoint of another
+        application. It is also so if the row has this worker's own pin, and that pin is younger than
+        `WRITE_SECONDS` or would not change."""
         pin, pending = pin_of(lease), lease.pending_checkpoint
         if pin is None:
             if pending is not None and (lease.checkpoint is None or pending > lease.checkpoint):
@@ -125,7 +127,8 @@ class Attempts:
 
 
 def unfinished(leases: Mapping[LeaseKey, Lease], delivered: Mapping[LeaseKey, Checkpoint]) -> list[Lease]:
-    """The leases whose pinned records were not all delivered by a living processor."""
+    """Leave out the leases whose pinned records were all delivered to a processor that still runs. Returns the
+    other leases. `delivered`: the last record that was delivered to each such processor."""
     found = []
     for key, lease in leases.items():
         place = delivered.get(key)

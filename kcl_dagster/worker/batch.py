@@ -59,8 +59,8 @@ class Range:
     not be stored any more."""
 
     losses: int = 0
-    """How many owners of the lease ended while they wrote the pinned batch, or while a record processor had the
-    next records. If another owner pinned the batch, only owners with this worker's version of the code are counted.
+    """How many owners of the lease ended while they worked on its next records: while they wrote the pinned batch,
+    or while a record processor had the records. Owners with another version of the consumer's code are not counted.
     See `Pin`."""
 
     @property
@@ -73,8 +73,9 @@ class Budget:
     """The limits at which a fetch stops reading open ranges, whichever is reached first. They apply to the whole
     batch, and not to each shard.
 
-    `records` and `bytes` count user records with their keys. Open ranges exceed them only if the first record alone
-    is larger. If there is not room for all ranges, they are read in the requested order.
+    `records` is a number of user records, and `bytes` the size of their payloads and keys. Open ranges exceed
+    `bytes` only if the first record alone is larger. If there is not room for all ranges, they are read in the
+    requested order.
     """
 
     records: int
@@ -85,10 +86,10 @@ class Budget:
     records. None: the batch is closed after `seconds`."""
 
     def beside(self, records: int, bytes_: int, missing: int, ranges: int) -> "Budget":
-        """Return the budget for a fetch of some ranges of a batch: `missing` of all its `ranges`. Other fetches of
-        the batch hold this many records and bytes. The result is the unused part of this budget, but at least the
-        part in proportion to `missing`. Otherwise a fetch that always uses the whole budget would prevent these
-        ranges from being read."""
+        """Return the budget for a fetch of `missing` of the batch's `ranges` ranges. `records` and `bytes_`: what
+        was already read for other ranges of the batch. The result is the unused part of this budget, but at least
+        the part in proportion to `missing`. Without this minimum, a fetch that always uses the whole budget would
+        prevent the missing ranges from being read."""
         part = missing / ranges
         return Budget(
             max(1, self.records - records, int(self.records * part)),
@@ -123,8 +124,8 @@ class Progress:
     """The result of a fetch for one range.
 
     `through`: the last record that was read, which can be an aggregate without user records of this shard; None if
-    no record was read. `records` and `bytes` count user records after de-aggregation, and `bytes` only their
-    payload.
+    no record was read. `records`: the number of user records after de-aggregation. `bytes`: the size of their
+    payloads, without keys.
     """
 
     range: Range
@@ -218,9 +219,9 @@ class Reader(Protocol[R_co]):
     """Reads ranges. The protocol treats it as stateless: all progress is in the leases."""
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> R_co:
-        """Read the ranges. Blocks for at most `budget.seconds`, except for pinned ranges, and for the time in which
-        the service does not allow a shard to be read. If one shard fails, its error is in `failures`. Raises only
-        if no range could be read."""
+        """Read the ranges. Blocks for about `budget.seconds`. Blocks longer if pinned ranges are not read to their
+        ends by then, or if the service does not allow a shard to be read yet. If one shard fails, its error is in
+        `failures`. Raises only if no range could be read."""
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
         """Announce that the next `fetch` will probably request these ranges. An implementation is allowed to do
@@ -297,9 +298,9 @@ class Sink(Protocol[D_contra]):
 
 @dataclass(frozen=True, slots=True)
 class MinuteRows:
-    """The number of rows of a file by the minute of their own time and the minute in which their records arrived.
-    Each minute is given as its start in epoch seconds. `arrived` is None if the output does not have the arrival
-    times."""
+    """How many rows of a file have their own time in the minute `minute` and come from records that arrived in the
+    minute `arrived`. Each minute is given as its start in epoch seconds. `arrived` is None if the output does not
+    have the arrival times."""
 
     minute: int
     arrived: int | None

@@ -39,8 +39,8 @@ SHARDS_NAMED: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The time through which a run reads, in epoch seconds by the service's clock. `margin`: each lease has to be
-    stored through a time that is this many seconds later. The reason is that arrival times are approximate: the
+    """The time through which a run reads, in epoch seconds by the service's clock. `margin`: seconds that are added
+    to `through`. Each lease has to be stored through the sum, because arrival times are approximate, and the
     records of a shard are not strictly ordered by them."""
 
     through: float
@@ -110,7 +110,8 @@ def remainder(
 
 
 def _missing(leases: Collection[Lease]) -> str:
-    """A text that says which leases are missing. A lease whose hash keys are not known can cover any keys."""
+    """A text that says which leases are missing; empty if none is known to be missing. A lease whose hash keys are
+    not known can cover any keys, so no lease of its stream is then known to be missing."""
     if not leases:
         return "the application has no open lease yet"
     streams: dict[str, list[HashRange | None]] = {}
@@ -165,8 +166,8 @@ class Activity:
 
 
 class BoundWatch:
-    """Checks whether the bound is reached. Called on the housekeeping thread of a worker. A check is one scan, at
-    most every `LOOK_SECONDS`, and only if there is nothing to read or this worker has read enough."""
+    """Checks whether the bound is reached. Called on the housekeeping thread of a worker. It scans the table at
+    most every `LOOK_SECONDS`, and only while this worker finds nothing to read or has read enough."""
 
     def __init__(
         self,

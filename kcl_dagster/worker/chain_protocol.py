@@ -120,8 +120,8 @@ class ChainProtocol(Generic[D]):
         self.publish_all()
 
     def publish_all(self) -> None:
-        """Publish all decided batches now, and not when they are due, so that the checkpoints can be written to the
-        rows."""
+        """Publish all decided batches at once, even if they are not due yet. Their checkpoints can then be written
+        to the rows."""
         try:
             self.claims.finish()
         except KclError as error:  # a later round, or the next owner, publishes them
@@ -141,8 +141,8 @@ class ChainProtocol(Generic[D]):
             self.claims.leave()
 
     def _delete_chains(self) -> None:
-        """Delete old chains once per hour. The first time is ten minutes after the start, when other work is
-        done."""
+        """Delete old chains once per hour. The first deletion is ten minutes after the first round, so that it does
+        not delay the work at the start."""
         now = self.reading.clock.monotonic()
         if self._deletion_due is None or now < self._deletion_due or self.scan is None:
             self._deletion_due = now + FIRST_DELETION_SECONDS if self._deletion_due is None else self._deletion_due
@@ -230,8 +230,8 @@ class ChainProtocol(Generic[D]):
             self.claims.tidy()
 
     def _is_treated_for_losses(self, this: Round, fetched: Fetched[D], progress: Progress) -> bool:
-        """Return True if the batch should not be staged now, because it has ended the processes of former
-        owners."""
+        """Treat a batch that has ended the processes of former owners, as `Failures` decides. Returns True if the
+        batch must not be staged now."""
         key, holding = progress.range.lease, this.holdings[progress.range.lease]
         losses = self.losses.of(holding, progress)
         if losses < LOSSES_TO_NARROW:
@@ -250,8 +250,9 @@ class ChainProtocol(Generic[D]):
         return True
 
     def _begun(self, this: Round, found: Sequence[Progress]) -> list[Progress]:
-        """Record in the claims that batches are begun, where this is due. Returns the ranges that can be staged. If
-        their batch ends this process, the next owner counts a loss."""
+        """Record in the claims that the batch is begun, for the leases for which `LostOwners.begin` requires this.
+        If the batch ends this process, the next owner then counts a loss. Returns the ranges that can be staged:
+        those for which no write has failed."""
         begun = []
         for progress in found:
             key = progress.range.lease

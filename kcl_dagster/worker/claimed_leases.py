@@ -1,5 +1,6 @@
-"""The claims of chains on the leases that this worker holds, and through which record the chains have decided each
-lease. A claim is the name of a chain in the row of a lease; see `kcl_dagster.worker.claims`."""
+"""Keeps, for each lease that this worker holds, the claim of a chain on the lease, and the record through which the
+chain has decided batches of the lease. A claim is the name of a chain in the row of a lease; see
+`kcl_dagster.worker.claims`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -57,9 +58,9 @@ class ClaimedLeases:
         return claim.begun if decided is None or decided <= claim.begun.after else None
 
     def begin_decision(self, tokens: Mapping[LeaseKey, int], chain: ChainId) -> set[LeaseKey]:
-        """Mark leases for which the chain is about to make an entry. Their claims are not ended until
-        `end_decision`, or until they are claimed again. Returns the leases that the entry must not name, because
-        they are no longer held, or not claimed by the chain."""
+        """Mark leases for which the chain is about to make an entry. The claim of a marked lease is not ended until
+        `end_decision` is called or the lease is claimed again. Returns the leases that the entry must not name:
+        those that are no longer held, or not claimed by the chain."""
         refused = set()
         for key, token in sorted(tokens.items()):
             held = self._leases.held(key)
@@ -106,7 +107,7 @@ class ClaimedLeases:
                         held.stored_through = max(one.moment, held.stored_through or 0)
 
     def unpublished(self) -> dict[ChainId, int]:
-        """For each chain, its last entry for a held lease that is not known to be visible."""
+        """For each chain, the number of its last entry that is for a held lease and not known to be visible."""
         found: dict[ChainId, int] = {}
         with self._leases.map_lock:
             for held in self._leases.every():
@@ -126,8 +127,8 @@ class ClaimedLeases:
 
     def stored(self, key: LeaseKey, token: int, stored: Unwritten) -> None:
         """Record that the lease is stored through `stored`, for a range that needs no entry, such as a range
-        without records. The next renewal writes this to the row when everything that was decided before is visible.
-        Sends no request, and has no effect if this worker no longer holds the lease."""
+        without records. When everything that was decided before is visible, the next renewal writes this to the
+        row. Sends no request, and has no effect if this worker no longer holds the lease."""
         held = self._leases.held(key)
         if held is None or held.token != token:
             return
@@ -139,7 +140,7 @@ class ClaimedLeases:
                 held.add_stored(stored)
 
     def decided_to(self, key: LeaseKey) -> Checkpoint | None:
-        """The checkpoint through which the lease is decided. The decided batches may not be visible yet."""
+        """The checkpoint through which batches of the lease are decided. They may not be visible yet."""
         held = self._leases.held(key)
         if held is not None and (waiting := held.unpublished[-1:]):
             return waiting[0].stored.through

@@ -4,9 +4,9 @@ A chain is a worker's log of committed batches (`kcl_dagster.chains`). A claim i
 a lease. It means that the chain may have entries for the lease.
 
 Before its first entry for a lease, a worker settles the chain that the row names, and writes the name of its own
-chain there. A row therefore names at most one chain with entries that the row does not include: the chain of the
-last worker that claimed the lease. After that worker, other workers may have owned the lease without a claim, for
-example Java workers.
+chain there. So only the chain that the row names can have entries beyond the row's checkpoint. It is the chain of
+the last worker that claimed the lease. After that worker, other workers may have owned the lease without a claim,
+for example Java workers.
 
 This worker stops using its chain in three cases:
 
@@ -86,8 +86,8 @@ class Claims:
 
     def claim(self, holding: Holding) -> Lease:
         """Claim a lease, unless the present chain has claimed it already. Returns the lease. Its `checkpoint` is
-        the one through which the lease is decided, so that reading continues there. Raises KclError if the lease
-        must not be read now."""
+        where reading has to continue: the end of what is decided, which can be beyond the row's checkpoint. Raises
+        KclError if the lease must not be read now."""
         self.publisher.check()
         key = holding.key
         self._end_unclaimed()
@@ -114,7 +114,7 @@ class Claims:
             raise Unsafe(f"{key} is pinned to batch {pin.number}, which has to be finished first")
         tried = self._tried.pop(key, None)
         is_own = former is not None and tried is not None and former.id == tried.id
-        if former is None or is_own:  # the response to the claim was lost, and no entry was made under it
+        if former is None or is_own:  # is_own: the response to its write was lost, so it has no entries
             settlement = None
         else:
             if former.chain == self.chain.id:  # the lease was lost, and acquired again
@@ -146,9 +146,9 @@ class Claims:
         return None if claimed is None else claimed[1].id
 
     def decided_to(self, key: LeaseKey) -> Checkpoint | None:
-        """The checkpoint at which the next entry for the lease begins. Ranges without records, and records that
-        were set aside, have no entry, so the next entry begins before them. Otherwise an entry would seem to be
-        missing between two entries."""
+        """The checkpoint at which the next entry for the lease begins: the end of the last entry. Ranges without
+        records, and records that were set aside, have no entry of their own. The next entry includes them, because
+        a gap between two entries would look like a missing entry."""
         return self._decided.get(key)
 
     def decide(
@@ -169,7 +169,8 @@ class Claims:
         """
         with store_errors(self.entries, self.worker, "could not be decided"):
             refused = self.holdings.claims.begin_decision(tokens, chain.id)
-            # If this raises, a handoff does not end the claims: the next owner has to settle the chain.
+            # If this raises, the leases remain marked, so a handoff does not end their claims, and their next
+            # owners settle the chain.
             with self.spans.span(DECIDE) as span:
                 entry = None if refused else chain.decide(staged.files, ranges, staged.rules, staged.others)
                 span.note("kcl.chain", chain.id)
@@ -178,8 +179,8 @@ class Claims:
                 self.holdings.claims.end_decision(tokens)
                 self.publisher.discard(chain.id, staged.paths)
                 return False
-            # If `publish` raises, this chain is no longer used, because its outcome may not be known, or another
-            # process may have settled the chain. The chain is then settled, which shows what is stored.
+            # If `publish` raises, it may not be known what is published, or another process may have settled the
+            # chain. This worker then no longer uses the chain, and settles it, which shows what is stored.
             chain.is_over = True
             with self.spans.span(PUBLISH) as span:
                 self.publisher.publish(chain.id, chain.last, entry)
@@ -215,11 +216,11 @@ class Claims:
             self.holdings.claims.published(chain, self.publisher.visible(chain))
 
     def tidy(self) -> int:
-        """Delete the entries that are not needed any more, because the rows of all their leases include them.
-        Returns how many were deleted. Sends no request if there are none.
+        """Delete the entries that are visible, and whose checkpoints are in the rows of all their leases. Returns
+        how many were deleted. Sends no request if there are none.
 
-        If the chain has entries for a lease that was lost, the next batch is decided in another chain. The lease's
-        next owner settles this chain, which does not grow until then.
+        If the chain has entries for a lease that was lost, it takes no further entries, and the next batch is
+        decided in another chain. So the chain does not grow until the lease's next owner settles it.
         """
         chain = self.chain
         chain.written(self.holdings.claims.written(chain.id))

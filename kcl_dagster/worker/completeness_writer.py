@@ -22,8 +22,8 @@ WRITE_SECONDS: Final = 60.0  # if the moment advances within its window, it is s
 # While this worker stores no records, the moment is stored at this interval, so that an idle stream costs few
 # requests.
 IDLE_SECONDS: Final = 600.0
-# This many writes of a window wait only for `WRITE_SECONDS`. Of these, only the second makes a commit without data
-# in a table.
+# In each window, this many writes wait only for `WRITE_SECONDS`, even while this worker stores no records. In a
+# table, only the second of them can make a commit without data.
 FIRST_WRITES: Final = 2
 
 
@@ -97,7 +97,8 @@ class CompletenessWriter:
             self.dropped += 1
             self._report("the sink has not stored the moment before this one yet")
             return
-        # A table's own commits store the moment as well. They had a minute to store a moment of the former window.
+        # A table's own commits store the moment as well. The table needs a separate write only if none of them has
+        # a moment in the window of the last write, or a later one.
         wanted = former[1] if former is not None and former[0] == known.epoch else place[1]
         self._is_writing = True
         try:

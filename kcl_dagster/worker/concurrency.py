@@ -57,9 +57,9 @@ def several_at_once(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKe
 class WithoutWaiting:
     """Calls a function for each lease, and returns after `patience` seconds at the latest.
 
-    If a call for a lease takes longer, it continues in the background, and the lease is skipped until the call
-    returns. Leases for which the function was not called yet are left to the next call. A request without a
-    response therefore delays no other lease.
+    If the function has not returned for a lease by then, it continues in the background, and the lease is skipped
+    until it returns. Leases for which the function was not called yet are left out, and the caller passes them
+    again later. A request without a response therefore delays no other lease.
     """
 
     def __init__(self, patience: float = PATIENCE_SECONDS) -> None:

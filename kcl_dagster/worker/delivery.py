@@ -17,7 +17,7 @@ from kcl_dagster.runtime import Clock, SystemClock
 
 CAPACITY: Final = 1000  # calls; with some KB each, these are a few MB while a receiver does not answer
 RESERVED: Final = 100  # the part of the capacity that is kept for important calls
-ATTEMPTS: Final = 3  # at a call; it is then dropped, because the receiver may refuse only this call
+ATTEMPTS: Final = 3  # per call, which is then dropped, because the receiver may refuse this call and accept others
 FIRST_PAUSE: Final = 1.0  # seconds after a failure, doubled with every further failure
 LONGEST_PAUSE: Final = 30.0  # seconds; a receiver that works again is noticed within half a minute
 REPORT_SECONDS: Final = 300.0  # between two reports of dropped calls, if the receiver is always too slow
@@ -159,8 +159,8 @@ def _ignore() -> None:
 
 
 class DeliveryThread:
-    """A context manager whose thread steps a queue. At the end of the block, it waits for at most
-    `LAST_SECONDS`."""
+    """A context manager whose thread steps a queue. At the end of the block, it makes queued calls for up to
+    `last_seconds`, and drops the calls that remain."""
 
     def __init__(self, queue: DeliveryQueue, name: str, last_seconds: float = LAST_SECONDS) -> None:
         self._queue = queue

@@ -30,8 +30,8 @@ class Discoverer:
         self._on_event = on_event
         self._outage = Outage(EventKind.DISCOVERY_FAILED, clock or SystemClock(), on_event, LONGEST_PAUSE)
         self.is_acquiring = False
-        """Whether leases are being acquired. A round should not begin now, because it would read only some of the
-        leases that were assigned together."""
+        """Whether leases are being acquired. While they are, no round should begin, because it would read only some
+        of the leases that were assigned together."""
 
     def step(self) -> list[LeaseKey]:
         """Acquire new leases, and return their keys. If a lease cannot be read or renewed, a later step tries

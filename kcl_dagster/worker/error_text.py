@@ -13,8 +13,8 @@ A name or a short number without quotes is kept, because no pattern distinguishe
 The place is always in the consumer's code. It is a frame of the traceback, or the call that Spark reports for an
 expression that it evaluated after the consumer's function had returned. Other errors have no place.
 
-The text of user code can contain half of a surrogate pair, which cannot be encoded. Making the text can raise an
-error. All texts that this module returns can be encoded.
+The message of an error of user code can contain half of a surrogate pair, which cannot be encoded, and `str(error)`
+can itself raise an error. This module handles both cases: all texts that it returns can be encoded.
 """
 
 import linecache
@@ -62,8 +62,8 @@ _TYPE_WORDS: Final = rf"{_TYPE_ATOM}(?: {_TYPE_ATOM})*"
 _TYPE_NAME: Final = re.compile(
     rf"\(?{_TYPE_WORDS}(?: P IN \[7, 9\])?\)?|ARRAY<{_TYPE_WORDS}>|MAP<{_TYPE_WORDS}, {_TYPE_WORDS}>"
 )
-# Texts of Spark with a value of a record that is not in quotes: the text before the value, and the text after it.
-# If the text after it is missing, everything after the text before it is removed.
+# Texts of Spark that contain a value of a record without quotes: the words before the value, and the words after
+# it. If the words after it are not found, everything from the value on is removed.
 _UNQUOTED: Final = tuple(
     re.compile(rf"({before})(?:.*(?={after})|.*)", re.DOTALL)
     for before, after in (
@@ -77,7 +77,7 @@ _UNQUOTED: Final = tuple(
         (r"because of a duplicate object key\s", r"\s*SQLSTATE: "),
     )
 )
-# Spark's advice about malformed records, which has quotes, and no value of a record.
+# Spark's advice about malformed records. It has text in quotes, but no value of a record, so it is kept.
 _ADVICE: Final = "as null result, try setting the option 'mode' as 'PERMISSIVE'"
 _ADVICE_REDACTED: Final = f"as null result, try setting the option '{REDACTED}' as '{REDACTED}'"
 _OF_PY4J: Final = re.compile(r"An error occurred while calling \S+\n: ")
@@ -88,7 +88,7 @@ LONGEST_FRAGMENT: Final = 80  # characters of an SQL expression
 _HERE: Final = f"{Path(kcl_dagster.__file__).parent}/"
 _STANDARD_LIBRARY: Final = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
-# Paths on an executor differ from this machine's: the standard library, and the archives that Spark ships.
+# Match the paths of the standard library and of Spark's archives on an executor, which differ from this machine's.
 _OF_PYTHON: Final = re.compile(r"(?:^|/)lib(?:64)?/python3(?:\.\d+)?t?/")
 _OF_SPARK: Final = re.compile(r"(?:^|/)(?:pyspark|py4j[^/]*)(?:\.zip)?/")
 _GUARD: Final = (f"{_HERE}spark/transform.py", "called")  # the frame that calls the consumer's transform

@@ -4,8 +4,9 @@ The class of the error (`kcl_dagster.worker.error_class`) determines what happen
 
 - A record or the consumer's code fails: the leases of the batch are tried one at a time, so that healthy leases
   continue. The failing lease is retried with backoff until the policy's attempts or age are used up. The policy
-  then decides. Either the shard is stopped, and tried again at long intervals. Or the range is narrowed: it is
-  halved until only the failing record is left, and this record is dead-lettered or skipped.
+  then decides whether the shard is stopped or the range is narrowed. A stopped shard is tried again at long
+  intervals. A range is narrowed by halving it until only the failing record is left. This record then stops the
+  shard, or is dead-lettered or skipped.
 - The sink or the platform fails (an outage): the same leases are tried together again, then in halves, so that one
   lease that cannot be stored does not block the others. If a lease has used up `outage_attempts`, it is stopped,
   and tried once per minute.
@@ -35,7 +36,7 @@ from kcl_dagster.worker.error_text import brief
 FIRST_PAUSE = 0.5  # seconds; short, so that a random failure hardly delays the shard
 LONGEST_PAUSE = 60.0  # a repaired sink or a new deployment takes effect within a minute
 TOGETHER_ATTEMPTS = 5  # an outage of ten seconds only delays its leases; a longer one splits the batch
-LOSSES_TO_ISOLATE = 1  # losses, without the last loss, after which a batch is written without other leases
+LOSSES_TO_ISOLATE = 1  # losses before the last owner's; with this many, a batch is written without other leases
 LOSSES_TO_NARROW = 3  # losses after which a batch is narrowed before it is written; its half begins with 2 losses
 LOSS_PAUSE = 300.0  # seconds until a single record that ended a process is tried again; doubled with every loss
 LONGEST_LOSS_PAUSE = 3600.0
@@ -59,16 +60,16 @@ class _Trouble:
     group: int | None = None  # leases with the same number are tried together; None: healthy leases
     turn: int = 0  # the number of the last attempt of its group; attempts of all groups are numbered in order
     until: Checkpoint | None = None  # the end of the range that is being narrowed
-    failing_since: float | None = None  # when this range first failed alone, plus the time of later outages
+    failing_since: float | None = None  # when this range first failed alone; moved forward by later outages
     out_since: float | None = None  # when the present series of outages began
     is_lost: bool = False  # whether processes ended during the range that is being narrowed
-    has_waited: bool = False  # whether the pause before a single record that ended a process is over
+    has_waited: bool = False  # whether a pause was set before the next try of a single record that ended processes
     stopped: str | None = None  # why the shard is stopped, once an event has reported this
-    has_lost: bool = False  # whether an event has reported its loss of records
+    has_lost: bool = False  # whether an event has reported that the shard lost records
 
     def see(self, now: float, *, is_outage: bool) -> None:
-        """Record the time of a failure of this lease. The time of an outage does not count in the age of failures
-        that are no outages, because during an outage no record can succeed."""
+        """Record the time of a failure of this lease. The duration of an outage is not part of the age of other
+        failures, because during an outage no record can succeed."""
         if is_outage:
             self.out_since = now if self.out_since is None else self.out_since
             return
@@ -128,9 +129,9 @@ class Failures:
         return group
 
     def failed(self, keys: Sequence[LeaseKey], error: BaseException) -> list[LeaseKey]:
-        """Count a failure of a batch of these leases, or of reading one lease. Returns the lease that an outage now
-        stops. This can only be a lease that was tried alone, and that was not stopped before. If no lease is
-        stopped now, returns an empty list."""
+        """Count a failure of a batch of these leases, or of reading one lease. Returns a list with the lease that
+        an outage now stops, or an empty list. Only a lease that was tried alone and was not stopped before can be
+        in the list."""
         now = self._clock.monotonic()
         troubles = [self._troubles.setdefault(key, _Trouble()) for key in keys]
         is_outage = class_of(error).is_outage
@@ -233,9 +234,9 @@ class Failures:
         trouble.retry_at = self._clock.monotonic()
 
     def announce(self, key: LeaseKey, why: str, *, is_loss: bool = False) -> bool:
-        """Record why a shard is stopped. Returns True if this is new. With `is_loss`, a loss of records is also new
-        if the shard was stopped before for another reason: a sink can refuse a batch until its records have left
-        the stream."""
+        """Record why a shard is stopped. Returns True if an event has to report this, because the shard was not
+        stopped before. With `is_loss`, the shard has lost records. This is reported once, even if the shard was
+        stopped before for another reason: a sink can refuse a batch until its records have left the stream."""
         trouble = self._troubles[key]
         is_news = not trouble.has_lost if is_loss else trouble.stopped is None
         trouble.stopped, trouble.has_lost = why, trouble.has_lost or is_loss
@@ -273,8 +274,9 @@ class Failures:
         return {key: why for key in sorted(self._troubles) if (why := self._troubles[key].stopped) is not None}
 
     def failing(self) -> tuple[LeaseKey, ...]:
-        """The leases whose last attempt failed, including stopped leases, in order. A lease that failed together
-        with others is included only if it is known to be the cause."""
+        """The leases whose last attempt failed, or that are stopped or being narrowed, in order. If several leases
+        failed together because of a record or the code, this failure does not count, because it does not show which
+        of them is the cause."""
         return tuple(key for key in sorted(self._troubles) if self._troubles[key].is_failing)
 
     def attempts_told(self) -> Mapping[LeaseKey, str]:
@@ -288,8 +290,9 @@ class Failures:
         }
 
     def _is_old(self, since: float | None) -> bool:
-        """Whether the time since the range first failed is longer than the policy's age. Neither the arrival time
-        of the records nor failures of other parts of the batch matter, because the first failure of a record can be
+        """Whether more than the policy's `max_age` has passed since `since`: the first failure of the range, or the
+        beginning of the outage. The age begins neither with the arrival of the records nor with a failure of
+        another part of the batch. Otherwise a record might not be tried again after its first failure, which can be
         random."""
         age = self._policy.max_age
         return age is not None and since is not None and self._clock.monotonic() - since > age

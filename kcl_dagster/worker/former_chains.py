@@ -17,7 +17,7 @@ from kcl_dagster.model.claim import ChainId, Claim
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.worker.held_lease import Unwritten
 
-SETTLED_KEPT: Final = 8  # settlements; leases of one ended worker are mostly acquired together
+SETTLED_KEPT: Final = 8  # settlements; few are enough: leases of one ended worker are mostly acquired together
 
 
 @dataclass(slots=True)

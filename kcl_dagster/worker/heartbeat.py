@@ -124,7 +124,8 @@ class Heartbeat:
             if self._over.is_set():
                 return
             self._is_written = True  # also if the response is lost, because the table may have the row
-            # The process may have paused since the row was built, and a row that is too old is not written.
+            # The row gets the present time, because `put` refuses a row that is too old, and the process may have
+            # paused since the row was built.
             self._row = row = replace(row, last_update=int(self._clock.now()))
             written = self._table.put(row)
         self.drain_requested = written.drain_requested

@@ -77,8 +77,9 @@ class HeldLease:
         return Holding(self.lease, self.token, self.handoff_since)
 
     def caught_up(self, lease: Lease) -> None:
-        """Keep the row that was read because a write failed. The row shows the outcomes of all writes before it
-        was read, so the outcome of at most one write is unknown."""
+        """Keep `lease`, the row that was found when a write was refused. It was refused because the row already had
+        an earlier write of this worker, whose response was lost. The row shows the outcomes of all writes until
+        then, so the outcome of at most one write is unknown."""
         self.lease = lease
 
     def add_stored(self, stored: Unwritten) -> None:

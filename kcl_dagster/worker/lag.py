@@ -47,8 +47,8 @@ def unstored_of(leases: Iterable[Lease], failing: Collection[LeaseKey]) -> dict[
     """For each lease, the batch that is begun and not stored, as the lease's row records it. A former owner may
     have begun the batch.
 
-    If the row records no such batch and the lease is in `failing`, the result has the moment through which its
-    shard is stored. Other leases are left out.
+    If the row records no such batch, or does not say when its first record arrived, the result for a lease in
+    `failing` has the moment through which the shard is stored. Other leases are left out.
     """
     found = {}
     for lease in leases:

@@ -63,12 +63,12 @@ class LeaseHandover:
         return self._leases.table.transfer(lease)
 
     def release(self, key: LeaseKey, successor: WorkerId | None = None, *, unless_pinned: bool = False) -> bool:
-        """Give the lease to `successor`, which then reads its shard at once. If that is not possible, give the
-        lease up without a next owner. If a handoff is under way, complete the handoff instead. Returns whether the
-        table has the change.
+        """Give the lease to `successor`, so that it can read the shard at once. If that is not possible, write the
+        row without an owner. If a handoff is under way, complete the handoff instead. Returns whether this worker's
+        change is in the table.
 
-        This worker drops the lease in any case, with one exception: with `unless_pinned`, it keeps the lease while
-        the lease's batch is being written, or is decided and not visible.
+        Afterwards, this worker no longer holds the lease, with one exception. With `unless_pinned`, it keeps the
+        lease and returns False if the lease's batch is being written, or is decided and not visible.
         """
         held = self._leases.held(key)
         if held is None:
@@ -117,8 +117,8 @@ class LeaseHandover:
     def _release(self, lease: Lease) -> bool:
         if self._let_go(lease) is not None:
             return True
-        # The write fails if a handoff began that this worker has not read yet, because its condition names the
-        # owner and the next owner.
+        # The condition of this write names the owner and the next owner. So the write is refused if a handoff has
+        # begun that this worker has not read yet.
         current = self._leases.table.get(lease.key)
         if current is None or current.actual_owner != self._leases.worker:
             return False

@@ -38,15 +38,15 @@ class LeaseRegistry:
         """Leases that expired and were not acquired again. The table may still name this worker as their owner."""
 
         self.left: dict[tuple[LeaseKey, ChainId], Checkpoint] = {}
-        """The checkpoints of claimed leases when they were dropped, by lease and chain; SHARD_END if the claim was
-        ended."""
+        """For each claimed lease that this worker no longer holds, and the chain of its claim: the last known
+        checkpoint of the row, or SHARD_END if the claim was ended."""
 
         self.map_lock = runtime.new_lock()
 
     # Views
 
     def holdings(self) -> list[Holding]:
-        """The leases that can be worked on now, ordered by key."""
+        """The held leases that are still trusted, ordered by key."""
         now = self.now()
         with self.map_lock:
             held = sorted(self._held.items())
@@ -74,8 +74,8 @@ class LeaseRegistry:
             self._expired = {key: lease for key, lease in self._expired.items() if key in still}
 
     def is_ours(self, key: LeaseKey, token: int) -> bool:
-        """Whether the ownership named by `token` is still valid. This is the last check before a sink is
-        written."""
+        """Whether the ownership named by `token` is still valid. This is the last check before records are passed
+        to a sink or a processor."""
         held = self._held.get(key)
         return held is not None and held.token == token and self.is_trusted(held)
 
@@ -87,14 +87,15 @@ class LeaseRegistry:
         return [key for _, key in sorted(waiting)]
 
     def oldest_write(self) -> float | None:
-        """The time of the oldest last write of all held leases (monotonic); None if there are none."""
+        """When the lease that has not been written for the longest time was last written (monotonic); None if no
+        lease is held."""
         with self.map_lock:
             return min((h.written_at for h in self._held.values()), default=None)
 
     def in_handoff(self, waiting_longer_than: float | None = None) -> list[LeaseKey]:
-        """Leases in a handoff to another worker that are not in a batch, and whose decided entries are all
-        published. With `waiting_longer_than`: instead, the leases whose next owner has waited for at least this
-        many seconds."""
+        """Leases in a handoff to another worker. Without `waiting_longer_than`: those that are not in a batch, and
+        whose decided entries are all published. With it: those whose next owner has waited for at least this many
+        seconds, even if they are in a batch."""
         now = self.now()
         with self.map_lock:
             asked = [
@@ -161,8 +162,8 @@ class LeaseRegistry:
             self._throughput.record(key, payload_bytes)
 
     def stored_through(self, key: LeaseKey, token: int, at: float) -> None:
-        """Record that everything that arrived before `at` (epoch seconds) is stored. The next renewal after all
-        decided batches are visible writes this to the row."""
+        """Record that all records of the lease that arrived before `at` (epoch seconds) are stored. When all
+        decided batches are visible, the next renewal writes this to the row."""
         held = self._held.get(key)
         if held is None or held.token != token:
             return

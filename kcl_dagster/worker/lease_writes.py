@@ -50,9 +50,9 @@ class LeaseWrites(LeaseRegistry):
         self._last_token = 0
 
     def acquire(self, lease: Lease) -> Holding | None:
-        """Hold a lease for which the table names this worker as the owner. The lease is renewed at once. The lease
-        is trusted only from the time of a write of this worker, because it is not known since when its counter is
-        unchanged. Returns None if this worker no longer owns the lease."""
+        """Hold a lease for which the table names this worker as the owner. The lease is renewed at once. It is
+        trusted only from this write on, because it is not known for how long its counter had been unchanged before.
+        Returns None if this worker no longer owns the lease."""
         if lease.owner != self.worker or lease.in_handoff:
             self._expired.pop(lease.key, None)
             return None
@@ -232,9 +232,9 @@ class LeaseWrites(LeaseRegistry):
         self.wrote(held, written, sent)
 
     def _settle(self, held: HeldLease) -> None:
-        """Read the row to find out whether a write was applied whose response was lost. `HeldLease.caught_up` has
-        kept everything that was known before this write, so the row can differ by this write only. Any other
-        difference means that the lease had another owner meanwhile."""
+        """Read the row to find out whether the last write, whose response was lost, was applied. `held.lease` shows
+        all earlier writes (see `HeldLease.caught_up`), so the row can differ from it only by the last write. If it
+        differs in another way, the lease had another owner meanwhile: drop the lease and raise LeaseLost."""
         current = self.table.get(held.lease.key)
         known = held.lease
         if (

@@ -11,8 +11,8 @@ from kcl_dagster.model.lease import Lease
 
 def refuse_claim(lease: Lease) -> None:
     """Raise Unsafe if the row names a chain that may have stored more of the lease than the row's checkpoint says.
-    After a reset, the claim has no id, and nothing is raised: the entries of the chain are no progress of the
-    lease, and a worker with the former sink publishes them."""
+    After a reset, the claim has no id, and nothing is raised, because the entries of the chain do not move the
+    lease's checkpoint any more. A worker with the former sink can still publish them."""
     if lease.claim is not None and lease.claim.id is not None:
         raise Unsafe(
             f"{lease.key}: its last worker had another sink, of Parquet, Delta or Iceberg, and may have stored "

@@ -371,7 +371,7 @@ class Worker(Generic[D]):
 
     def step_batch(self) -> BatchReport:
         """One round of the batch protocol, on the main thread. Nothing is read before the engine has started. Until
-        then, leases can be handed over at once to a worker that reads."""
+        then, no lease is in a batch, so leases can be handed over at once to a worker that reads."""
         if not self.is_ready():
             return BatchReport()
         with self._around.spans.span(BATCH):
@@ -504,8 +504,8 @@ class Worker(Generic[D]):
         self._is_leader_silent = is_silent
 
     def step_drain(self) -> None:
-        """Start to drain if this was requested, or if no leader has replaced this worker long after its lifetime.
-        Stop when all leases are moved, or when the leader has had enough time to move them."""
+        """Start to drain if this was requested, or if this worker is long past its lifetime and no leader has
+        replaced it. Stop when all leases are moved, or when the leader has had enough time to move them."""
         now = self._clock.monotonic()
         if self._draining_since is None:
             if not self._is_to_leave(now):
@@ -531,8 +531,8 @@ class Worker(Generic[D]):
 
     def step_leaving(self) -> None:
         """Give up the leases after a request to stop. Leases of which no batch is being written are given up at
-        once, and the others when their batch ends. If a batch does not end in time, its leases are given up, too:
-        user code that hangs must not keep its leases."""
+        once, except with record processors. The others are given up when their batch ends, and at the latest after
+        `stop_patience`: user code that hangs must not keep its leases."""
         now = self._clock.monotonic()
         if self._stop_seen is None:
             self._stop_seen = now

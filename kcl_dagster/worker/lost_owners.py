@@ -54,8 +54,9 @@ class LostOwners:
         return begun.losses
 
     def begin(self, holding: Holding, progress: Progress, *, is_piece: bool) -> None:
-        """Write into the claim that a batch is about to be staged, if this is due. `is_piece`: whether the batch is
-        a piece of a batch that has ended processes. Raises KclError if the row may lack this note."""
+        """Write into the claim that a batch is about to be staged. This is done for the first batch of each
+        ownership, for a piece of a batch that has ended processes (`is_piece`), and while the claim has a note that
+        is not about this batch of this owner. Raises KclError if the row may lack the note."""
         key, through = holding.key, progress.through
         known = self.holdings.claims.begun(key)
         is_first = self._first.get(key) != holding.token

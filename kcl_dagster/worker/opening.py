@@ -78,8 +78,9 @@ class StreamLookup:
             )
 
     def resolved_start(self, stream: StreamIdentifier) -> int | None:
-        """The start time that a leader stored for the stream. If a Java leader started the application, the
-        configured timestamp."""
+        """The time from which the stream is read, in epoch milliseconds, as a leader stored it; None if there is no
+        such time. If a Java leader started the application, no start is stored, and the result is the configured
+        timestamp."""
         if stream not in self._resolved:
             start = self._starts.get(str(stream))
             moment = start.timestamp_ms if start is not None else self._configured_ms(stream)
@@ -142,10 +143,12 @@ def open_surroundings(
     on_event: OnEvent = ignore,
     parallel: Callable[..., Any] | None = None,
 ) -> Surroundings[D]:
-    """Build all that `Worker` needs. The deadlines of its requests fit the lease duration.
+    """Build all that `Worker` needs. Requests to the tables of leases and workers get a deadline that fits the
+    lease duration.
 
-    Needs either an engine and a sink, or hosts of record processors. `chains`: see `Surroundings`. `parallel`:
-    reads the segments of a scan, as `map` does. Raises LayoutRefused for tables that must not be used.
+    Needs either an engine and one of `sink` and `chains`, or `processors`. `chains`: see `Surroundings`.
+    `parallel`: a function like `map`, which can read the segments of a scan at the same time. Raises LayoutRefused
+    for tables that must not be used.
     """
     if [sink, chains, processors].count(None) != 2 or (processors is None) != (engine is not None):
         raise ConfigurationError(f"application {application.name} needs a sink or record processors, not both")

@@ -2,7 +2,8 @@
 
 If each lease were retried separately, hundreds of leases would send hundreds of failing requests per second. A step
 over many leases therefore ends after a few failures in a row. The next step begins after a pause that all leases
-share, with a single attempt. The first success ends the outage, and all leases are tried at once.
+share, with a single attempt. If this attempt succeeds, the outage is over, and the same step tries the other
+leases.
 """
 
 from collections.abc import Iterable
@@ -47,8 +48,8 @@ class Outage:
         return max(0.0, self._retry_at - self._clock.monotonic())
 
     def begin(self, keys: Iterable[LeaseKey]) -> list[LeaseKey]:
-        """Begin a step. Returns the leases in the order in which they should be tried. Leases that failed come
-        last, and among them the lease that failed most recently."""
+        """Begin a step. Returns the leases in the order in which they should be tried. Leases that have failed come
+        after all others, in the order of their last failures."""
         self._failed_now = {}
         self._in_a_row = 0
         keys = list(keys)

@@ -35,8 +35,8 @@ class PartsSink(Sink[D_contra], Protocol[D_contra]):
     """A sink for parts that no lease records as stored."""
 
     def open(self) -> bool:
-        """Read what is stored. Returns True if the sink refuses a batch when another process has stored a batch
-        since this call. Returns False if the sink does not know which parts it has stored."""
+        """Read which parts are stored. Returns False if the sink does not know this. If this returns True and
+        another process stores a batch afterwards, the sink refuses the next batch of this process."""
 
     def holds(self, part: Part) -> bool:
         """Whether the part is stored, as far as the sink knows."""
@@ -117,7 +117,8 @@ class PartsChain(Generic[D]):
                 raise self._is_another_at_work()
             self._publisher.publish(chain.id, chain.last, entry)
             self._publisher.finish({chain.id: chain.last})
-            # Record that earlier entries are visible, because a table can be removed from the sink later.
+            # An empty entry records that all entries before it are visible. Later, this cannot be looked up in a
+            # table that was removed from the sink.
             if len(self.sink.destinations) > 1:
                 if chain.decide((), ()) is None:
                     raise self._is_another_at_work()

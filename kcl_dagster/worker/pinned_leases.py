@@ -3,8 +3,8 @@
 A worker of version 0.1 pinned a lease to a batch before it stored the batch (see `worker.pending`). If that worker
 was killed, it is not known whether the sink has the batch. This worker reads exactly the same records again; if
 they have left the stream, that is reported. If the sink has the batch, the worker continues after it. Otherwise,
-the worker removes the files and table records of earlier attempts, and then the pin. The records are then read like
-any others.
+the worker withdraws the batch (see `staging.FormerParts.withdraw`), and then removes the pin. The records are then
+read like any others.
 """
 
 from collections.abc import Callable
@@ -60,8 +60,8 @@ class PinnedLeases(Generic[D]):
         return this.finished(self.reading.failures)
 
     def _range(self, holding: Holding) -> Range:
-        """Plan the range. Raises Unsafe if a worker of an earlier version took the lease without settling its
-        chain."""
+        """Plan the range. Raises Unsafe if a worker of an earlier version took the lease without settling the chain
+        that the row names."""
         lease = holding.lease
         if lease.claim is not None and lease.claim.id is not None:
             raise Unsafe(

@@ -11,8 +11,8 @@
 
 If the worker crashes before `prepare`, the records are read again, and nothing is lost. If it crashes later, a pin
 remains. The next owner of the lease then reads exactly the same records and writes them under the same identity. So
-a sink that stores each part once stores each record once. A stalled former owner can write only the pinned records,
-too.
+a sink that stores each part once stores each record once. A former owner that was stalled can also write only these
+records, under the same identity.
 
 Modelled in spec/ExactlyOnce.tla, which shows what is lost when a step is left out.
 """
@@ -132,8 +132,9 @@ class BatchProtocol(Generic[D]):
     def _prepare(self, this: Round, found: Sequence[Progress]) -> list[Progress]:
         """Pin the batch in the rows of its leases. Returns the ranges that are pinned, so that their records can be
         written. If a former owner pinned the batch, one loss is added, unless that owner gave up the lease or ran
-        another version of the code. If the outcome of the write is not known, the lease is read again before its
-        next write; if the lease has the pin, the batch is read exactly through it."""
+        another version of the code. If the outcome of a write is not known, the range is left out. The row is read
+        before the next write of the lease. If the row has the pin, the next round reads exactly through the pinned
+        record."""
         read = {progress.range.lease: progress for progress in found}
         refused = errors_of(self.for_each, lambda key: self._pin(this.holdings[key], read[key]), read)
         for key, error in refused.items():

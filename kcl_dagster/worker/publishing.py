@@ -115,8 +115,8 @@ class TablesPublisher:
             publisher.forget(chain)
 
     def remove_left_behind(self, beginning: str, before: float, known: Collection[ChainId]) -> None:
-        """Remove old staged files. If a folder contains chains, their staged files in it are kept: a further folder
-        of this sink can be the first folder of another sink, in which that sink's chains are stored."""
+        """Remove old staged files of chains without entries. A further folder of this sink can be the first folder
+        of another sink, and then contains that sink's chains. The staged files of these chains are kept."""
         for name, folder in self.folders.items():
             beside = () if name == FIRST else Entries(folder.files).chains(beginning)
             folder.remove_left_behind(beginning, before, {*known, *beside})

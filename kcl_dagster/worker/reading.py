@@ -231,7 +231,8 @@ class Reading(Generic[R]):
             with self.timed(this, "fetch"):
                 return self.engine.fetch(list(this.ranges.values()), self._budget(this))
         except Exception as error:
-            # No user code runs in a fetch. After any error, the same leases are therefore tried together again.
+            # User code never makes a fetch fail. After any error, the same leases are therefore tried together
+            # again.
             failure = error if isinstance(error, KclError) else BatchError(brief(error))
             self.failed(this, list(this.ranges), failure)
             this.error = f"fetch failed: {failure}"
@@ -311,10 +312,11 @@ class Reading(Generic[R]):
         """Handle a begun batch that cannot be repeated, because some of its records left the stream.
 
         - If the sink has stored the batch, nothing is lost, and reading continues after the batch.
-        - Otherwise, if `on_data_loss` is "stop", the shard is stopped.
-        - Otherwise, if the sink has not stored the batch, its remaining records are read as another batch.
-        - If the sink cannot tell whether it has stored the batch, reading continues after the batch. If the
-          remaining records were read again, some of them might be stored twice.
+        - If `on_data_loss` is "stop", and the sink has not stored the batch or cannot tell, the shard is stopped.
+        - If `on_data_loss` is "continue", and the sink has not stored the batch, its remaining records are read as
+          another batch.
+        - If `on_data_loss` is "continue", and the sink cannot tell whether it has stored the batch, reading
+          continues after the batch. If the remaining records were read again, some of them might be stored twice.
         """
         key, stops = planned.lease, self.settings.on_data_loss == "stop"
         if not self._is_as_planned(this, key):
@@ -347,8 +349,9 @@ class Reading(Generic[R]):
 
     def _is_of_its_stream(self, this: Round, progress: Progress) -> bool:
         """Whether the range was read from the right stream. If a stream was recreated, its shards have the same
-        names and other records. If reading begins at a record, the service detects this. Otherwise it is checked
-        here, in the first round of a lease, once for all shards of a stream."""
+        names as before, but other records. The service detects this if reading begins at a record. If it begins at
+        another position, or if the shard is gone, this method checks the stream, once per round for all of its
+        shards."""
         planned = progress.range
         begins_at_record = planned.first is not None or not planned.after.is_initial_position
         found_something = progress.through is not None or progress.ended
@@ -450,9 +453,9 @@ class Reading(Generic[R]):
         return Batch(settings.application, settings.worker, parts, time_column)
 
     def _is_live(self, found: Sequence[Progress]) -> bool:
-        """Whether records are stored as soon as they arrive, and no record is waiting. Nothing is read ahead in
-        this case. A batch that is read ahead would be closed early, too. It would also be read in another process,
-        so that subscriptions would be interrupted."""
+        """Whether records are stored as soon as they arrive, and no record is waiting. In this case, reading ahead
+        gains nothing, because the batch that is read ahead is also closed soon after its first records. It would
+        interrupt subscriptions, because another process would read the batch."""
         is_early = self.settings.budget.linger is not None
         return is_early and all(is_near_tip(progress.millis_behind) for progress in found)
 
@@ -475,8 +478,9 @@ class Reading(Generic[R]):
         """Record through which moment the shard is stored. Called when the range is committed or had no records.
 
         An open shard without further records is stored through the time at which it was read. In all other cases, a
-        shard is stored only through its last record. A pinned range ends at a given record. A closed shard has
-        children with newer records. A shard that just had records may have been closed since.
+        shard is stored only through the last record that was read. The reasons are that a pinned range ends at a
+        given record, that a closed shard has children with newer records, and that a shard that just had records
+        may have been closed since.
         """
         key = progress.range.lease
         is_at_tip = progress.millis_behind == 0 and progress.through is None

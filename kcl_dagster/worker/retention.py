@@ -67,9 +67,9 @@ def loss_in(
     - The record at the checkpoint should still be in the stream. If it is not, later records may have left, too.
       But if the shard was stored through a recent moment (`stored_through`), no record has left unread. An example
       is a shard that gets no records for days.
-    - At an initial position there is no such record. Records can be lost if the retention has passed since the last
-      time at which no record was waiting beyond the position. The retention is requested only if the shortest
-      possible retention has passed.
+    - At an initial position there is no such record. Records may have left unread if the last time at which no
+      record was waiting beyond the position is longer ago than the retention. The stream's retention is requested
+      only if this time is longer ago than the shortest possible retention.
     - A closed shard that left the stream counts as lost, because nothing shows that it was read to its end.
     - An open shard that is empty, and whose `stored_through` is not known, does not count as lost. After a Java
       KCL, every quiet shard is in this state.

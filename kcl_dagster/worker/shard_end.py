@@ -2,13 +2,14 @@
 
 Child leases always start at TRIM_HORIZON, whatever the application's start is, because every record of a child
 comes after its parent's end. They exist before the parent is finished, so every hash key always belongs to a shard
-with a lease. A worker can own them early, because they are not read before their parent is finished.
+with a lease. It does no harm if a worker owns them early, because they are not read before their parent is
+finished.
 
 A worker can be paused at any point here. Meanwhile, other workers can finish the shard and read its children to
 their end, and the leader can clean up. Each child's lease is therefore created in one transaction with a write to
-its parent's lease, which must still be unfinished. It would be cheaper to read the parent again afterwards and then
-delete the child's lease, but another worker may have begun to read the child in between. Modelled in
-spec/Reshard.tla as ChildrenAreFenced.
+its parent's lease, which must still be unfinished. It would be cheaper to create the child's lease without a
+transaction, read the parent's lease again, and delete the child's lease if the parent is finished. But another
+worker may have begun to read the child in between. Modelled in spec/Reshard.tla as ChildrenAreFenced.
 """
 
 from collections.abc import Callable, Sequence
@@ -86,7 +87,7 @@ class ShardEnds:
 
 def _empty_at(parent: Lease, progress: Progress) -> int | None:
     """A moment (epoch seconds) at which the children had no records, because they were opened after their parent's
-    last record. From this moment, the first reader of a child calculates whether records may have left the stream
+    last record. The first reader of a child uses this moment to decide whether records may have left the stream
     unread."""
     known = [parent.stored_through, None if progress.last_arrival_ms is None else progress.last_arrival_ms // 1000]
     return max((moment for moment in known if moment is not None), default=None)

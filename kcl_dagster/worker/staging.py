@@ -65,9 +65,10 @@ class FormerParts(Protocol):
         tell. Raises SinkError."""
 
     def withdraw(self, part: Part) -> None:
-        """Remove the files and records of attempts at the part, and at the parts that it replaces. From now on,
-        existing tables refuse all these parts. The part itself must have a new number, under which no worker has
-        stored it. Raises SinkError, also if one of the replaced parts was stored meanwhile."""
+        """Withdraw this part and the parts that it replaces (`instead_of`). In a folder, the files of earlier
+        attempts at these parts are removed. A table that exists refuses all these parts from now on. The part
+        itself must have a new number, under which no worker has stored it. Raises SinkError, also if one of the
+        replaced parts was stored meanwhile."""
 
 
 class StagingSink(Protocol[D_contra]):
@@ -86,9 +87,9 @@ class StagingSink(Protocol[D_contra]):
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         """Store, with the data, the moment through which the application is complete, unless this moment is stored
-        already. If a commit of a table has `wanted` (epoch seconds) or a later moment of the same epoch, the table
-        needs no separate entry. Called on a thread of its own, possibly while a batch is staged. Can take long, and
-        can raise any error."""
+        already. If a commit of a table already has the moment `wanted` (epoch seconds), or a later one of the same
+        epoch, nothing is written for this table. Called on a thread of its own, possibly while a batch is staged.
+        Can take long, and can raise any error."""
 
     def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
         """Prepare for batches of this chain. Called before the first records are read, because the fetch of a batch

@@ -85,9 +85,9 @@ class WindowRules:
 
     def _until(self, rows: Iterable[StoredRows], progress: Progress) -> int:
         """The moment until which the lease must not be deleted, because the leader needs its counts to declare
-        windows. For a window without late rows, this is the window's end plus the allowed lateness. A window with
-        late rows is declared at the leader's next tick, and the moment is the arrival of the last record if that is
-        later."""
+        windows. This is the latest end of the windows plus the allowed lateness. If there are late rows and the
+        last record arrived later than that, it is the arrival of this record, because a window with late rows is
+        declared at the leader's next tick."""
         arrived = (progress.last_arrival_ms or 0) // 1000
         ends = [self.windows.end_of(one.start) + self.allowed_lateness for one in rows]
         return max([0, *ends, *(arrived for one in rows if one.late)])
@@ -98,7 +98,8 @@ class WindowRules:
         return BatchCounts((), shared_until, restart, rules=self._rules, most_bytes=self.most_bytes)
 
     def _of_records(self, read: Iterable[MinuteRecords], stored: PartCounts) -> list[StoredRows]:
-        """Count records as rows. The bytes are counted in the files, or in the payloads if no file is known."""
+        """Count each record as a row. The bytes are those of the files, divided among the windows by payload. If
+        the size of the files is not known, they are those of the payloads."""
         found = by_start(
             StoredRows(self.windows.start_of(one.minute), one.records, one.bytes, 0, 0, one.first, one.last)
             for one in read
@@ -170,14 +171,14 @@ class WindowRules:
     def _is_late(self, start: int, arrived: int | None, progress: Progress) -> bool:
         """Whether a row's record arrived when the row's window may have been declared already.
 
-        If the row has no arrival time, the first record of the batch decides. A window is declared only when this
-        shard is stored through the window's end plus the allowed lateness. Everything that arrived before the batch
-        is stored. So if the first record is in time, the window is declared only after this batch, with all its
-        rows.
+        If the row has no arrival time, the arrival of the batch's first record decides. A window is declared only
+        when this shard is stored through the window's deadline: its end plus the allowed lateness. Everything that
+        arrived before the batch is stored. So if the first record arrived before the deadline, the window is
+        declared only after this batch, with all its rows.
 
-        Arrivals are known by the minute. Rows therefore count as late from the beginning of the minute in which the
-        allowed lateness ends. Some rows that are in time count as late, too. The opposite would be worse, because a
-        late row that is not counted as late does not update its window.
+        Arrivals are known by the minute. Rows therefore count as late from the beginning of the minute that
+        contains the deadline. Some rows that arrived before the deadline count as late, too. The opposite would be
+        worse, because a late row that is not counted as late does not update its window.
         """
         if self.event_time is None:
             return False
@@ -187,10 +188,14 @@ class WindowRules:
         return arrived >= deadline - deadline % MINUTE
 
     def _shared_until(self, lease: Lease, progress: Progress) -> int:
-        """The end of the window until which the parents of a child may have records. If a child was not read yet,
-        its lease has the `stored_through` of its parents, and the parents may have records of the window with this
-        moment. If a Java worker created the child's lease, the lease has no such moment. The parents then ended
-        before the child's first record arrived."""
+        """The time before which windows can also have records of the shard's parents. 0 if the lease has neither
+        parents nor a `stored_through`.
+
+        The lease of a child that was not read yet has the `stored_through` of its parents. The window of this
+        moment may have records of the parents, so the result is the end of this window. If a Java worker created
+        the lease of a child, the lease has no `stored_through`. Its parents ended before its first record arrived,
+        so the result is calculated from this arrival.
+        """
         if lease.stored_through is not None:
             return self._end_of_window(lease.stored_through)
         return self._restart(lease, progress) if lease.parents else 0

@@ -130,8 +130,8 @@ class Surroundings(Generic[D]):
     resolved_start: ResolvedStart = unresolved_start
     confirm_stream: ConfirmStream = believed
     service_time: Callable[[], float | None] | None = None
-    """Epoch seconds by a clock that all workers share; None if not known. Can block for one request. Called at most
-    once per lease. Default: the worker's own clock."""
+    """Epoch seconds by a clock that all workers share; None if not known. Called in every round. Can sometimes
+    block for one request. Default: the worker's own clock."""
 
     load_completeness: LoadCompleteness = nothing_known
     bound: Bound | None = None

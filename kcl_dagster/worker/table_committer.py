@@ -1,11 +1,11 @@
 """Commits the decided batches of all chains of an application to its tables, at intervals.
 
 Each worker has a committer. The first committer that finds that a commit is due plans the commit: see
-`chains.table_commits`. There is no election. The worker that made the last commit usually makes the next one, too.
-The other workers measure the interval from the time at which they see a commit, or at which their oldest entry
-began to wait. So if the worker of the last commit ends or has nothing to commit, another one continues, and no
-entry waits longer than the interval. If a worker ends after it has planned a commit, another one carries out the
-plan.
+`chains.table_commits`. There is no election. Each worker measures the interval from the time at which it sees the
+last commit, or from the time at which its oldest entry began to wait if that is earlier. The worker that made the
+last commit sees it first, and therefore usually makes the next one, too. If this worker ends or has nothing to
+commit, another one continues, and no entry waits longer than the interval. If a worker ends after it has planned a
+commit, another one carries out the plan.
 
 A table skips a commit whose number it contains. If the folder of plans was removed or replaced by an older copy,
 new plans could have numbers that a table contains, and their entries would be lost. So before a worker decides its
@@ -223,7 +223,8 @@ class TableCommitter:
             raise OutcomeUnknown(f"other workers have made a commit before each of {TRIES} tries")
 
     def _are_gone(self, wanted: Mapping[ChainId, int]) -> bool:
-        """Whether no entry is left of those chains in `wanted` whose entries the table is not known to contain."""
+        """Check the chains in `wanted` that the table is not known to contain through the wanted entry. Returns
+        True if none of them has an entry left."""
         existing = {one.chain for one in self._all()}
         return all(chain not in existing for chain, number in wanted.items() if self.visible(chain) < number)
 
@@ -341,9 +342,9 @@ class TableCommitter:
     def _of_folders_alone(
         self, contained: Mapping[ChainId, int], gone: Mapping[ChainId, float]
     ) -> dict[ChainId, int]:
-        """Return the last entry of each chain that lacks entries because it was made while the sink had only
-        folders. Its worker deleted each entry when the folders had its files. No file of the chain belongs to a
-        table."""
+        """Find the chains that were made while the sink had only folders. Such a chain has no file for a table, and
+        lacks its first entries, because its worker deleted each entry when the folders had the files. Returns the
+        last entry of each of these chains."""
         if FIRST not in self.folders:
             return {}
         found: dict[ChainId, list[int]] = defaultdict(list)
@@ -357,8 +358,8 @@ class TableCommitter:
         }
 
     def _is_of_folders_alone(self, chain: ChainId, number: int) -> bool:
-        """Whether the chain belongs to a sink with only folders. One of its entries shows this, because a chain
-        belongs to one worker, and so to one sink."""
+        """Whether the chain was made for a sink with only folders. Its entry `number` shows this for the whole
+        chain, because a chain belongs to one worker, and so to one sink."""
         if FIRST not in self.folders:
             return False
         entry = self.entries.read(chain, number)
@@ -439,8 +440,8 @@ class TableCommitter:
     def _refuse_higher(self, plan: TableCommit | None) -> None:
         """Raise Unsafe if a table contains a commit with a number that is not planned yet. The table would skip the
         commit that will be planned with this number. A commit is made after its plan, so the plans are listed last.
-        The folder of plans may have been moved since `plan` was made. A further table then has a series for each of
-        its two places, and both are checked."""
+        If the folder of plans was moved since `plan` was made, a further table has one series for the former place
+        of the folder and one for the present place. Both are checked."""
         if self._is_numbered:
             return
         places = {self._place, self._place if plan is None else plan.place or self._place}
@@ -461,9 +462,9 @@ class TableCommitter:
         plans then begin above the highest number of a commit. In all other cases, plans were removed, and only they
         would show what the tables contain. This raises Unsafe.
 
-        Every worker calls this method before it decides a batch, so the entries that exist in this case are older.
-        The entries are listed first and the plans last. If there is still no plan then, no other worker had begun
-        when the numbers were read.
+        Every worker calls this method before it decides its first batch. So if entries exist in this case, they are
+        of workers that began before the plans were removed. The entries are listed first and the plans last. If
+        there is still no plan then, no other worker had begun when the numbers were read.
         """
         if self._plans.numbers():
             self._is_begun = True

@@ -1,4 +1,4 @@
-"""Records since when entries of a worker's chains wait for a commit of the table."""
+"""Stores the times at which entries of a worker's chains began to wait for a commit of the table."""
 
 from collections import deque
 from collections.abc import Callable, Mapping

@@ -1,5 +1,5 @@
-"""S3, which uses moto, with path-style addresses. Each emulator has an account number of its own, because moto
-keeps the buckets of the whole process together.
+"""S3 with path-style addresses. It uses moto, which keeps the buckets of all emulators of a process in one
+collection, by account. Each emulator therefore has an account number of its own.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A faster scan of whole lease tables. It serves scans that use neither a filter nor an index, of tables whose key
-is one text attribute. moto serves all other scans.
+"""A faster scan of whole lease tables. It serves a scan if the scan uses neither a filter nor an index, and the key
+of the table is one text attribute. moto serves all other scans.
 
 moto copies and measures every item, and for each page it goes through all earlier pages again. This takes seconds
 for ten thousand leases. This module keeps the order of the keys from one page to the next.

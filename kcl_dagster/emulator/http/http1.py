@@ -210,7 +210,7 @@ class _Chunks:
                     raise BadRequest("a chunk is longer than it says")
                 self._pieces.append(piece[:-2])
                 self._left = None
-        if _take_line(buffer) is None:  # AWS clients send trailers only with TLS
+        if _take_line(buffer) is None:  # an empty line; AWS clients send trailers only with TLS
             return None
         return b"".join(self._pieces)
 

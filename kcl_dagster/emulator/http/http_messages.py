@@ -26,8 +26,8 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response. If the body is an iterator, each of its pieces is sent at once, until the iterator ends or the
-    client disconnects."""
+    """One response. If the body is an iterator, each piece is sent as soon as the iterator yields it, until the
+    iterator ends or the client disconnects."""
 
     status: int
     body: bytes | AsyncIterator[bytes] = b""

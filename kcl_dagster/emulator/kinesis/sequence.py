@@ -9,8 +9,9 @@
              | 32  shard number
              |  4  layout version, always 2
 
-The sequence numbers of one shard grow with its records. A child is opened at least one second after its parents, so
-its sequence numbers are higher than all sequence numbers of its parents.
+Each record of a shard has a higher sequence number than the records before it. The opening time in the sequence
+numbers of a child is at least one second later than that of its parents, so all sequence numbers of the child are
+higher than those of the parents.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class AssignmentState:
 
 
 class Queue:
-    """Orders holders by load, ascending, then by number of leases, then by name. One heap for all, and one per
-    zone."""
+    """Orders holders by load, ascending, then by number of leases, then by name. One heap contains all holders.
+    Each zone has another heap with the holders of the zone."""
 
     def __init__(self, holders: Iterable[Holder]) -> None:
         self._heaps: dict[str | None, list[tuple[float, int, WorkerId, Holder]]] = {None: []}

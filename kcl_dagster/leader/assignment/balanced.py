@@ -6,10 +6,11 @@ counts as balanced.
 
 1. Unserved leases are placed at once, heaviest first, on the least loaded worker.
 2. Workers that drain hand over all their leases.
-3. Balancing starts only if a worker is far outside the band, or outside it for a long time. The reasons are that
-   measured load always jitters, and that a handoff stops the reading of a shard for about the duration of a batch.
-   Once started, balancing continues until every worker is well inside the band. It moves the heaviest leases that
-   fit, so that few moves are needed.
+3. Balancing starts only if a worker is outside the band, and in one of three cases: the worker is far outside, the
+   worker was outside for a long time, or step 1 or 2 has moved leases. The reasons are that measured load always
+   jitters, and that a handoff stops the reading of a shard for about the duration of a batch. Once started,
+   balancing continues until every worker is well inside the band. The heaviest leases that fit are moved, so that
+   few moves are needed.
 """
 
 from collections.abc import Callable, Sequence

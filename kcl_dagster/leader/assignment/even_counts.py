@@ -1,8 +1,8 @@
 """Handoffs that make the numbers of leases even, if leases weigh about the same.
 
-The numbers of leases do not jitter, so they are evened at once and without a tolerance: a difference of one lease
-counts as even, a difference of two does not. No lease moves twice. Among a worker's leases, the lease that best
-evens the loads is moved.
+The numbers of leases do not jitter, so they are evened at once, as soon as two workers differ by two leases. A
+difference of one lease cannot be improved. No lease moves twice. Among a worker's leases, the lease that best evens
+the loads is moved.
 """
 
 import heapq

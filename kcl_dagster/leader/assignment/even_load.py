@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 # An imbalance of this many bands is corrected at once; a smaller one only if it persists.
 URGENT: Final = 2.0
-# Balancing stops at this part of the band above the share: well inside, so that jitter does not restart it.
+# Balancing moves leases away from a worker until its load exceeds the share by at most this part of the band. The
+# load is then well inside the band, so that jitter does not restart balancing.
 STOP_ABOVE: Final = 0.5
 # To fill one receiver, this many donors are considered. The most loaded donors come first, and donors after these
 # have nothing to spare.
@@ -86,9 +87,9 @@ class Balancing:
     def _pick(self, donor: Holder, receiver: Holder) -> LeaseKey | None:
         """Return the lease whose move brings `donor` closest to its share; None if no lease should move.
 
-        A lease whose move alone suffices is preferred, otherwise the heaviest lease that fits. Its move must not
-        bring either worker out of the band. If all leases are too heavy for that, a lease is chosen whose move
-        considerably reduces the higher of the two loads. A lease that is heavier than the share can move to a
+        A lease fits if its move brings neither worker out of the band. Among the leases that fit, a lease whose
+        move alone suffices is preferred, and after it the heaviest lease. If no lease fits, a lease is chosen whose
+        move considerably reduces the higher of the two loads. A lease that is heavier than the share can move to a
         worker without leases if its present worker has other leases.
         """
         ideal = self.round.ideal(donor)
@@ -147,8 +148,8 @@ class Balancing:
         return best is not None and self._move(best[2], best[1], receiver)
 
     def _seed(self, empty: Sequence[Holder]) -> None:
-        """Give each worker without leases one lease, even if no lease fits into the band: the lease that best evens
-        the loads. As the only lease of its worker, it makes no imbalance worse."""
+        """Give each worker without leases the lease that best evens the loads, even if the worker is then
+        outside the band. Because the lease is the only one of its new worker, it makes no imbalance worse."""
         for receiver in sorted(empty, key=lambda holder: holder.id):
             donors = [holder for holder in self.round.takers if holder.count > 1 and holder.movable]
             for donor in heapq.nlargest(DONORS_TRIED, donors, key=lambda holder: holder.load):

@@ -9,9 +9,9 @@ from kcl_dagster.model.lease import LeaseKey, WorkerId
 
 # If the mean throughput per worker is lower, load is negligible: a single core can read a hundred times as much.
 IDLE_KBPS: Final = 64.0
-# The cost of a lease in addition to its bytes (renewals, empty reads), as a part of the mean lease. It is small
-# enough not to distort the shares of bytes, and large enough that equally loaded workers get equal numbers of
-# leases.
+# The cost of a lease in addition to its bytes (renewals, empty reads), as a part of the mean throughput of a lease.
+# This part is so small that the shares of bytes remain nearly equal, and so large that workers with equal shares of
+# bytes get equal numbers of leases.
 BASE_WEIGHT: Final = 0.001
 
 
@@ -33,8 +33,8 @@ def by_throughput(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad]) ->
     """Weigh leases by throughput. If a lease's throughput is not known, or was not measured for long enough, the
     mean of the others is used: a shard often begins with a backlog, which is read much faster than records arrive.
 
-    If the total load is negligible, an equal amount is added to the weight of every lease. With less load, the
-    numbers of leases therefore matter more, and one measure never suddenly replaces the other.
+    If the total load is negligible, an equal amount is added to the weight of every lease. The less load there is,
+    the larger is this amount. The assignment thus changes gradually from even throughput to even numbers of leases.
     """
     settled = [lease.balanced_kbps for lease in leases if lease.balanced_kbps is not None]
     known = settled or [lease.kbps for lease in leases if lease.kbps is not None]

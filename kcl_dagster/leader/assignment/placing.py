@@ -89,8 +89,8 @@ class AssignmentRound:
     def _serve(self) -> None:
         receivers = self._receivers()
         waiting = self.limits.expected if not any(holder.worker.ready for holder in receivers) else 0
-        # If all receivers are still starting, no lease is read yet in any case. Leases are then kept for other
-        # workers that were launched with them, which avoids handoffs a minute later.
+        # If all receivers are still starting, no lease is read yet in any case. Some leases are then left unplaced
+        # for workers that were launched and have not reported yet. This avoids handoffs a minute later.
         most = self.share * len(self.takers) / (len(self.takers) + waiting) if waiting and self.takers else None
         queue = Queue(receivers)
         crowded = _Crowded(receivers, self.share * (1 + self.limits.imbalance * STOP_ABOVE))

@@ -2,8 +2,8 @@
 
 A kcl_dagster worker writes its row before its Spark has started. Until Spark has started, the worker gets a lease
 only if no worker that can read has room for the lease. The KCL's rules have no such state: a Java worker never
-writes that it is starting, so it counts as able to read. A fleet of Java workers is therefore assigned as by the
-KCL.
+writes that it is starting, so it counts as able to read. In a fleet of Java workers, leases are therefore assigned
+as the KCL assigns them.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 The policy decides for one worker after another, and each decision takes into account the leases that earlier
 workers took. The result is that of a 2.x fleet without its races. This result is known to be uneven. The first
-worker of a new application takes all leases, and the other workers steal one lease at a time. Stealing ends one
-lease before the numbers are even.
+worker of a new application takes all leases, and the other workers steal one lease at a time. A worker that lacks
+only one lease steals none from a worker that has exactly its share.
 """
 
 import math

@@ -20,7 +20,7 @@ from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, L
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import THROUGHPUT
 
-_FULL: Final = 100.0  # the ceiling of the throughput that is assumed for workers without metrics
+_FULL: Final = 100.0  # the ceiling of the throughput metric that is calculated for workers without metrics
 _UNLIMITED: Final = 1.7976931348623157e308  # Java's Double.MAX_VALUE: the rank of a worker without any metric
 
 Shuffle = Callable[[MutableSequence[Any]], None]

@@ -203,8 +203,8 @@ def _index(
 def _rows(
     subject: DiagnosisSubject, layout: TableLayout, *, is_allowed: bool
 ) -> Generator[DoctorFinding, None, Status | None]:
-    """Check what the tables contain, and whether the leader and the workers make progress. Reads them twice,
-    `watch_seconds` apart."""
+    """Check what the tables contain, and whether the leader and the workers make progress. Reads the tables before
+    and after the leader is watched, which takes up to `watch_seconds`."""
     try:
         before = _status(subject)
         yield from _leader(subject, layout)

@@ -1,7 +1,7 @@
 """Find out which actions the credentials allow, by requests that change nothing.
 
-Writes have a condition that is never true, because DynamoDB checks the right before the condition. The rights that
-are needed are listed in `operations.rights`.
+Writes have a condition that is never true. DynamoDB checks the right before the condition, so its error shows
+whether the right is missing. The rights that are needed are listed in `operations.rights`.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ PROBED: Final = frozenset(
 )
 """The rights that the doctor checks, if the application needs them."""
 
-# The conditions of rights that follow from the application's settings. The other conditions concern roles, keys,
+# The conditions that the application's settings are enough to evaluate. The other conditions concern roles, keys,
 # lakes and catalogs, which only the deployment knows.
 KNOWN: Final = frozenset(
     {When.ALWAYS, When.FANOUT, When.TABLES_ARE_MADE, When.TAGGED, When.BACKED_UP, When.METRICS}
@@ -136,7 +136,7 @@ def _missing_folders(store: Store, folder: str = "") -> list[Path]:
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Remove folders that are empty. A worker may have stored files in them meanwhile."""
+    """Remove these folders if they are empty. A folder is kept if a worker has stored a file in it meanwhile."""
     with suppress(OSError):
         for folder in folders:
             folder.rmdir()

@@ -35,7 +35,8 @@ def judge_stream(stream: str, summary: Mapping[str, Any]) -> Iterator[DoctorFind
 
 def judge_consumers(application: Application, stream: str, consumers: Sequence[Mapping[str, Any]]) -> DoctorFinding:
     """Check whether the application's fan-out consumer exists and is active. If the application polls the stream,
-    list the fan-out consumers: they have their own throughput. No request shows which other applications poll."""
+    only list the fan-out consumers, which do not share the limits for polling. No request shows which other
+    applications poll."""
     names = [str(consumer["ConsumerName"]) for consumer in consumers]
     if application.batch.retrieval is Retrieval.POLLING:
         others = f"; fan-out consumers, which do not count: {', '.join(names)}" if names else ""

@@ -26,8 +26,8 @@ _EXTRA: Final = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 
 
 def installed(roots: tuple[str, ...] = ROOTS) -> dict[str, str]:
-    """Return the version of each package by its name: of the roots and of their requirements, at any depth, as far
-    as they are installed.
+    """Return the versions of the roots and of all their direct and indirect requirements, by the name of the
+    package. Packages that are not installed are left out.
 
     Environment markers of requirements are ignored, because a superfluous constraint does not install a package.
     """

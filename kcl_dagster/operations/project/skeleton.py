@@ -21,7 +21,7 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.operations.cloudformation import ACCOUNT, REGION, to_yaml
 from kcl_dagster.operations.rights import Deployment
 
-# The base image of each Python, with its patch version.
+# The versions of Python with a base image: the minor version -> the patch version of the image.
 PYTHONS: Final[Mapping[str, str]] = {
     "3.11": "3.11.14",
     "3.12": "3.12.12",
@@ -132,8 +132,8 @@ def render(project: Project, versions: Mapping[str, str]) -> dict[str, str]:
 
 
 def _stream_words(project: Project) -> dict[str, str]:
-    """The words of the templates that name the stream. If the stream is named by an ARN, the tests use its name
-    instead, because the embedded AWS has only streams of its own account."""
+    """The values of those placeholders in the templates that concern the stream. If the project gives the ARN of
+    the stream, the tests use its name instead, because the embedded AWS has only streams of its own account."""
     [stream] = project.deployment.application.streams
     written, variables, tried = f'"{project.stream}"', '"LAKE"', ""
     if stream.arn is not None:
@@ -156,8 +156,8 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _check_lake(lake: str) -> None:
-    """Raise ConfigurationError for a lake that is not in S3, or whose name the files of a project could not contain
-    unchanged."""
+    """Raise ConfigurationError for a lake that is not in S3, or whose name has characters with a special meaning in
+    the files of a project."""
     scheme, _, place = lake.partition("://")
     bucket, _, prefix = place.rstrip("/").partition("/")
     if scheme != "s3" or not bucket:

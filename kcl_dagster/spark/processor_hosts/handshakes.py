@@ -8,7 +8,7 @@ from typing import Final
 
 MOST_OPEN: Final = 64  # handshakes; each has a thread
 # A handshake takes milliseconds. If `MOST_OPEN` handshakes are open and another peer waits, the oldest handshake is
-# ended after this time.
+# ended as soon as it has been open for this time.
 LEAST_SECONDS: Final = 1.0
 
 

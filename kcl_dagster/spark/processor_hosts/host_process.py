@@ -233,7 +233,8 @@ class ProcessorHost:
         """Yield the batches of a fetch. Another thread brings the deadline forward when the worker sends `EndRead`.
 
         The worker sends nothing else during a fetch. The other thread only polls, and takes no message from the
-        connection. So no harm is done if this thread still polls after the fetch and detects the next order.
+        connection. So if the other thread still polls after the fetch and detects the next order, the order is
+        not lost.
         """
         over = threading.Event()
 

@@ -229,7 +229,7 @@ class SparkProcessorHosts:
         return failed
 
     def close(self) -> None:
-        """End every host, and cancel the tasks of hosts that do not end in time."""
+        """End every host, and cancel the tasks of hosts that have not ended after `CLOSING_SECONDS`."""
         with self._changed:
             if self._is_closed:
                 return
@@ -252,9 +252,10 @@ class SparkProcessorHosts:
     # Hosts
 
     def _present(self, wanted: int) -> dict[int, HostConnection]:
-        """Return the connections to hosts. Hosts that are missing among the first `wanted` ones are started. The
-        first call waits for all of them; later calls wait only if no host is connected. Raises HostLost if no host
-        is connected in time."""
+        """Start those of the first `wanted` hosts that are not running, and return the connections to all hosts
+        that are connected. The first call waits until all started hosts are connected. Later calls wait only if no
+        host is connected. Raises HostLost if no host is connected after `patience` seconds, or if all hosts have
+        ended."""
         with self._changed:
             for number, connection in list(self._connections.items()):
                 if connection.is_lost:

@@ -1,7 +1,7 @@
 """The columns that are added to an Iceberg table, and the types to which its columns are widened.
 
 pyiceberg also makes changes that the format does not allow. For example, it changes the scale of a decimal, and
-other engines then read wrong numbers from the files that are there. So the types are chosen here.
+other engines then read wrong numbers from the existing files. So this module chooses the types.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,8 +21,8 @@ _RESERVED: Final = frozenset(
 
 
 def added_columns(columns: pa.Schema, table: pa.Schema, name: str) -> pa.Schema:
-    """The columns as the table will have them. Columns that the table has are widened if necessary, and keep
-    whether they allow nulls. New columns allow nulls.
+    """Return the columns with the types that they will have in the table. If the table already has a column, its
+    type is widened if necessary, and the column allows nulls only if it allows them now. New columns allow nulls.
 
     `table`: the columns of the table `name`. Raises SinkError if the format does not allow to widen a column,
     or if the name of a new column is reserved.
@@ -73,7 +73,8 @@ def _type(kind: pa.DataType, known: pa.DataType, table: str, path: str) -> pa.Da
 
 
 def _wider(known: pa.DataType, kind: pa.DataType) -> Iterator[pa.DataType]:
-    """The types to which the format allows that this type is widened."""
+    """The types to which the format allows to widen the type `known` of a column. `kind`: the type of the column in
+    the output, which determines how many digits a decimal needs."""
     if kinds.is_int32(known):
         yield pa.int64()
     if kinds.is_float32(known):

@@ -2,7 +2,7 @@
 shard.
 
 Each attempt of a task writes files with names of its own. If the result of an attempt did not reach the driver, for
-example because the executor was lost, its files do not belong to the batch.
+example because the executor was lost, the files of this attempt are not part of the batch.
 """
 
 import json
@@ -92,11 +92,11 @@ class ForTable:
 
     - `target`: the columns of the table; None if there is no table yet.
     - `statistics`: turns a file's footer into a text. From this text, the driver makes the statistics of the file.
-    - `is_staged`: whether the files are staged like the files of a folder. This is for files that are never added
-      to the table. All other files get their final names at once, because readers see them only when a commit has
-      added them to the table.
-    - `paths`: the paths of files that the commit will write for rows. Rows are refused if the store cannot have
-      one of these files.
+    - `is_staged`: whether the files are written to the staging folder of the chain, like the files of a Parquet
+      folder. This is for files that are never added to the table. All other files get their final names at once,
+      because readers see them only when a commit has added them to the table.
+    - `paths`: returns the paths of the files that the commit will write for these rows. If one of the paths is too
+      long for the store, the rows are refused.
     """
 
     target: Target | None
@@ -354,7 +354,8 @@ def _leases(parts: str | None) -> dict[LeaseKey, RowsOfLease] | None:
 
 
 def staged_files(files: Sequence[BatchFile]) -> tuple[StagedFile, ...]:
-    """The files of a batch in the form of an entry, for a table to which the files themselves are not added."""
+    """Convert the files of a batch for an entry. Used for tables to which the files themselves are not added, so
+    the entry has the paths at which the files are staged."""
     paths = [staged_for(file.path) for file in files]
     assert None not in paths
     return tuple(StagedFile(str(path), file.rows, file.bytes) for path, file in zip(paths, files, strict=True))

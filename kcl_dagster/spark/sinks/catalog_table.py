@@ -1,7 +1,8 @@
 """An Iceberg table in its catalog, as a sink uses it. Executors write the files, and pyiceberg commits them.
 
-If another commit came first, this module tries the commit again. pyiceberg's own retry is switched off. It would
-add the same files to the new state of the table, although the other commit may have added them already.
+If another commit was made first, this module loads the table again and repeats its own commit. pyiceberg's own
+retry is switched off, because it would add the same files to the new state of the table, although the other commit
+may have added them already.
 """
 
 import re
@@ -205,8 +206,8 @@ class CatalogTable:
         )
 
     def _check_place(self) -> None:
-        """Raise ConfigurationError if the catalog has no location for a new table. pyiceberg raises a ValueError
-        for this, which does not say what to do. A catalog with a server knows the locations itself."""
+        """Raise ConfigurationError if the catalog has no location for a new table. For this, pyiceberg raises only
+        a ValueError that does not say what to do. Catalogs whose server chooses the locations are not checked."""
         from pyiceberg.catalog import LOCATION, WAREHOUSE_LOCATION, MetastoreCatalog
 
         catalog = self.catalog
@@ -287,8 +288,9 @@ class CatalogTable:
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         """Store the moment through which the application is complete, see `worker.staging.StagingSink`. If no
-        recent snapshot has the moment, it becomes a property of the table. A snapshot without data would have to be
-        expired later, and would make batches fail that are being committed."""
+        recent snapshot has the moment, it becomes a property of the table. The sink makes no snapshot without data
+        for this. Such a snapshot would have to be expired later, and the commit of a batch that is made at the same
+        time would fail because of it."""
         if known.through is None or (known.epoch, wanted) <= self._kept:
             return
         from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
@@ -341,8 +343,8 @@ def _append(table: "Table", addition: Addition) -> None:
             _replace(transaction, addition)
             by_spec = []
         for spec, some in by_spec:
-            # pyiceberg writes manifests for the default spec of the metadata, so the spec of these files is set
-            # there.
+            # pyiceberg writes manifests for the default spec of the metadata, so the spec of these files is set as
+            # the default there.
             table.metadata = table.metadata.model_copy(update={"default_spec_id": spec})
             with added(transaction, addition.summary) as snapshot:
                 for file in some:

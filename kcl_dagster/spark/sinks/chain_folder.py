@@ -49,8 +49,8 @@ class ChainFolder:
         return None if self.path is not None else self._location
 
     def check(self, location: str) -> None:
-        """Raise SinkError if a table at this location has its chains elsewhere, because the table was created or
-        moved meanwhile."""
+        """Raise SinkError if the chains of this worker are not below this location of the table. The table was then
+        created or moved after the worker began. If `path` is given, nothing is checked."""
         if self.path is None and open_store(location, self.table.s3).root != self.root:
             raise SinkError(
                 f"{self.table.name} is at {location}, and the chains of this worker are at {self.root}: the table "

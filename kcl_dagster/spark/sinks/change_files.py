@@ -31,9 +31,14 @@ _MARK: Final = pa.field(DELETES, pa.bool_(), nullable=False)
 
 def change_rows(transform: Transform, changes: ChangeRules, table: str) -> Transform:
     """Wrap the transform, so that it adds the column `DELETES`: whether a change row deletes a row of the table.
-    The wrapped transform raises ConfigurationError, which names the `table`, if its output lacks columns that the
-    rules name, or if `delete_when` cannot be evaluated on each row of such an output."""
-    judged: StructType | None = None  # the columns for which the condition was judged
+
+    `table`: the name of the table for messages. The wrapped transform raises ConfigurationError in three cases:
+
+    - The output of the transform lacks a column that the rules name.
+    - The output already has a column `DELETES`.
+    - `delete_when` is not a condition, or cannot be evaluated on each row of an output with these columns.
+    """
+    judged: StructType | None = None  # the last schema for which `delete_when` was checked
 
     def with_deletes(records: DataFrame) -> DataFrame:
         nonlocal judged
@@ -109,7 +114,8 @@ class ChangeFiles:
     table: ChangedTable
     first: pa.Schema | None = None
     layout: Layout = field(default_factory=lambda: TableFolders(()))
-    """Change rows are not divided by partition: all changes of a key must be in one file of a task, in order."""
+    """Change rows are not divided by partition, so that the files of a task contain all changes of a key in
+    order."""
 
     paths: Callable[[pa.RecordBatch], Iterable[str]] = no_paths
 

@@ -1,9 +1,9 @@
 """Divides the entries of a commit of change rows into steps. Each step is one commit to the table.
 
-There is nearly always one step. More steps are needed if entries follow different rules, or have more than
-STEP_BYTES or STEP_ROWS, because the changes of a step are in memory. The table records with each step how many
-entries were applied. So each step is made once, even if the worker ends between two steps, or several workers make
-the same step at once.
+There is nearly always one step. More steps are needed if entries follow different rules. More steps are also needed
+if the entries together have more than STEP_BYTES or STEP_ROWS, because all changes of a step are in memory at the
+same time. The table records with each step how many entries were applied. So each step is made once, even if the
+worker ends between two steps, or several workers make the same step at once.
 """
 
 from collections.abc import Sequence

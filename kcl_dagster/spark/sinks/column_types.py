@@ -1,4 +1,5 @@
-"""The types of the columns below a path, stored beside the data, so that all workers store the same types.
+"""The types of the columns of a Parquet folder. They are stored beside the data, so that all workers write files
+with the same types.
 
 The columns of the first output are in one file. Each later column has a file of its own. A file is created once and
 never replaced. Readers ignore names that begin with an underscore.
@@ -35,8 +36,9 @@ class ColumnTypes:
     _known: dict[str, pa.DataType] = field(default_factory=dict)
 
     def known(self) -> dict[str, pa.DataType]:
-        """The types of the columns by name. The files are read once, when there are some. So columns that other
-        workers have added since can be missing, but never columns of the first output."""
+        """The types of the columns by name. The first call that finds files reads them, and later calls do not read
+        them again. So columns that other workers have added since then can be missing, but never columns of the
+        first output."""
         if not self._known:
             try:
                 files = list(self.store.files(f"{FOLDER}/", hidden=True))

@@ -1,13 +1,13 @@
 """The time through which an application is complete, stored with its data for engines that do not use Dagster.
 
-An epoch and a time, `through`, are stored together. They mean that every record that arrived at the streams before
-`through` was stored before they were written. A reset or an import begins a new epoch: records that arrived before
-the former epoch's `through` can then be stored again. Therefore the latest time of the newest epoch is valid.
-Earlier times of the same epoch are lower bounds.
+An epoch and a time, `through`, are stored together. They mean: when this pair was written, every record that had
+arrived at the streams before `through` was stored. A reset or an import begins a new epoch: records that arrived
+before the former epoch's `through` can then be stored again. Therefore the latest time of the newest epoch is
+valid. Earlier times of the same epoch are lower bounds.
 
-In a Parquet folder, each application has a file with its epoch and time. Tables have them in the metadata of their
-commits. If a table gets no commit for longer than a window, they are stored in a commit without data, or in a
-property of the table.
+In a Parquet folder, each application has a file with its epoch and time. In a table, the pair is in the metadata of
+the commits. If a table gets no commit for longer than a window, the pair is stored in a commit without data, or in
+a property of the table.
 """
 
 import json
@@ -23,8 +23,8 @@ from kcl_dagster.tables.completeness_row import WrittenThrough
 
 FOLDER: Final = "_kcl_dagster_complete/"  # readers ignore names that begin with an underscore
 FORMAT: Final = 1
-# How many of a table's last commits are searched for the time. If only an older commit has it, it is written again,
-# which does no harm.
+# How many of a table's last commits are searched for the time. If only an older commit has the time, the time is
+# written again, which does no harm.
 RECENT_COMMITS: Final = 100
 
 

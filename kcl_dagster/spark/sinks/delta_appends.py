@@ -1,4 +1,4 @@
-"""Adds files that executors have written to a Delta table, with delta-rs."""
+"""Adds files to a Delta table with delta-rs, after executors have written them."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -57,7 +57,8 @@ def commit_properties(transactions: Mapping[str, int], metadata: Mapping[str, st
 
 def cleaning(number: int) -> "PostCommitHookProperties":
     """The settings by which delta-rs removes old files of the log after the commit `number`. Only every hundredth
-    commit does this, because delta-rs lists the whole log for it. None: the table's own setting decides."""
+    commit removes files, because delta-rs lists the whole log for it. In that commit, the table's own setting
+    decides whether files are removed."""
     from deltalake import PostCommitHookProperties
 
     return PostCommitHookProperties(cleanup_expired_logs=None if number % COMMITS_TO_CLEANING == 0 else False)

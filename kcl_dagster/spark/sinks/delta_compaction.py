@@ -72,7 +72,8 @@ def compact_delta(
     vacuum: bool = False,
 ) -> Compaction:
     """Merge the small files of the Delta table at `path`. Can run beside the consumer. Raises StoreLocked if
-    another compaction is running. If another compaction finds this one running, its error names `by`.
+    another compaction is running. If another compaction finds this one running, the error of the other one names
+    `by`.
 
     - `storage_options`: options of delta-rs, which replace those that are made from `s3`.
     - `vacuum`: before merging, delete files that were removed from the table longer ago than its retention. Files
@@ -139,7 +140,8 @@ def _decoded(content: bytes, path: str) -> _Looked:
 
 
 def _engine_of_compaction(commit: Mapping[str, Any]) -> str | None:
-    """The program that has made a compaction. None if the commit is no compaction, or one of this package."""
+    """The program that has made a compaction. None if the commit is not a compaction, or if this package has made
+    it."""
     if commit.get("operation") != OPTIMIZE or OURS in commit:
         return None
     return str(commit.get("engineInfo") or commit.get("clientVersion") or "another engine")

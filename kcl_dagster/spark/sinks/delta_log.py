@@ -1,4 +1,4 @@
-"""The log of a Delta table, as a sink uses it between batches."""
+"""The Delta table of a sink: it is opened or made for the first batch, and remains open between batches."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 
 TRIES: Final = 5  # attempts at a step: another writer can commit after the table was read
-_STEPS: Final = 1000  # more than a commit has entries
+_STEPS: Final = 1000  # every commit has fewer entries
 
 assert MOST_ENTRIES < _STEPS
 

@@ -1,6 +1,7 @@
-"""Partition values of a Delta table that delta-rs cannot write. It names the folder of a file after these values.
+"""Finds partition values that delta-rs cannot write into a Delta table. delta-rs names the folder of a file after
+these values, so a long value can make the name too long.
 
-Appends are not affected: executors write their files, in folders whose names have a limited length.
+Appends are not affected: executors write the appended files, in folders whose names have a limited length.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,8 +43,8 @@ class MergedPaths:
     Can be sent to an executor.
 
     - `columns`: the partition columns of the table.
-    - `of_deletes`: partition columns whose values in change rows that delete are checked as well. The merge writes
-      the remaining rows of such a partition again.
+    - `of_deletes`: the partition columns whose values are also checked in change rows that delete. If a change row
+      deletes a row, the merge writes the remaining rows of the partition again.
     """
 
     columns: tuple[str, ...]
@@ -58,11 +59,13 @@ class MergedPaths:
         keys: Sequence[str],
         too_long: Callable[[str], str | None],
     ) -> Self:
-        """The paths for a table with these `partitions`, which delta-rs possibly cannot write again, because
-        other writers have named their folders. `keys`: the columns of the key. `too_long`: see `Store`.
+        """Make the paths for a table. `partitions`: the partitions that the table has. Other writers can have given
+        their folders short names, and the names that delta-rs uses can then be too long. `keys`: the columns of
+        the key. `too_long`: see `Store`.
 
-        Raises SinkError if a change of any key can concern such a partition. If its values in columns of the key
-        are too long themselves, it only concerns changes with the same values, which are refused one by one.
+        Raises SinkError if the path of a partition is too long, unless the values of the key's columns alone make
+        it too long. In that case, only changes with these values concern the partition, and they are refused one
+        by one.
         """
         of_key = tuple(name for name in columns if name in keys)
         of_deletes: tuple[str, ...] = ()

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 # The features of a table that appends support. Each of them is satisfied by appended files with statistics, or by
-# `DeltaRules`. delta-rs commits to tables with these features. It refuses other features only with the commit,
-# after batches were decided, so the sink refuses them earlier.
+# `DeltaRules`. delta-rs commits to tables with these features. It refuses other features only when it commits,
+# after batches were decided. So the sink refuses them earlier.
 _HONOURED: Final = frozenset(
     {
         "appendOnly",
@@ -162,12 +162,14 @@ class DeltaRules:
 
 
 def _computed(output: DataFrame, sql: str, kind: DataType) -> Column:
-    """A generated column as its type. Spark does not cast an expression that can have nulls to a type with NOT NULL
-    inside. Then the column allows nulls, and `Target.check` refuses it by its name."""
+    """Return the expression of a generated column, cast to the type of the column. If the type has NOT NULL inside,
+    Spark does not cast an expression that can have nulls to it. In this case, the type is used with nulls allowed,
+    and `Target.check` then raises an error with the name of the column."""
     nullable = StructType([StructField("", kind)]).toNullable()[0].dataType
     if kind != nullable:
         try:
-            _ = output.select(F.expr(sql).cast(kind)).schema  # Spark Connect analyses it only when this is read
+            # Spark Connect analyses the expression only when the schema is read.
+            _ = output.select(F.expr(sql).cast(kind)).schema
         except AnalysisException:
             kind = nullable
     return F.expr(sql).cast(kind)

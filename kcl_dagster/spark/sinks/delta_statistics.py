@@ -3,9 +3,9 @@
 The statistics are made from the footer of the Parquet file, so the file is not read again. Bounds that can be wrong
 are left out: those of floats, which do not include NaN, of decimals, which lose digits in JSON, and of bytes.
 
-Merges and compactions write files with delta-rs, which makes the statistics itself. Its bounds of floats leave out
-NaN, and it converts decimals to doubles, so that readers would skip files that have the rows. `file_writer` lets
-delta-rs leave out the statistics of such columns.
+Merges and compactions write files with delta-rs, which makes the statistics itself. In delta-rs, bounds of floats
+do not include NaN, and bounds of decimals are converted to doubles. With such bounds, readers would skip files that
+contain rows they search for. `file_writer` lets delta-rs leave out the statistics of such columns.
 """
 
 import json
@@ -61,8 +61,8 @@ class DeltaStatistics:
 
 
 def are_bounds_wrong(kind: pa.DataType) -> bool:
-    """Whether the bounds that delta-rs makes of a column of this type, or of a field in it, can be wrong. It makes
-    no bounds of lists, maps and bytes."""
+    """Whether the bounds that delta-rs makes of a column of this type, or of a field in it, can be wrong. delta-rs
+    makes no bounds of lists, maps and bytes."""
     if pa.types.is_struct(kind):
         return any(are_bounds_wrong(field.type) for field in kind)
     if pa.types.is_decimal(kind):

@@ -80,9 +80,9 @@ class FolderColumns:
         return True
 
     def add(self, types: Types) -> bool:
-        """Store the types of the columns in files, before readers see the files. Returns False if the files have to
-        be written again, see `agreed`, because another worker has stored columns meanwhile: a column is stored with
-        a wider type, or a column is not stored and `evolve` forbids new columns."""
+        """Store the types of the columns in files, before readers see the files. Returns False if another worker
+        has stored columns meanwhile, and the files have to be written again, see `agreed`. This is so if a column
+        is now stored with a wider type, or if a column is not stored and `evolve` forbids new columns."""
         known = self.types.known()
         if not known:
             self.types.begin(types)
@@ -141,6 +141,6 @@ class FolderColumns:
 
 
 def _is_partly_open(kind: pa.DataType) -> bool:
-    """Whether a nested type is not known, as with `array(null)`. False if the whole type is not known, because such
-    a column is left out."""
+    """Whether the type of elements or fields inside a nested type is not known, as with `array(null)`. False if the
+    whole type is not known, because such a column is left out."""
     return has_null(kind) and not kinds.is_null(kind)

@@ -15,12 +15,13 @@ StoreBatch = Callable[[DataFrame, Batch], None]
 class ForeachBatchSink:
     """Calls `store` with the transformed records and the batch's identity, on the worker's main thread.
 
-    Delivery is at least once: after a crash the same parts are delivered again with the same records, each alone or
-    together with other parts. Each record is stored exactly once in either of two cases:
+    Delivery is at least once: after a crash, the same parts are delivered again with the same records. A part can
+    then be alone in its batch, or together with other parts than before. Each record is stored exactly once in
+    either of two cases:
 
     - `store` writes its output under a key that identifies the part.
-    - For each (application, stream, shard), `store` rejects a part whose `number` is not above the last one. The
-      number never decreases, even if the shard's owner changes.
+    - For each (application, stream, shard), `store` rejects a part whose `number` is not above the number of the
+      last part that it has stored. The number never decreases, even if the shard's owner changes.
     """
 
     def __init__(self, store: StoreBatch, *, transform: Transform = unchanged) -> None:

@@ -138,7 +138,7 @@ class FolderParts:
         return self._files.pop(name, [])
 
     def _owner(self) -> str | None:
-        """The application to which names of version 0.1 belong; None if there is none."""
+        """The application whose files in this folder can have names of version 0.1; None if there is none."""
         content = found_content(self.store, OWNER_FILE)
         return None if content is None else content.decode(errors="replace")
 

@@ -116,7 +116,8 @@ class IcebergCommits:
                 f"{self.table.name} was removed. Put it back; or stop the workers, remove _chains and _commits "
                 f"below {self.chains.root}, and reset the leases"
             )
-        # Files that the commit does not use were written for a former snapshot. No request can add them any more.
+        # Files that a merge has written and the commit does not use were written for a former snapshot. They are
+        # removed, because no request can add them any more.
         if prepared is not None:
             table, addition = prepared
             for merge in self._merges.values():

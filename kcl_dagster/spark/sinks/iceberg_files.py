@@ -93,8 +93,8 @@ def file_statistics(table: "Table", footer: Footer) -> FileStatistics:
 
 
 def _texts_without_upper_bound(footer: "FileMetaData") -> set[str]:
-    """Columns whose upper bound pyiceberg may not be able to shorten. It replaces a character by the next code
-    point, and the one after U+D7FF is no character."""
+    """Columns whose upper bound pyiceberg may not be able to shorten. To shorten a bound, pyiceberg replaces a
+    character by the next code point, and the code point after U+D7FF is no character."""
     found = set()
     for index in range(footer.num_columns):
         column = footer.schema.column(index)
@@ -139,16 +139,16 @@ def encoded_footer(footer: Footer) -> str:
 
 
 def staged_file(table: "Table", file: BatchFile, of: IcebergPartitions, order: int | None = None) -> StagedFile:
-    """The file in the form of a chain's entry. The path in the entry is absolute, because the folder of the table's
-    data files can be changed later. `order`: see `FileOfTable`."""
+    """Make the record of the file for an entry of a chain. The path in the record is absolute, because the folder
+    of the table's data files can be changed later. `order`: see `FileOfTable`."""
     statistics = FileOfTable(of.spec.spec_id, file_statistics(table, b64decode(file.statistics or "")), order)
     text = msgspec.json.encode(statistics).decode()
     return StagedFile(f"{data_root(table)}/{file.path}", file.rows, file.bytes, file.partition, text)
 
 
 def files_of_entry(table: "Table", entry: PublishingEntry) -> "list[DataFile]":
-    """The files of a chain's entry, as entries of manifests. If the table's partition spec was changed since a file
-    was written, the file remains in its partition of the former spec."""
+    """The files of a chain's entry, in the form in which pyiceberg adds them to manifests. If the table's partition
+    spec was changed since a file was written, the file remains in its partition of the former spec."""
     return [data_file_of(table, file) for file in entry.files]
 
 

@@ -1,6 +1,7 @@
-"""Opens the catalog of an Iceberg table and changes nothing in it, for the doctor and the policies.
+"""Opens the catalog of an Iceberg table without changing it, for the doctor and the policies.
 
-A worker makes what is missing: the tables of a SQL catalog, with the file of SQLite, and the database of a table.
+A worker, in contrast, makes what is missing: the tables of a SQL catalog, the file of a SQLite catalog, and the
+database of a table.
 """
 
 from collections.abc import Mapping
@@ -18,13 +19,12 @@ if TYPE_CHECKING:
     from kcl_dagster.model.change_rules import ChangeRules
 
 _IN_MEMORY: Final = {"uri": "sqlite:///:memory:"}
-# pyiceberg makes no tables of the catalog, and does not add columns to them.
+# With these properties, pyiceberg does not make the tables of a SQL catalog, and adds no columns to them.
 _UNCHANGED: Final = {"init_catalog_tables": "false", "schema_version": "v0"}
 
 
 class InspectedTable(CatalogTable):
-    """A table of which only the properties are read. A SQL catalog that does not exist is opened as an empty one,
-    in memory."""
+    """A table that is only read. If a SQL catalog does not exist, an empty catalog in memory is opened instead."""
 
     def _opened(self, name: str, properties: Mapping[str, str]) -> "Catalog":
         from pyiceberg.catalog import load_catalog
@@ -44,8 +44,9 @@ class InspectedTable(CatalogTable):
         return load_catalog(name, **{**properties, **_IN_MEMORY})
 
     def _make_database(self) -> None:
-        """Make no database. pyiceberg asks for the properties of the database to find the place of a table. For a
-        missing database it gets those that the database would be made with: none."""
+        """Make no database. To find the place of a table, pyiceberg reads the properties of the database. If the
+        database is missing, pyiceberg gets no properties here, because a worker would make the database without
+        any."""
         if not self.catalog.namespace_exists(self._namespace):
             setattr(self.catalog, "load_namespace_properties", _no_properties)  # noqa: B010 - typed as a method
 
@@ -58,8 +59,8 @@ class InspectedTable(CatalogTable):
             return not is_hive or self.catalog.namespace_exists(self._namespace)
 
     def about(self, chains_path: str | None, changes: "ChangeRules | None") -> str:
-        """What the sink would find, in a sentence. Raises SinkError or ConfigurationError if it would refuse the
-        table, or could not make it."""
+        """A sentence that says where the table is, or where the first batch makes it. Raises SinkError or
+        ConfigurationError if a sink would refuse the table, or could not make it."""
         from pyiceberg.catalog import MetastoreCatalog
 
         with self.errors():

@@ -6,8 +6,8 @@ again. The new file has the same rows in the same order, with the changes, and w
 no row has, rows are inserted in separate files. Rows that position deletes have removed are not read, so they
 remain deleted.
 
-If another writer's commit came first, the commit is repeated. Files that were written for the first attempt are
-used again if they replace a file that is still in the table.
+If another writer commits first, this commit is tried again. Files that were written for the first attempt are used
+again if they replace a file that is still in the table.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -162,10 +162,11 @@ class IcebergMerge:
         self._keys = ChangeKeys(self.rows.select(list(self.changes.merge_on)))
 
     def _named_now(self, loaded: "Table", known: pa.Schema) -> pa.Table:
-        """The changes with the columns that the table has now for the ids of their columns. Raises SinkError if a
-        name in the rules of the changes belongs to another column now. `known`: the columns of the table."""
+        """The changes, in which each column has the name and type that the table now has for the id of the column.
+        Raises SinkError if a name in the rules of the changes is now the name of another column. `known`: the
+        columns of the table."""
         if not has_ids(self.written):
-            return self.decided  # of an earlier version
+            return self.decided  # an earlier version has staged them, without ids
         moved = [one for one in self.changes.needed if id_of(self.written.field(one)) != id_of(known.field(one))]
         if moved:
             raise SinkError(
@@ -279,8 +280,8 @@ class IcebergMerge:
         self, batches: Iterable[pa.RecordBatch], places: np.ndarray, replaced: np.ndarray
     ) -> Iterator[pa.RecordBatch]:
         """Apply changes to the rows of a file. `places`: for each row, the place of its change, or NONE.
-        `replaced`: the place of its change, or NONE if the change does not replace the row, whatever `REPLACES`
-        says."""
+        `replaced`: for each row, the place of its change; NONE if columns that the change lacks keep their values,
+        even if `REPLACES` is true for the change."""
         deletes = self.rows.column(DELETES).to_numpy()
         replaces = self.rows.column(REPLACES).to_numpy() if REPLACES in self.rows.column_names else None
         first = 0
@@ -358,8 +359,8 @@ class IcebergMerge:
 
 
 def projected(rows: pa.Table, written: pa.Schema, schema: "Schema") -> pa.Table:
-    """Change rows as Iceberg reads them by this schema of the table, from columns with ids. Columns of the table
-    that the rows do not have are left out."""
+    """Convert change rows to the names and types of this schema of the table. Columns are matched by their ids, as
+    when Iceberg reads a file. Columns of the table that the rows do not have are left out."""
     from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema
     from pyiceberg.schema import Schema
 

@@ -186,9 +186,10 @@ def column_path(schema: "Schema", number: int) -> tuple[str, ...]:
 
 
 def with_sources(metadata: "TableMetadata", spec: "PartitionSpec") -> "Schema":
-    """The table's schema, and the columns of the partition spec that were dropped since. A file of a former spec
-    remains in its partition when the column is dropped. A dropped column has another name, because the table can
-    have a new column with its name."""
+    """The table's schema and, in addition, the columns of the partition spec that were dropped from the table.
+    These columns are needed because a file of a former spec remains in its partition when a column of the spec is
+    dropped. In the result, a dropped column has another name than before, because the table can now have a new
+    column with that name."""
     from pyiceberg.schema import Schema
     from pyiceberg.types import NestedField
 

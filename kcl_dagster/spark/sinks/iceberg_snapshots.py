@@ -1,4 +1,5 @@
-"""Snapshots that add data files to an Iceberg table, or replace some, made from classes of pyiceberg."""
+"""Makes snapshots that add data files to an Iceberg table, or replace some. The classes extend those of
+pyiceberg."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,8 @@ class FileAddition(_MergeAppendFiles):
         )
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
-        """Merge manifests, without those whose types of partition values no schema of the table has any more."""
+        """Merge manifests. A manifest remains unmerged if no schema of the table has the types of its partition
+        values any more."""
         metadata = self._transaction.table_metadata  # pyiceberg copies it with each access
         known = {spec for spec in {one.partition_spec_id for one in manifests} if _knows_types(metadata, spec)}
         merged = [one for one in manifests if one.partition_spec_id in known]
@@ -55,7 +57,8 @@ class FileReplacement(_OverwriteFiles, FileAddition):
                 self.partition_filters[spec] = AlwaysTrue()
 
     def _build_manifest_evaluator(self, spec_id: int) -> Callable[[ManifestFile], bool]:
-        """The condition by which manifests are read. If columns of a spec were dropped, all its manifests are."""
+        """The condition by which manifests are read. If columns of a spec were dropped, all manifests of the spec
+        are read."""
         known = self.schema().field_ids
         if any(one.source_id not in known for one in self.spec(spec_id).fields):
             return lambda _: True
@@ -68,8 +71,9 @@ class FileReplacement(_OverwriteFiles, FileAddition):
         return [one for one in found if one.has_added_files() or one.has_existing_files()]
 
     def _deleted_entries(self) -> list[ManifestEntry]:
-        """The entries of the removed files. Raises CommitFailedException if the table does not have one of these
-        files any more: its rows would then be in the table twice. Not all versions of pyiceberg detect this."""
+        """The entries of the removed files. Raises CommitFailedException if one of these files is not in the table
+        any more, because the rows of this file would then be in the table twice. Not all versions of pyiceberg
+        detect this."""
         found: list[ManifestEntry] = super()._deleted_entries()
         if len(found) != len(self._deleted_data_files):
             raise CommitFailedException("files that are to be replaced are not in the table any more")

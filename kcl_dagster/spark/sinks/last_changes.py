@@ -1,7 +1,8 @@
 """Finds the last change of each key in the change rows of batches. Pure.
 
-If the key was deleted before its last change, the last change inserts a new row: columns that it lacks are null,
-and do not keep the values of the deleted row. So it does not matter whether both changes are in one commit.
+If a key was deleted before its last change, the last change inserts a new row. Columns that this change lacks are
+null in the new row, and do not keep the values of the deleted row. So the result is the same whether the two
+changes are in one commit or in two.
 """
 
 from collections.abc import Sequence
@@ -16,12 +17,12 @@ import pyarrow.parquet as pq
 from kcl_dagster.model.change_rules import DELETES, ChangeRules
 
 REPLACES: Final = "_kcl_replaces"
-"""A column of the result: whether an earlier change deletes the row that the table has. The result lacks this
-column if this is so for no key."""
+"""A column of the result: whether an earlier change of the key deletes the row of the table, and the last change
+does not delete. The result lacks this column if this is so for no key."""
 
 DELETED_AT: Final = "_kcl_deleted_at"
-"""A column of the result, beside `REPLACES`, if there is an `order_by`: the value of `order_by` of that earlier
-change. It has an effect only on a row of the table that is not newer."""
+"""A column of the result, beside `REPLACES`, if there is an `order_by`: the value of `order_by` in that earlier
+change. The earlier change deletes the row of the table only if the row is not newer."""
 
 ADDED: Final = frozenset({DELETES, REPLACES, DELETED_AT})
 """The columns of the result that are not columns of the table."""
@@ -31,8 +32,8 @@ _IS_KNOWN, _PLACE, _RANK, _DELETED = "_kcl_is_known", "_kcl_place", "_kcl_rank",
 
 def last_changes(contents: Sequence[bytes], changes: ChangeRules) -> pa.Table:
     """The last change of each key. `contents`: Parquet files, in the order of their changes. A change with a higher
-    value of `order_by` is later. If the values are equal or there is no `order_by`, the order in the files
-    decides. The result has the columns `REPLACES` and `DELETED_AT` if columns can have to be set to null."""
+    value of `order_by` is later. If the values are equal or there is no `order_by`, the order in the files decides.
+    The result can also have the columns `REPLACES` and `DELETED_AT`, see there."""
     files = [pq.ParquetFile(BytesIO(content)) for content in contents]
     read = [file.read(columns=[*changes.needed, DELETES]) for file in files]
     keys = pa.concat_tables(read, promote_options="default")

@@ -158,7 +158,8 @@ def _escaped(text: str) -> str:
 def _plain(text: str) -> str:
     if _PLAIN.fullmatch(text) and text != NULL_PARTITION:
         return text
-    # Delta's own compaction does not find files with `~` in their path.
+    # The digest has the prefix `!`, and not `~`, because Delta's own compaction does not find files with `~` in
+    # their path.
     return f"!{hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]}"
 
 

@@ -4,9 +4,10 @@ Other programs can store files below the folder, too. So only files with names o
 in a subfolder that is a table or belongs to another sink are not merged.
 
 Former versions of this package named files after parts (the records of one shard in a batch). Such a version writes
-a part again until the owner of the lease has committed the part. If the file was merged meanwhile, its records
-would then be stored twice. So the last part of each shard is not merged, however old it is: its batch may have been
-failing for days. All parts before it were committed, because otherwise the next part would not have begun.
+a part again until the owner of the lease has committed the part. If a file of the part was merged before that, the
+records of the file would then be stored twice. So the last part of each shard is not merged, however old it is: its
+batch may have been failing for days. All parts before it were committed, because otherwise the next part would not
+have begun.
 
 The last part of a shard has the highest number. But version 0.1 began with low numbers again if a lease was made
 again. So the part that begins last in the stream is not merged either. Parts of replays by former versions are not
@@ -98,8 +99,8 @@ def _folders(path: str) -> Iterator[str]:
 
 def groups(files: Sequence[StoredFile], target_bytes: int, before: float) -> Iterator[list[StoredFile]]:
     """Yield groups of files to merge. The files of a group are in one folder, were last written at `before` or
-    earlier, and together have almost the target size. They are in the order in which they were written. Files of at
-    least half the target size are left out."""
+    earlier, and together have at most the target size. They are in the order in which they were written. Files of
+    at least half the target size are left out."""
     folders: dict[str, list[StoredFile]] = defaultdict(list)
     last = _last_parts(files)
     for file in files:

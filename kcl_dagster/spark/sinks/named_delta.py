@@ -1,10 +1,10 @@
 """A Delta table that is addressed by its name in the catalog of a Spark session. Spark's own Delta library writes
 it.
 
-The sink needs no access to the files of the table, and no key of the catalog: all requests are SQL and DataFrames
-of the session. SQL does not show all rules of a table, such as which columns are identity columns. So before the
-first batch with new columns is decided, the sink makes a commit with these columns and without rows. Delta refuses
-this commit if the columns do not fit. Rows are checked by `named_delta_rules`.
+The sink needs no access to the files of the table, and no credentials for the catalog: all requests are SQL and
+DataFrames of the session. SQL does not show all rules of a table, such as which columns are identity columns. So
+before the first batch with new columns is decided, the sink makes a commit with these columns and without rows.
+Delta refuses this commit if the columns do not fit. Rows are checked by `named_delta_rules`.
 """
 
 import hashlib
@@ -127,7 +127,7 @@ class NamedDelta:
 
     def make(self, output: pa.Schema) -> None:
         """Make the table for an output of this schema. Does nothing if another worker has made the table. Columns
-        without a type are left out, because such a column of a table would refuse all values for ever."""
+        without a type are left out, because the table would refuse all later values of such a column."""
         typed = [one for one in output if not pa.types.is_null(one.type)]
         if not typed:
             raise SinkError(f"{self.name}: no column of the output has a type: {output.names}")
@@ -234,7 +234,7 @@ def _described(table: DataFrame) -> StructType | None:
 
 
 def _partition_columns(names: Sequence[str]) -> tuple[str, ...]:
-    """The partition columns in the first column of `DESCRIBE TABLE`."""
+    """The names of the partition columns. `names`: the first column in the result of `DESCRIBE TABLE`."""
     if _PARTITIONS not in names:
         return ()
     following = names[names.index(_PARTITIONS) + 2 :]

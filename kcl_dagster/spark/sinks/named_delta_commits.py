@@ -2,15 +2,16 @@
 
 In the table's transaction log, each application of this package has a name (`txnAppId`), which contains an id of
 the folder of the chains. So commits of delta-rs to the same table, and commits of another deployment with its own
-`chains_path`, have other names and numbers. The number of a commit is its version (`txnVersion`). If the table
-already has a version, Delta skips the commit without an error. Delta does not report whether it has skipped a
-commit, and a session does not show the versions. So each commit records its number and a digest of its batches in
-the history of the table (`userMetadata`). A commit counts as made when it was found in the history.
+`chains_path`, have other names and numbers. The version of a commit (`txnVersion`) is calculated from the number of
+the commit. If the table already has this version or a higher one, Delta skips the commit without an error. Delta
+does not report whether it has skipped a commit, and a session does not show the versions. So each commit records
+its number and a digest of its batches in the history of the table (`userMetadata`). A commit counts as made when it
+was found in the history.
 
-Delta keeps the history only for `delta.logRetentionDuration`. So when a commit was found, a file with its
-number is made beside the chains. The file does not depend on the name of the table, so a table can be renamed.
-If Delta has skipped a commit, and the history does not have the same number with the same batches, the folder of
-plans is an older copy, and its batches are not in the table. An error then stops all commits.
+Delta keeps the history only for `delta.logRetentionDuration`. So when a commit was found, a file with its number is
+made beside the chains. The file does not depend on the name of the table, so a table can be renamed. If Delta has
+skipped a commit, and the history does not have the same number with the same batches, the folder of plans is an
+older copy, and the batches of the skipped commit are not in the table. An error then stops all commits.
 """
 
 import hashlib
@@ -44,17 +45,18 @@ from kcl_dagster.tables.completeness_row import WrittenThrough
 FOLDER: Final = "_table_commits"
 LOG: Final = "_delta_log"
 TASK_BYTES: Final = 32 << 20  # of staged files for each task: a commit must be made before the next one is due
-_STEPS: Final = 1000  # more than the number of entries in a commit
+_STEPS: Final = 1000  # every commit has fewer entries
 _NUMBER: Final = re.compile(r".*/(\d{12})\.json")
-_NEWEST: Final = 10  # last commits of the table, among which a new commit usually is
+_NEWEST: Final = 10  # the number of the table's last commits that are searched first for a new commit
 
 assert MOST_ENTRIES < _STEPS
 
 
 class FoundCommit(msgspec.Struct, frozen=True):
     """The content of the file of a commit that was found in the table. A file with the number 0 is made before the
-    first commit. `place`: the `place_id` of the folder as the first worker named it. If the folder is moved or
-    copied, or if other workers name it in another way, its commits keep this id. So an older copy is detected."""
+    first commit. `place`: the `place_id` of the folder of the chains, made from the path that the first worker
+    used. If the folder is moved or copied, or if other workers use another path to it, later commits keep this id.
+    So an older copy of the folder is detected."""
 
     place: str
 
@@ -117,7 +119,7 @@ class NamedDeltaCommits:
                 recorded = self.table.history(RECENT_COMMITS) if is_there else ()
                 found = max((_number(one, key) for one in recorded), default=0)
                 if found > noted:
-                    self._note(series, found)  # other workers do not read the history again, but this file
+                    self._note(series, found)  # so that other workers need not read the history
                 self._known[series] = found
         return max(noted, self._known[series])
 
@@ -153,8 +155,8 @@ class NamedDeltaCommits:
         self.store.delete([path for path in paths if _is_staged(path)])
 
     def _refuse_foreign(self, entries: Sequence[PublishingEntry]) -> None:
-        """Raise Unsafe for entries of another writer, because their files can be files of a table, which a commit
-        of this writer would append and then remove."""
+        """Raise Unsafe for entries of another writer. Their files can be files of a table, and a commit of this
+        writer would append the rows of these files and then remove the files."""
         for entry in entries:
             is_changes = entry.rules is not None and entry.rules.changes is not None
             if is_changes or not all(_is_staged(file.path) for file in entry.files):
@@ -210,8 +212,8 @@ class NamedDeltaCommits:
         return {int(found[1]): path for path in paths if (found := _NUMBER.fullmatch(path))}
 
     def _note(self, series: str, number: int) -> None:
-        """Store, in a file, that a commit was found. Does nothing if a higher number is stored already, which
-        happens if this worker is slow. An entry is deleted when its commit is known. After that, other workers can
+        """Store, in a file, that a commit was found. If a higher number is stored already, because this worker is
+        slow, the file is removed again. An entry is deleted when its commit is known. After that, other workers can
         find the commit only in this file."""
         self._create_note(series, number, self._places[series])
         self._known[series] = number

@@ -58,8 +58,8 @@ class NamedDeltaRules:
     """The columns with their metadata."""
 
     is_described: bool = False
-    """Whether the metadata of columns is complete. Otherwise it lacks expressions of generated columns, invariants,
-    and which columns are identity columns."""
+    """Whether the metadata of columns is complete. If not, the metadata lacks the expressions of generated columns
+    and the invariants, and does not show which columns are identity columns."""
 
     @property
     def target(self) -> Target:
@@ -73,7 +73,7 @@ class NamedDeltaRules:
 
     def applied(self, transform: Transform) -> Transform:
         """Wrap the transform, so that it fails for rows that the table does not allow. The wrapped transform leaves
-        out columns without a type that the table does not have."""
+        out columns that have no type and are not in the table."""
 
         def with_rules(records: DataFrame) -> DataFrame:
             output = transform(records)
@@ -95,8 +95,8 @@ class NamedDeltaRules:
         }
 
     def expressions(self, output: Collection[str]) -> dict[str, str]:
-        """Like `conditions`, but in the SQL that the table's owner has written. This SQL can need columns that the
-        output lacks."""
+        """Further conditions that each row has to fulfil, by name: those whose SQL the table's owner has written.
+        This SQL can need columns that the output lacks."""
         found = {
             name.removeprefix(_CONSTRAINT): sql
             for name, sql in self.properties.items()

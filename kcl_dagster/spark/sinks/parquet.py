@@ -6,7 +6,7 @@ under temporary names. When the batch is committed, the files get the names by w
 itself stages the files in two cases:
 
 - The transform only returns its argument, so records are stored as they were read.
-- The transform is a function of Arrow tables. This applies from the second batch of a chain on.
+- The transform is a function of Arrow tables. Fetches then stage the files from the second batch of a chain on.
 """
 
 import itertools

@@ -89,7 +89,7 @@ def compact(
     by: str = "a compaction",
 ) -> Compaction:
     """Merge the small files below `path`. Can run beside the consumer. Raises StoreLocked if another compaction is
-    running. If another compaction finds this one running, its error names `by`.
+    running. If another compaction finds this one running, the error of the other one names `by`.
 
     Between the appearance of a merged file and the removal of its sources, readers find the records twice. This
     takes some milliseconds. If this compaction is killed at that moment, the records remain there twice until the
@@ -404,8 +404,8 @@ def _finish_all(store: Store, lock: StoreLock, failed: list[str]) -> tuple[int, 
 
 
 def _read_journal(store: Store, journal: str) -> _Merge:
-    """Read a journal. Raises Unsafe if no compaction wrote it: a program that can write to the folder must not
-    be able to have other files deleted."""
+    """Read a journal. Raises Unsafe if the content of the journal cannot be from a compaction. Otherwise a program
+    that can write to the folder could cause the deletion of other files."""
     try:
         plan = msgspec.json.decode(store.get(journal), type=_Merge)
         folder, _, name = within(plan.target).rpartition("/")

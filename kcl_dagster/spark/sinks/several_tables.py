@@ -157,9 +157,9 @@ class SeveralTables:
         )
 
     def _refuse_shared(self) -> None:
-        """Raise ConfigurationError if two names belong to the same table. This table would get
-        two commits with the same number, and would accept only the first of them. Called before the first batch of
-        this process, because the location of a catalog's table is not known earlier."""
+        """Raise ConfigurationError if two names of the sink refer to the same table. The table would get two
+        commits with the same number, and would accept only the first of them. Called before the first batch of this
+        process, because the location of a catalog's table is not known earlier."""
         if self._is_checked:
             return
         owners: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """Chooses the snapshots of an Iceberg table that the next commit expires: the oldest snapshots of its main branch.
 
-Snapshots have two costs. Each commit reads and writes the list of all snapshots. Files that were replaced remain
-until the snapshots that contain them are expired.
+Many snapshots have two costs: each commit reads and writes the list of all snapshots, and files that were replaced
+remain until the snapshots that contain them are expired. The choice follows these rules:
 
 - Snapshots are expired only in tables that set for how long they are kept (`history.expire.max-snapshot-age-ms`, or
   the same setting of the main branch).
@@ -29,7 +29,7 @@ _MAIN: Final = "main"
 # The number of snapshots that remain if the table does not set it: those of two hours of commits. Without such a
 # minimum, one snapshot of a worker whose clock was ahead would make all other snapshots count as old.
 LEAST_KEPT: Final = 240
-FEWEST: Final = 20  # the fewest snapshots that one commit expires, because it has to read many manifest lists
+FEWEST: Final = 20  # the fewest snapshots that one commit expires; each such commit has to read many manifest lists
 MOST: Final = 100  # the most snapshots that one commit expires, so that the commit does not take long
 # The most files in snapshots that remain outside the history of the main branch. These files are compared with the
 # files to delete. For this many files, the comparison takes four seconds; see `expired_files`.
@@ -83,8 +83,8 @@ class Unreferenced:
     remove a tag that was made since the commit was prepared, together with the snapshot.
 
     If pyiceberg itself makes the new state of the table, it validates the requirement against the state that the
-    commit replaces. REST catalogs do not know this requirement. If a tag is made there between the last request and
-    the commit, the tag is lost, as with engines that expire snapshots."""
+    commit replaces. REST catalogs do not know this requirement, so a request before the commit checks it. If a tag
+    is made between this request and the commit, the tag is lost, as with engines that expire snapshots."""
 
     snapshots: frozenset[int]
 

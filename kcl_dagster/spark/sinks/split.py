@@ -49,8 +49,8 @@ def split(rows: pa.RecordBatch, keys: Sequence[pa.Array]) -> list[Group]:
 
 
 def distinct(values: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The distinct values, and for each value its index among them. Values are equal if `split` puts them into one
-    group."""
+    """The distinct values, and for each element of `values` the index of its value among them. Values are equal if
+    `split` puts them into one group."""
     encoded = _encoded(values)
     indices = encoded.indices
     _, firsts = np.unique(indices.to_numpy(zero_copy_only=False), return_index=True)

@@ -5,8 +5,8 @@ The executors write the files of a batch once, under their final names. The next
 worker makes this commit for all workers, see `worker.table_committer`. Until then, no reader sees the files.
 
 Files of void batches, such as those of a worker that was killed, are in no commit. A vacuum (Delta) or the removal
-of orphan files (Iceberg) deletes them. They must not delete files that are younger than the longest time between
-two commits, because the next commit can still add such files.
+of orphan files (Iceberg) deletes them. These two operations must not delete files that are younger than the longest
+time between two commits, because the next commit can still add such files.
 """
 
 from collections.abc import Sequence
@@ -64,8 +64,8 @@ class WritingRules(Protocol):
         the table does not allow."""
 
     def staged(self, files: Sequence[BatchFile], output: pa.Schema) -> tuple[tuple[StagedFile, ...], TableRules]:
-        """The files in the form of a chain's entry, and the rules that they satisfy. `output`: the schema of the
-        output. Raises SinkError if the files do not fit into the table."""
+        """The files, as an entry of a chain names them, and the rules that the files satisfy. `output`: the schema
+        of the output. Raises SinkError if the files do not fit into the table."""
 
 
 class TableFormat(Protocol):
@@ -215,8 +215,8 @@ class TableSink:
 
     def _typed(self, output: DataFrame, schema: pa.Schema, target: Target | None) -> DataFrame:
         """Return the output without the columns that have no type, such as `lit(None)`, unless the table has them.
-        A table in which such a column is made refuses all its later values. Raises SinkError if no column
-        remains."""
+        If such a column were made in the table, the table would refuse all later values of the column. Raises
+        SinkError if no column remains."""
         known = () if target is None else target.schema.names
         kept = [one.name for one in schema if one.name in known or not pa.types.is_null(one.type)]
         if not kept:

@@ -94,7 +94,7 @@ class Target:
     def fulfilled(
         self, output: pa.Schema, conditions: Mapping[str, str] | None = None, table: str | None = None
     ) -> TableRules:
-        """The rules that are satisfied by files with an output of this schema that were written for this target.
+        """The rules that files satisfy if they contain an output of this schema and were written for this target.
         Parameters: see `TableRules`."""
         return TableRules(encoded_schema(self.stored(output)), self.required, dict(conditions or {}), table)
 

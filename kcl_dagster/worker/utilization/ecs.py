@@ -57,7 +57,7 @@ def read_json(address: str) -> Mapping[str, Any]:
 
 
 class EcsProbe:
-    """Reads the CPU use from the endpoint. The endpoint measures it since a sample that it took a second earlier.
+    """Reads the CPU use from the endpoint, which reports the use between its last two samples, a second apart.
 
     The first reading waits for the endpoint and shows whether it can be used. Later readings return the response to
     the previous request, because the thread that samples also writes the heartbeat and must not wait.
