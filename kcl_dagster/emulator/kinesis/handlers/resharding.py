@@ -39,7 +39,7 @@ def merge_shards(account: Account, request: Parameters) -> Reply:
             f"Shards {first.id} and {second.id} in stream {stream.name} under account {account.number} are not an "
             "adjacent pair of shards eligible for merging"
         )
-    stream.begin(StreamStatus.UPDATING, account.now(), lambda at: topology.merge(stream, first, second, at))
+    stream.begin(StreamStatus.UPDATING, account.now(), lambda at: topology.merge(stream, lower, upper, at))
     return {}
 
 

@@ -91,11 +91,12 @@ def test_the_tip_of_a_closed_shard_is_its_end(kinesis: KinesisClient) -> None:
     assert len(page["ChildShards"]) == 2
 
 
-def test_a_merge_closes_two_parents_and_opens_their_child(kinesis: KinesisClient) -> None:
+@pytest.mark.parametrize("named", [(S0, S1), (S1, S0)], ids=["lower first", "upper first"])
+def test_a_merge_closes_two_parents_and_opens_their_child(kinesis: KinesisClient, named: tuple[str, str]) -> None:
     stream = TestStream.create(kinesis, shards=2)
     stream.put(b"low", at=0)
     stream.put(b"high", at=KEYS - 1)
-    stream.merge(S0, S1)
+    stream.merge(*named)
     child = stream.shards()[2]
     assert {child["ParentShardId"], child["AdjacentParentShardId"]} == {S0, S1}
     assert hash_range(child) == (0, KEYS - 1)
