@@ -28,6 +28,8 @@ has counted earlier windows. The start is fixed because Dagster compares definit
 MINUTE: Final = 60
 HOUR: Final = 3600
 DAY: Final = 86_400
+YEAR: Final = 366 * DAY
+_FIRST_WINDOWS: Final = 32  # measured at least, to find the longest one
 
 EVERY_MINUTE: Final = "* * * * *"
 
@@ -132,15 +134,17 @@ class PartitionWindows:
 
     @cached_property
     def longest(self) -> float:
-        """The length of the longest of the first 32 windows, in seconds. The time of a freshness policy must be
-        longer."""
-        start = self.start_of(self.partitions.start_timestamp)
-        lengths = []
-        for _ in range(32):  # a month of days, one of which can have 25 hours
+        """The length of the longest window, in seconds. The time of a freshness policy must be longer.
+
+        Windows of six hours and more are measured for a year, in which the clocks of every time zone change: one
+        day can have 25 hours. Of shorter windows, the first ones are measured.
+        """
+        first = start = self.start_of(self.partitions.start_timestamp)
+        longest, measured = 0, 0
+        while measured < _FIRST_WINDOWS or (longest >= 6 * HOUR and start < first + YEAR):
             end = self.end_of(start)
-            lengths.append(end - start)
-            start = end
-        return float(max(lengths))
+            longest, measured, start = max(longest, end - start), measured + 1, end
+        return float(longest)
 
     def _window(self, at: float) -> tuple[int, int]:
         minute = int(at // MINUTE)

@@ -179,6 +179,8 @@ def test_windows_that_ended_are_those_between_two_moments() -> None:
 def test_the_longest_window_is_known() -> None:
     assert PartitionWindows(DEFAULT_PARTITIONS).longest == 3600
     assert PartitionWindows(DEFINITIONS["months"]).longest == 31 * 86400
+    summer = dg.DailyPartitionsDefinition("2026-06-01", timezone="Europe/Berlin")
+    assert PartitionWindows(summer).longest == 25 * 3600  # the day in October on which the clocks are set back
 
 
 @pytest.mark.parametrize(
