@@ -78,7 +78,7 @@ def list_applications(dynamodb: aws.Client, runtime: Runtime) -> Applications:
     """
     sender = Sender(dynamodb, runtime)
     found, denied = [], []
-    for table in _tables(dynamodb):
+    for table in _tables(sender):
         try:
             if _is_lease_table(sender, table):
                 found.append(_view(dynamodb, sender, table, runtime))
@@ -89,10 +89,10 @@ def list_applications(dynamodb: aws.Client, runtime: Runtime) -> Applications:
     return Applications(found, denied)
 
 
-def _tables(dynamodb: aws.Client) -> Iterator[str]:
+def _tables(sender: Sender) -> Iterator[str]:
     start: dict[str, str] = {}
     while True:
-        answer = aws.call(dynamodb, "list_tables", **start)
+        answer = sender.read("list_tables", **start)
         yield from answer["TableNames"]
         if not answer.get("LastEvaluatedTableName"):
             return

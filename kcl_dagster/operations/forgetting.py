@@ -179,10 +179,11 @@ def _refuse(opened: OpenApplication, streams: Collection[StreamIdentifier], affe
 def _is_read(opened: OpenApplication, stream: StreamIdentifier) -> bool:
     """Whether the application reads this stream. It does not read a deleted stream, even if another stream now has
     its name."""
-    if stream.name not in {settings.name for settings in opened.application.streams}:
+    settings = next((one for one in opened.application.streams if one.name == stream.name), None)
+    if settings is None:
         return False
     try:
         facts = describe(opened.kinesis, stream.name, runtime=opened.runtime)
     except StreamNotFound:
         return False
-    return int(facts.created) == stream.creation_epoch
+    return (settings.creation_epoch or int(facts.created)) == stream.creation_epoch

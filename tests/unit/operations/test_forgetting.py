@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kcl_dagster import aws, cli
-from kcl_dagster.application import Application, Position
+from kcl_dagster.application import Application, Position, StreamSettings
 from kcl_dagster.errors import ConfigurationError, Unsafe
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
@@ -211,6 +211,19 @@ def test_a_stream_of_another_creation_time_has_only_the_name_of_one_that_exists(
     key = shops.create(StreamIdentifier("taps", ACCOUNT, taps.creation_epoch - 1000))
     assert forget(shops).leases.values()
     assert key not in shops.lease_keys()
+
+
+def test_the_leases_of_an_epoch_that_the_settings_name_are_those_that_count(shops: Shops) -> None:
+    """Those with the time of the stream's creation were made by a leader without this setting."""
+    created = existing(shops)
+    assert created.creation_epoch is not None
+    chosen = StreamIdentifier("taps", ACCOUNT, created.creation_epoch - 1000)
+    key, _ = shops.create(chosen), shops.create(created)
+    taps = StreamSettings(name="taps", creation_epoch=chosen.creation_epoch)
+    shops.application = Application(name="orders-app", streams=(STREAM, taps), multi_stream=True)
+    with pytest.raises(Unsafe, match=f"{chosen} still exists"):
+        forget(shops, [str(chosen)])
+    assert key in shops.lease_keys()
 
 
 @pytest.mark.parametrize(("hours", "is_refused"), [(1, True), (23, True), (25, False)])
