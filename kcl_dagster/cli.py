@@ -569,7 +569,8 @@ def _to_catch_up(options: argparse.Namespace) -> "tuple[Built, dict[str, Any]]":
 
 
 def _connected(options: argparse.Namespace, built: "Built", resources: Mapping[str, Any]) -> Any:
-    """A KclResource with the connection in the options. If no such option is given, the project's own resource."""
+    """The project's KclResource, with the connection in the options where they have one. Their values take the
+    place of those of each service, other than S3."""
     from kcl_dagster.orchestration.resources import KclResource
 
     given = {
@@ -579,7 +580,12 @@ def _connected(options: argparse.Namespace, built: "Built", resources: Mapping[s
         "role_arn": options.role_arn,
     }
     named = {name: value for name, value in given.items() if value is not None}
-    return KclResource(**named) if named else resources.get(built.kcl_key) or built.resource or KclResource()
+    own = resources.get(built.kcl_key) or built.resource or KclResource()
+    if not named:
+        return own
+    replaced = {f"{service}_{name}" for service in ("kinesis", "dynamodb", "cloudwatch") for name in named}
+    kept = {name: getattr(own, name) for name in KclResource.model_fields if name not in replaced}
+    return KclResource(**{name: value for name, value in kept.items() if value is not None} | named)
 
 
 def _standing(report: TickReport) -> str:

@@ -104,3 +104,15 @@ def test_options_say_another_connection() -> None:
     connected = cli._connected(options, found.built, found.built.resources)
     assert isinstance(connected, kcl.KclResource)
     assert connected.region_name == "eu-west-1"
+    own = kcl.KclResource(
+        region_name="us-east-1",
+        kinesis_region_name="us-west-2",
+        endpoint_url="http://127.0.0.1:1",
+        s3_region_name="eu-central-1",
+        s3_kms_key="arn:aws:kms:eu-central-1:123456789012:key/lake",
+    )
+    connected = cli._connected(options, found.built, {found.built.kcl_key: own})
+    assert connected.connection("kinesis")["region"] == "eu-west-1"
+    assert connected.connection("dynamodb")["endpoint_url"] == "http://127.0.0.1:1"
+    lake = connected.connection("s3")
+    assert (lake["region"], lake["kms_key"]) == ("eu-central-1", own.s3_kms_key)
