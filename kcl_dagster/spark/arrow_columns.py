@@ -137,8 +137,7 @@ class OutputColumns:
             if folded in seen or spelled.get(folded, name) != name:
                 raise TransformError(
                     f"column {name} has the name of another one, apart from upper and lower case: most readers do "
-                    f"not "
-                    "tell them apart"
+                    "not tell them apart"
                 )
             seen.add(folded)
 
