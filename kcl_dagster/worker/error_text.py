@@ -40,7 +40,14 @@ CUT: Final = "..."  # three ASCII dots, which every terminal can show
 MOST_FRAMES: Final = 6
 REDACTED: Final = "[redacted]"
 
-_QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|‘[^’]*’|“[^”]*”")  # noqa: RUF001
+# "doesn't", "customers' names": not the beginning of a quotation.
+_APOSTROPHE: Final = r"(?<=[^\W\d_])'(?=(?:s|t|re|ve|ll|d|m)\b|\s)"
+# A quote before a letter is part of the quotation, as in 'O'Brien'.
+_QUOTED: Final = re.compile(
+    rf"(?!{_APOSTROPHE})'(?:[^'\\]|\\.|'(?=\w))*'|\"(?:[^\"\\]|\\.|\"(?=\w))*\"|‘[^’]*’|“[^”]*”"  # noqa: RUF001
+)
+# The end of a quotation is missing if the text was cut off, or if the quotation has an empty line.
+_UNCLOSED: Final = re.compile(rf"(?!{_APOSTROPHE})(['\"‘“]).+\Z", re.DOTALL)  # noqa: RUF001
 _ADDRESS: Final = re.compile(r"[^\s'\"<>(),;]+@[^\s'\"<>(),;]+")
 # The paths of `s3:` URLs are kept, because they are settings.
 _URL_PATH: Final = re.compile(r"(https?://[^\s/?#'\"<>]+)[/?#][^\s'\"<>]*")
@@ -214,14 +221,21 @@ def redacted(text: str, source: str = "") -> str:
         is_code = bool(inner) and (inner in source or _TYPE_NAME.fullmatch(inner) is not None)
         return found[0] if is_code else f"{found[0][0]}{REDACTED}{found[0][-1]}"
 
-    # The text is shortened last. A quotation that is cut off no longer matches the pattern, so its content would
-    # remain.
     for pattern in _UNQUOTED:
         text = pattern.sub(rf"\1{REDACTED}", text)
-    bounded = _QUOTED.sub(kept, encodable(text[: 4 * LONGEST_MESSAGE])).replace(_ADVICE_REDACTED, _ADVICE)
+    bounded = _without_quotations(encodable(text[: 4 * LONGEST_MESSAGE]), kept).replace(_ADVICE_REDACTED, _ADVICE)
     bounded = _URL_PATH.sub(rf"\1/{REDACTED}", _ADDRESS.sub(REDACTED, bounded))
     bounded = _NAMED_SECRET.sub(rf"\1{REDACTED}", bounded)
     return _LONG_NUMBER.sub(REDACTED, _TOKEN.sub(_unless_code(source), bounded))[:LONGEST_MESSAGE]
+
+
+def _without_quotations(text: str, kept: Callable[[re.Match[str]], str]) -> str:
+    """The text with `kept` in place of each quotation, and without the content of a last one that has no end."""
+    parts, at = [], 0
+    for found in _QUOTED.finditer(text):
+        parts += [text[at : found.start()], kept(found)]
+        at = found.end()
+    return "".join([*parts, _UNCLOSED.sub(rf"\1{REDACTED}", text[at:])])
 
 
 def _unless_code(source: str) -> Callable[[re.Match[str]], str]:

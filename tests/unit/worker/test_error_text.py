@@ -332,9 +332,24 @@ def test_texts_are_bounded() -> None:
     assert len(brief(SinkError("word " * 10_000))) <= LONGEST_BRIEF
 
 
-def test_an_unfinished_quote_at_the_bound_hides_nothing_of_a_record() -> None:
-    text = "x" * 1990 + " the value 'anna was here and there'"
-    assert "anna" not in redacted(text)
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"could not convert to float: '{'anna ' * 1000}'", "could not convert to float: '[redacted]"),
+        (f"bad payload b'{'anna ' * 1000}'", "bad payload b'[redacted]"),
+        (f"the value 'x' and \"{'anna ' * 1000}\"", "the value '[redacted]' and \"[redacted]"),
+        ("the value 'anna, ", "the value '[redacted]"),
+        ("it doesn't fit 'anna smith'", "it doesn't fit '[redacted]'"),
+        ("the customers' name 'O'Brien' isn't one", "the customers' name '[redacted]' isn't one"),
+        ("it isn't 'anna", "it isn't '[redacted]"),
+    ],
+)
+def test_a_quotation_shows_nothing_of_a_record_whatever_is_around_it(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+
+
+def test_a_value_of_several_paragraphs_is_left_out() -> None:
+    assert "anna" not in full(raised(ValueError("no price in 'anna\n\nbert'")))
 
 
 @pytest.mark.parametrize(
