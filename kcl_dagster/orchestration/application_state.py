@@ -46,7 +46,8 @@ class ShardLag:
     retention_used: float | None
     worker: WorkerId | None
     is_read: bool = True
-    """Whether a living worker has the lease. Otherwise `seconds` is an upper bound."""
+    """Whether a living worker has the lease. If not, or if the worker has not reported a lag yet, `seconds` is an
+    upper bound, unless the lease waits at rest."""
 
 
 @dataclass(frozen=True)

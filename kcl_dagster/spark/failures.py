@@ -59,8 +59,8 @@ def encodable_errors() -> Iterator[None]:
         if encodable(told) == told:
             raise
         kind = type(error)
-        # The driver distinguishes errors of this package by their class, so the class is kept. Each of
-        # these classes can be called with a text.
+        # `Marks.errors` distinguishes errors of this package by their class, so the class is kept. Each of these
+        # classes can be called with a text.
         substitute = kind if isinstance(error, BatchError) else type(kind.__name__, (Exception,), {})
         substitute.__module__ = kind.__module__
         raise substitute(text_of(error)).with_traceback(error.__traceback__) from None

@@ -259,8 +259,8 @@ def _read(
     output: "queue.Queue[pa.RecordBatch | _Done]",
     attempt: _Attempt,
 ) -> None:
-    """The body of a reader thread. Its last output is a `_Done` in any case, even after an unexpected error. So a
-    shard that cannot be read does not block the other shards."""
+    """The body of a reader thread. Its last output is a `_Done`, even after an unexpected error, so that a shard
+    that cannot be read does not block the other shards. Only a reader that is stopped puts none."""
     range_, stop = shard.range, attempt.stop
 
     def put(item: pa.RecordBatch | _Done) -> None:

@@ -1,7 +1,7 @@
-"""Writers' schemas that were fetched from registries, kept as long as the process runs.
+"""Writers' schemas that were fetched from registries. The process keeps those that were used last.
 
-The schema of an id never changes, so it is fetched once. A Python worker of Spark serves many tasks, which share
-the schemas.
+The schema of an id never changes, so a schema that is kept is not fetched again. A Python worker of Spark serves
+many tasks, which share the schemas.
 """
 
 import os

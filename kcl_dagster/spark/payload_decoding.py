@@ -110,7 +110,8 @@ def with_decoded(
 
 def protobuf(descriptor_set: bytes, message: str) -> Callable[[], Decode]:
     """A decoder of the Protobuf message `package.Name`, for `with_decoded`. `descriptor_set` is the output of
-    `protoc --include_imports --descriptor_set_out`. Enums become their names; unset fields get their defaults."""
+    `protoc --include_imports --descriptor_set_out`. Enums become their names. A field that is not set gets
+    its default. It is null if it is a message, a member of a `oneof`, or `optional`."""
     if not isinstance(descriptor_set, bytes | bytearray | memoryview):
         raise ConfigurationError(
             f"protobuf takes the bytes of a descriptor set, and not a {type(descriptor_set).__name__}: for a file, "

@@ -11,7 +11,7 @@ for example Java workers.
 This worker stops using its chain in three cases:
 
 - A successor closed the chain, or it is not known whether an entry was made. The worker then begins another chain,
-  and claims each lease again. It settles the former chain like that of another worker.
+  and claims each lease again. It settles the former chain as it settles chains of other workers.
 - The chain has entries for a lease that was lost: see `tidy`.
 - The chain claims no lease any more. From then on, this worker writes the chain into no row, and another worker can
   close and delete it.

@@ -129,8 +129,8 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """User code raised an error. After an error of `shard_ended` the host keeps the processor. After errors of
-    other methods it discards the processor."""
+    """User code, or the host's own request for records, raised an error. After an error of `shard_ended` the host
+    keeps the processor. After errors of other methods it discards the processor."""
 
     kind: str
     text: str
