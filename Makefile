@@ -44,11 +44,14 @@ $(PREPARED): $(READY)
 demo: $(READY) $(PREPARED)  ## the pipeline on embedded AWS, with Dagster's UI; FOR=90s runs that long and ends with a verdict
 	@exec $(BIN)/python -m demo $(if $(FOR),--for $(FOR)) $(if $(PORT),--port $(PORT))
 
+# On two cores: a test waits now and then, and while one process waits, the others use the cores.
+SIDE_BY_SIDE := -n 3 --dist loadgroup
+
 test: $(READY)  ## the test suite; `make nightly` runs the tests that it leaves out
-	@$(BIN)/python -m pytest $(if $(CI),,--color=yes) -n 2 --dist loadgroup -q $(ARGS)
+	@$(BIN)/python -m pytest $(if $(CI),,--color=yes) $(SIDE_BY_SIDE) -q $(ARGS)
 
 nightly: $(READY)  ## the tests that `make test` leaves out: comparisons, full matrices, long runs under faults, many seeds
-	@$(BIN)/python -m pytest $(if $(CI),,--color=yes) -n 2 --dist loadgroup -q -m nightly $(ARGS)
+	@$(BIN)/python -m pytest $(if $(CI),,--color=yes) $(SIDE_BY_SIDE) -q -m nightly $(ARGS)
 
 # One run end to end, and each kind of sink with Spark.
 END_TO_END := tests/acceptance/test_demo.py tests/integration/spark/test_chains.py
@@ -62,7 +65,7 @@ lowest highest: %: $(READY)  ## unit tests and a run end to end with the lowest,
 	@$(BIN)/uv pip install --quiet --python $(BOUNDS)/$*/bin/python --constraint $(BOUNDS)/$*.txt --group test \
 		-e '.[connect,delta,emulator,iceberg,java,otel]'
 	@cat $(BOUNDS)/$*.txt
-	@$(BOUNDS)/$*/bin/python -m pytest $(if $(CI),,--color=yes) -n 2 --dist loadgroup -q $(or $(ARGS),tests/unit $(END_TO_END))
+	@$(BOUNDS)/$*/bin/python -m pytest $(if $(CI),,--color=yes) $(SIDE_BY_SIDE) -q $(or $(ARGS),tests/unit $(END_TO_END))
 
 unit: $(READY)  ## the fast tests
 	@$(BIN)/python -m pytest -q tests/unit $(ARGS)

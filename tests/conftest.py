@@ -71,7 +71,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share the session run in one process, where several run side by side."""
     for item in items:
-        if item.get_closest_marker("spark") is not None and item.config.pluginmanager.hasplugin("xdist"):
+        shares = "spark" in getattr(item, "fixturenames", ())  # others start sessions in processes of their own
+        if shares and item.config.pluginmanager.hasplugin("xdist"):
             item.add_marker(pytest.mark.xdist_group("spark"))
         for mark in item.iter_markers("audit"):
             if not mark.args or set(mark.args) - set(ROWS):
