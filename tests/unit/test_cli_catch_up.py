@@ -12,7 +12,7 @@ from kcl_dagster import cli
 from kcl_dagster.emulator import Emulator
 from tests.unit.orchestration.test_worker_job import bodies
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
 
 PROJECT = """
     import dagster as dg

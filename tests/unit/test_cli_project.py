@@ -12,6 +12,8 @@ import pytest
 from kcl_dagster import cli
 from kcl_dagster.emulator import Emulator, FaultRule
 
+pytestmark = pytest.mark.slow
+
 PROJECT = """
     import dagster as dg
     import kcl_dagster as kcl

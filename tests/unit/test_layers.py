@@ -9,6 +9,8 @@ import pytest
 
 import kcl_dagster
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = Path(kcl_dagster.__file__).parent
 
 # A module may import from its own floor only within its own package, and from any lower floor.

@@ -21,6 +21,8 @@ from tests.shape.measures import (
     vague_sentences,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def module(name: str, text: str = "", *, is_package: bool = False) -> Module:
     return Module(name, Path("__init__.py" if is_package else f"{name.rpartition('.')[2]}.py"), text)

@@ -17,6 +17,8 @@ import pytest
 import kcl_dagster
 import package_page
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 REPOSITORY = "https://example.org/owner/kcl-dagster"
 CONTENT = (".gitignore", "README.md", "CHANGELOG.md", "LICENSE", "package_page.py", "pyproject.toml", "kcl_dagster")

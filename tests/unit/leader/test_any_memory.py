@@ -40,12 +40,14 @@ documents = st.fixed_dictionaries(
 @example({"version": 1, "standing": {"lease/a": ["7", 10**400]}}, 5.0)
 def test_any_document_is_remembered_or_left_out(document: dict[str, Any], passed: float) -> None:
     """Nothing is believed to have stood at this moment that this leader has not seen itself."""
+    given_up = document.get("given_up")
+    runs = set(given_up) if isinstance(given_up, dict) else set()
     memory = Memory()
     memory.absorb(document, at=50.0)
     assert memory.standing.stood_for("lease/a", "7") == 0.0
     assert memory.standing.stood_for("lease/a", "8") == 0.0
     assert memory.generation("worker-000", 1000.0, waited=0.0) >= 0 or document["generations"]["worker-000"][0] < 0
-    assert memory.starts_given_up(1000.0).keys() <= {"run-1"}
+    assert memory.starts_given_up(1000.0).keys() <= runs
     again = Memory()
     again.absorb(json.loads(json.dumps(memory.to_document(0.0))), at=50.0)
     assert again.target == memory.target

@@ -3,12 +3,15 @@
 from dataclasses import replace
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcl_dagster.leader.assignment.balanced import balanced, count, throughput
 from kcl_dagster.leader.assignment.policy import AssignmentLimits, LeaseLoad, Policy, WorkerLoad
 from tests.unit.leader.fleets import NO_LIMITS, POLICIES, after, counts, fleet, lease, loads, worker
+
+pytestmark = pytest.mark.slow
 
 
 @st.composite

@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks.leader import CANDIDATES, run, scenarios
 
+pytestmark = pytest.mark.slow
+
 BALANCED = next(candidate for candidate in CANDIDATES if candidate.name == "balanced")
 FLEETS = 8
 JITTER_SECONDS = 120.0

@@ -15,6 +15,8 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import CPU, WorkerRow
 
+pytestmark = pytest.mark.slow
+
 TICK = 5.0
 MINUTE = 12  # ticks
 SETTLING = 20 * MINUTE

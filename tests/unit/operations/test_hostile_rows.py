@@ -24,6 +24,8 @@ from kcl_dagster.tables.control import CONTROL_KEY
 from kcl_dagster.tables.coordination import LEADER_KEY, MEMORY_KEY
 from tests.unit.operations.conftest import ANNA, Shop
 
+pytestmark = pytest.mark.slow
+
 FIRST = LeaseKey("shardId-000000000000")
 DEEP = b"[" * 100_000 + b"]" * 100_000
 MIB = 1024 * 1024

@@ -36,6 +36,8 @@ from tests.unit.orchestration.test_worker_job import (
     stream,
 )
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["stream"]  # a fixture
 
 

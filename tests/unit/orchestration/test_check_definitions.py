@@ -16,6 +16,8 @@ from kcl_dagster.tables.workers import WorkerTable
 from tests.doubles.clock import FakeClock
 from tests.unit.orchestration.conftest import Bench
 
+pytestmark = pytest.mark.slow
+
 
 class Waiting(FakeClock):
     """Something happens while somebody waits."""

@@ -30,6 +30,8 @@ from kcl_dagster.spark.store_lock import store_lock
 from kcl_dagster.testing import EmulatorResource
 from tests.integration.spark.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 LONG_AGO = 1_700_000_000
 
 

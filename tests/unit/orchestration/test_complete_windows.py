@@ -27,6 +27,8 @@ from kcl_dagster.worker.stored_counts import WindowRules
 from tests.doubles.clock import FakeClock
 from tests.unit.orchestration.test_time_windows import schedules_computed
 
+pytestmark = pytest.mark.slow
+
 THINGS = dg.AssetKey("things")
 HOURS = dg.HourlyPartitionsDefinition("2026-11-22-00:00")
 MINUTES = dg.TimeWindowPartitionsDefinition(

@@ -21,6 +21,8 @@ from kcl_dagster.orchestration.component import KclApplicationComponent
 from kcl_dagster.orchestration.component_models import BatchModel, FailureModel, SinkModel, TelemetryModel
 from kcl_dagster.orchestration.consumer import Consumer
 
+pytestmark = pytest.mark.slow
+
 RESOURCES = {"kcl": kcl.KclResource(region_name="eu-west-1")}
 
 

@@ -22,6 +22,8 @@ import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
 from tests.docs.pages import ROOT, blocks
 
+pytestmark = pytest.mark.slow
+
 EAGER = dg.AutomationCondition.eager()
 HOURS = dg.HourlyPartitionsDefinition("2026-11-22-00:00")
 DAYS = dg.DailyPartitionsDefinition("2026-11-22")

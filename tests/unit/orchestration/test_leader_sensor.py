@@ -45,6 +45,8 @@ from kcl_dagster.testing import EmulatorResource
 from tests.doubles.clock import FakeClock
 from tests.unit.orchestration.conftest import Bench
 
+pytestmark = pytest.mark.slow
+
 SLOTS = ["worker-000", "worker-001"]
 
 

@@ -29,6 +29,8 @@ from kcl_dagster.telemetry.tick_traces import TickTraces
 from tests.doubles.otlp import Collector, ReceivedSpan, default_collector
 from tests.unit.orchestration.conftest import Bench
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 20.0
 PROMPT_SECONDS = 2.0  # a leader that waited for a collector would take ten
 

@@ -32,6 +32,8 @@ from kcl_dagster.streams.consumers import ensure_consumer
 from kcl_dagster.tables.control import Control
 from tests.unit.orchestration.conftest import Bench
 
+pytestmark = pytest.mark.slow
+
 WORKER = WorkerId("worker-000:anna")
 IN_JOB = [operation for operation in OPERATIONS if operation.is_in_job]
 OUR_TABLES = 12  # rows that Dagster shows without a click

@@ -32,6 +32,8 @@ from kcl_dagster.orchestration.run_storage import APPLICATION_TAG
 from kcl_dagster.orchestration.translator import KclTranslator
 from kcl_dagster.worker.events import EventKind
 
+pytestmark = pytest.mark.slow
+
 TRANSLATOR = KclTranslator()
 LEASES = AssetKey(["app", "leases"])
 

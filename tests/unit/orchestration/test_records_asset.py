@@ -38,6 +38,8 @@ from tests.unit.orchestration.test_complete_windows import (
     started,
 )
 
+pytestmark = pytest.mark.slow
+
 REAL_LOOK = asked_windows.look
 NINE, TEN, ELEVEN, TWELVE = (f"2026-11-22-{hour:02}:00" for hour in (9, 10, 11, 12))
 

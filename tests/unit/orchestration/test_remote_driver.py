@@ -50,7 +50,7 @@ from tests.unit.orchestration.conftest import Bench
 from tests.unit.orchestration.fleet_beside import reading_fleet
 
 PREVIEW = "ignore:.*expected_writer_count"
-pytestmark = pytest.mark.filterwarnings(PREVIEW)
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(PREVIEW)]
 
 
 @dataclass

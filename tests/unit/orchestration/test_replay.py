@@ -29,6 +29,8 @@ from tests.unit.orchestration.conftest import Bench
 from tests.unit.orchestration.replaying import RANGE_END, RANGE_START, consumer_of, replaying, resource_at
 from tests.unit.orchestration.test_worker_job import execute, leading
 
+pytestmark = pytest.mark.slow
+
 HOUR = 3600
 STREAM = "archive"
 RECORDS = 150  # an hour

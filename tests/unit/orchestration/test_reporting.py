@@ -30,6 +30,8 @@ from kcl_dagster.orchestration.translator import KclTranslator
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome
 
+pytestmark = pytest.mark.slow
+
 
 @kcl.kcl_consumer(application="app", stream="stream", sink=kcl.parquet("unused"), lag_target=30)
 def things(records: Any) -> Any:

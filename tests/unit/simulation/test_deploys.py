@@ -11,6 +11,8 @@ from tests.simulation.fleet import Simulation
 from tests.simulation.scenario import draw
 from tests.simulation.trace import Trace
 
+pytestmark = pytest.mark.slow
+
 SEED = 8  # two streams, unstretched
 LIES_AT, DEPLOYED_AT, ACTIVE_SECONDS, UNTIL_STOPPED_SECONDS = 30.0, 40.0, 150.0, 500.0
 

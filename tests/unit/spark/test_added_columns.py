@@ -27,6 +27,8 @@ from kcl_dagster.spark.sinks.table_sink import TableSink
 from kcl_dagster.spark.transform import unchanged
 from tests.unit.spark.chained_lakes import IDENTIFIER, IcebergLake
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def lake(tmp_path: Path) -> IcebergLake:

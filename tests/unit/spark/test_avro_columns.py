@@ -24,6 +24,8 @@ from kcl_dagster.spark.avro_decoding import avro, registered_avro
 from kcl_dagster.spark.fetched_schemas import Framing
 from kcl_dagster.spark.payload_decoding import Decode, Decoding
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _few_rows_suffice(monkeypatch: pytest.MonkeyPatch) -> None:

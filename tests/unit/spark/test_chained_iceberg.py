@@ -32,6 +32,8 @@ from tests.unit.spark.chained_lakes import APPLICATION, IDENTIFIER, IcebergLake,
 from tests.unit.spark.rest_catalog import RestCatalog, rest_catalog
 from tests.unit.worker.kit import Killed
 
+pytestmark = pytest.mark.slow
+
 KEY = commit_key(APPLICATION)
 
 

@@ -46,6 +46,8 @@ from tests.unit.spark.chained_lakes import (
 )
 from tests.unit.worker.kit import Fuse, Killed, World
 
+pytestmark = pytest.mark.slow
+
 NOON = int(datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp())
 A, B = LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001")
 

@@ -25,6 +25,8 @@ from tests.unit.spark.iceberg_deletes import add_deletes
 from tests.unit.spark.rest_catalog import rest_catalog
 from tests.unit.worker.kit import Killed
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:

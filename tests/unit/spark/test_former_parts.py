@@ -28,6 +28,8 @@ from kcl_dagster.worker.staging import FormerParts
 from tests.unit.spark.buckets import Bucket
 from tests.unit.spark.chained_lakes import LAKES, DeltaLake, IcebergLake, Lake, rows_of
 
+pytestmark = pytest.mark.slow
+
 NUMBER = 1_798_761_600_000  # of the first batch of a lease: the time in milliseconds
 ROWS = range(100, 103)
 

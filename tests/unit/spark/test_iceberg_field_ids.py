@@ -20,6 +20,8 @@ from kcl_dagster.spark.sinks.target import Target
 from tests.unit.spark.chained_lakes import IDENTIFIER, IcebergLake, put_back, rows_of
 from tests.unit.spark.changed_lakes import BY_ID, changes_of, commit, found, gone
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def lake(tmp_path: Path) -> IcebergLake:

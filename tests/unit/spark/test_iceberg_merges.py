@@ -32,6 +32,8 @@ from tests.unit.spark.changed_lakes import BY_ID, changes_of, commit, found, gon
 from tests.unit.spark.iceberg_deletes import add_deletes
 from tests.unit.worker.kit import Killed
 
+pytestmark = pytest.mark.slow
+
 NOON = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 

@@ -37,6 +37,8 @@ from tests.unit.spark.outputs import (
 )
 from tests.unit.spark.rest_catalog import RestCatalog, rest_catalog
 
+pytestmark = pytest.mark.slow
+
 MIDNIGHT = datetime(2026, 2, 1, tzinfo=UTC)
 TIME = pa.timestamp("us", tz="UTC")
 # pyarrow, with which pyiceberg reads, knows no other years; Iceberg itself has no int8.

@@ -37,6 +37,8 @@ from tests.unit.spark.outputs import (
     run_writer,
 )
 
+pytestmark = pytest.mark.slow
+
 NAN = float("nan")
 
 

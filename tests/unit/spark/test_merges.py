@@ -46,6 +46,8 @@ from tests.unit.spark.changed_lakes import (
 )
 from tests.unit.worker.kit import Fuse, Killed, World
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:

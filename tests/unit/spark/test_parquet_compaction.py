@@ -32,6 +32,8 @@ from kcl_dagster.spark.store_lock import LOCK_SECONDS, StoreLock
 from tests.doubles.clock import FakeClock
 from tests.unit.spark.buckets import Bucket
 
+pytestmark = pytest.mark.slow
+
 CLOCK = FakeClock()
 LAST = "shard.99-0.7.parquet"
 OLD = CLOCK.now() - 7200

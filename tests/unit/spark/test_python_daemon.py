@@ -15,6 +15,8 @@ import pytest
 from kcl_dagster.spark import python_daemon
 from kcl_dagster.spark.python_daemon import ends_when_closed, sends_every_error, without_archives
 
+pytestmark = pytest.mark.slow
+
 EXCEPTION_THROWN = -2  # of Spark's protocol
 HALF = "\ud83d"  # half of a surrogate pair, which has no encoding
 

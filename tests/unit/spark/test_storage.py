@@ -22,6 +22,8 @@ from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store, Store, che
 from tests.doubles.clock import FakeClock
 from tests.unit.spark.buckets import Bucket
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["local", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, aws: Emulator) -> Store:

@@ -7,6 +7,8 @@ from tests.hostile.limits import MOST_CPU, MOST_MEMORY
 from tests.hostile.search import climb
 from tests.hostile.shapes import ENDINGS, EXTRAS, Shape
 
+pytestmark = pytest.mark.slow
+
 SIZE = 64 * 1024
 
 # What broke earlier versions, and what searches found to be the most expensive since then.

@@ -39,6 +39,8 @@ from tests.doubles.clock import FakeClock
 from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.tables.kit import ANNA, BERT, Tables, application, at, new_lease, runtime
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 KEY = "shardId-000000000000"
 

@@ -13,7 +13,7 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.schema import COLUMNS
 from kcl_dagster.testing import consume, embedded_aws, records
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 
 def consumer_into(lake: Path) -> kcl.Consumer:

@@ -22,6 +22,8 @@ from kcl_dagster.worker.table_committer import COMMIT_SECONDS, RETRY_SECONDS
 from tests.unit.worker.chains import A, B, TableWorld, loses_its_lease_at, put, working
 from tests.unit.worker.kit import Data, Killed, Run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def world() -> TableWorld:

@@ -17,6 +17,8 @@ from kcl_dagster.worker.report import Outcome
 from tests.unit.worker.chains import ChainWorld, TableWorld, loses_its_lease_at
 from tests.unit.worker.kit import Data, Killed, Run
 
+pytestmark = pytest.mark.slow
+
 A, B = LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001")
 
 

@@ -33,6 +33,8 @@ from kcl_dagster.worker.processor import (
 from kcl_dagster.worker.processor_protocol import ProcessorProtocol, is_processor
 from tests.unit.worker.kit import Killed, MemoryDeadLetters, Run, World
 
+pytestmark = pytest.mark.slow
+
 A, B = "shardId-000000000000", "shardId-000000000001"
 
 

@@ -3,6 +3,7 @@
 import contextlib
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -10,6 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import Lease, LeaseKey
 from tests.unit.worker.kit import Killed, Run, World
+
+pytestmark = pytest.mark.slow
 
 WORKERS = 3
 MOST_SHARDS = 7

@@ -31,6 +31,8 @@ from tests.unit.worker.chains import A, B, loses_its_lease_at, put, working
 from tests.unit.worker.kit import Killed, Run
 from tests.unit.worker.several import COMMIT_SECONDS, FOLDER, TABLE, SeveralWorld
 
+pytestmark = pytest.mark.slow
+
 KINDS = [(FOLDER, FOLDER), (FOLDER, TABLE), (TABLE, FOLDER), (TABLE, TABLE)]
 
 

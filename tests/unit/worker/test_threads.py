@@ -17,6 +17,8 @@ from kcl_dagster.worker.threads import Threads
 from tests.doubles.dynamodb import FakeDynamoDB
 from tests.unit.worker.kit import Run, World
 
+pytestmark = pytest.mark.slow
+
 A = "shardId-000000000000"
 LEASE_SECONDS = 1.5
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,8 @@ from kcl_dagster.worker.utilization.probe import FULL, Probe, Unmeasurable
 from kcl_dagster.worker.utilization.proc_stat import ProcStatProbe
 from tests.conformance.rules.network_traffic import Direction, NetworkProbe
 from tests.doubles.clock import FakeClock
+
+pytestmark = pytest.mark.slow
 
 numbers = st.integers(-1, 10**20).map(str)
 words = st.one_of(

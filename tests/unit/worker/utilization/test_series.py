@@ -15,6 +15,8 @@ from tests.conformance.rules import network_traffic
 from tests.conformance.rules.network_traffic import Direction, NetworkProbe
 from tests.doubles.clock import FakeClock
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_period_without_samples_is_minus_one() -> None:
     series = Series()
