@@ -68,7 +68,7 @@ lowest highest: %: $(READY)  ## unit tests and a run end to end with the lowest,
 	@$(BOUNDS)/$*/bin/python -m pytest $(if $(CI),,--color=yes) $(SIDE_BY_SIDE) -q $(or $(ARGS),tests/unit $(END_TO_END))
 
 unit: $(READY)  ## the fast tests: those of tests/unit that start nothing and are not marked as slow
-	@$(BIN)/python -m pytest $(if $(CI),,--color=yes) $(SIDE_BY_SIDE) -q -m "not nightly and not slow and not server and not spark" tests/unit $(ARGS)
+	@$(BIN)/python -m pytest $(if $(CI),,--color=yes) -n 2 --dist loadfile -q -m "not nightly and not slow and not server and not spark" tests/unit $(ARGS)
 
 lint: $(READY)  ## ruff, lint and format
 	@$(BIN)/ruff check .

@@ -13,6 +13,8 @@ from demo.ledger import Ledger
 from kcl_dagster.aws import TOTAL_SECONDS
 from kcl_dagster.emulator import Emulator, FaultRule
 
+pytestmark = pytest.mark.slow
+
 
 def stored(kinesis: Any) -> list[Any]:
     """The records of the first shard."""

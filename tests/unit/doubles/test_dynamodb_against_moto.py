@@ -13,6 +13,8 @@ from moto import mock_aws
 
 from tests.doubles.dynamodb import FakeDynamoDB
 
+pytestmark = pytest.mark.slow
+
 TABLE = "leases"
 CREATE = {
     "TableName": TABLE,

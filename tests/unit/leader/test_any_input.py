@@ -24,6 +24,8 @@ from tests.conformance.rules.auditor import HoleWatch, find_hole_as_kcl
 from tests.conformance.rules.election import elected, leads
 from tests.conformance.rules.lease_count import lease_count, target_leases
 
+pytestmark = pytest.mark.slow
+
 WORKERS = [WorkerId("a"), WorkerId("b"), WorkerId("c")]
 owners = st.sampled_from([None, *WORKERS])
 seconds = st.floats(0, 1000)

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -14,6 +15,8 @@ from kcl_dagster.leader.run_view import RunStatus, SlotRun
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.standing import Standing
 from kcl_dagster.model.worker_row import WorkerRow, slot_name
+
+pytestmark = pytest.mark.slow
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just(10**400),

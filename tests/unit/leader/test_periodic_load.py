@@ -14,6 +14,8 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.worker.throughput import Throughput
 
+pytestmark = pytest.mark.slow
+
 TICK = 5
 RENEWAL = 10
 MINUTE = 60

@@ -23,6 +23,8 @@ from kcl_dagster.orchestration.reporting import Event, Reporter
 from kcl_dagster.orchestration.translator import KclTranslator, Role
 from tests.unit.orchestration.test_reporting import CALM, lease, things, worker
 
+pytestmark = pytest.mark.slow
+
 FIRST = LeaseKey("shardId-000000000000")
 UNREAD = lease(3, None)
 DAY = {"stream": 86_400.0}

@@ -6,6 +6,8 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration.episodes import NAMED, ORDINARY_LINES, Episodes
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 
+pytestmark = pytest.mark.slow
+
 
 class Log:
     def __init__(self) -> None:

@@ -13,6 +13,8 @@ import pytest
 from demo import reaper
 from kcl_dagster.orchestration import processes
 
+pytestmark = pytest.mark.slow
+
 SLEEP = "import time; time.sleep(60)"
 # Starts a grandchild in a session of its own and reports its pid; ignores what a terminal would send.
 FAMILY = f"""

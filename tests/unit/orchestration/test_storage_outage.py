@@ -17,6 +17,8 @@ from kcl_dagster.worker.stop import StopSignal
 from tests.unit.worker.kit import Run, World
 from tests.unit.worker.test_threads import RealTime, eventually, start, threaded
 
+pytestmark = pytest.mark.slow
+
 A = "shardId-000000000000"
 LEASE_SECONDS = 6.0  # no lease may expire only because the machine is busy
 

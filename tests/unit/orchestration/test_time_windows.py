@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.orchestration.time_windows import DEFAULT_PARTITIONS, PartitionWindows, refuse
 
+pytestmark = pytest.mark.slow
+
 BERLIN = "Europe/Berlin"
 DEFINITIONS: dict[str, dg.TimeWindowPartitionsDefinition] = {
     "hours of UTC": DEFAULT_PARTITIONS,

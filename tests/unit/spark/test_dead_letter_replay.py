@@ -46,6 +46,8 @@ from tests.unit.spark.buckets import Bucket
 from tests.unit.worker.chains import NO_FORMER_PARTS, MemoryStagingSink, WorkersFiles
 from tests.unit.worker.kit import Data
 
+pytestmark = pytest.mark.slow
+
 APP = "clicks"
 
 

@@ -23,6 +23,8 @@ from kcl_dagster.spark.storage import LocalStore, S3Options
 from kcl_dagster.spark.store_lock import LOCK_SECONDS, store_lock
 from tests.doubles.clock import FakeClock
 
+pytestmark = pytest.mark.slow
+
 
 def made(path: str, files: int = 4) -> None:
     for number in range(files):

@@ -22,6 +22,8 @@ from tests.unit.spark.chained_lakes import APPLICATION, DeltaLake
 from tests.unit.spark.changed_lakes import BY_ID, changes_of, commit, found, gone, staged
 from tests.unit.worker.kit import Killed
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def lake(tmp_path: Path) -> DeltaLake:

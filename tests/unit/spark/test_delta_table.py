@@ -34,6 +34,8 @@ from tests.unit.spark.outputs import (
     rows_of,
 )
 
+pytestmark = pytest.mark.slow
+
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 # What delta-rs reads back: not every year that a Python datetime knows, and of a decimal no minus below one.
 KINDS = [kind for kind in VALUES if not (pa.types.is_temporal(kind) or pa.types.is_decimal(kind))]

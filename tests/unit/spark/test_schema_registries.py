@@ -22,6 +22,8 @@ from kcl_dagster.spark.glue_registry import GlueRegistry
 from kcl_dagster.spark.payload_decoding import UnknownSchema
 from tests.doubles.registries import ConfluentServer, basic, confluent_server, glue_server
 
+pytestmark = pytest.mark.slow
+
 OLD: dict[str, Any] = {
     "type": "record",
     "name": "Click",

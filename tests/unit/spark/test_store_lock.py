@@ -16,6 +16,8 @@ from kcl_dagster.spark.store_lock import LOCK_SECONDS, acquire, store_lock
 from tests.doubles.clock import FakeClock
 from tests.unit.spark.buckets import Bucket
 
+pytestmark = pytest.mark.slow
+
 FOLDER = "_turns"
 CLOCK = FakeClock()
 RUNTIME = Runtime(clock=CLOCK)

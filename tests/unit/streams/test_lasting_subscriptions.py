@@ -21,6 +21,8 @@ from tests.doubles.clock import FakeClock
 from tests.unit.streams.conftest import SHARD, STREAM, WHOLE, after, payloads
 from tests.unit.streams.test_polling import refused
 
+pytestmark = pytest.mark.slow
+
 ARN: Final = "arn:aws:kinesis:us-east-1:1:stream/clicks/consumer/app:1"
 PATIENCE: Final = 60.0
 SOON: Final = 20.0  # well below the deadlines, on a busy machine

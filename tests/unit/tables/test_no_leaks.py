@@ -38,6 +38,8 @@ from tests.unit.tables.kit import (
     runtime,
 )
 
+pytestmark = pytest.mark.slow
+
 FAULTS: dict[str, Fault] = {
     "no credentials": raising(botocore_errors.NoCredentialsError()),
     "wrong credentials": client_error("UnrecognizedClientException"),

@@ -31,6 +31,8 @@ from tests.unit.telemetry.openmetrics import parse
 from tests.unit.worker.chains import A, B, ChainWorld, TableWorld, put
 from tests.unit.worker.kit import Data, Run, World
 
+pytestmark = pytest.mark.slow
+
 log = logging.getLogger("tests.run")
 SECRET = "4111-1111-1111-1111"
 PROMPT_SECONDS = 2.0  # a worker that waited for a collector would take ten

@@ -15,6 +15,8 @@ from kcl_dagster.telemetry.endpoint import MOST_CONNECTIONS, MetricsEndpoint
 from kcl_dagster.telemetry.openmetrics import CONTENT_TYPE, Family, MetricsRegistry
 from tests.unit.telemetry.openmetrics import parse
 
+pytestmark = pytest.mark.slow
+
 READ = Family("kcl_read", "counter", "Things read.")
 BEHIND = Family("kcl_behind_seconds", "gauge", 'How far "behind"\nit is \\ was.', "seconds")
 ABOUT = Family("kcl_worker", "info", "Which worker this is.")

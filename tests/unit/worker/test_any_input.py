@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -24,6 +25,8 @@ from kcl_dagster.worker.retention import loss_in
 from kcl_dagster.worker.successors import SuccessorRules, choose_successors
 from kcl_dagster.worker.throughput import Throughput
 from tests.doubles.clock import FakeClock
+
+pytestmark = pytest.mark.slow
 
 FIRST = 1_700_000_000_000
 KEY = LeaseKey("s0")

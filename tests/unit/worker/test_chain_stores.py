@@ -22,6 +22,8 @@ from kcl_dagster.worker.staging import Destination, StagedBatch
 from tests.unit.spark.buckets import Bucket
 from tests.unit.worker.kit import Data, Fuse, Killed, World
 
+pytestmark = pytest.mark.slow
+
 A, B = LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001")
 
 

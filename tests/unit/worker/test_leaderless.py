@@ -14,6 +14,8 @@ from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.leader_watch import LockWatch
 from tests.unit.worker.kit import Run, World
 
+pytestmark = pytest.mark.slow
+
 A, B = "shardId-000000000000", "shardId-000000000001"
 
 
