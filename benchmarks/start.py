@@ -45,6 +45,8 @@ MOST_WORKER_SECONDS: Final = 8.0
 WORKERS: Final = 2
 LOOK_SECONDS: Final = 0.2
 GIVE_UP_SECONDS: Final = 240.0
+# The name of a data file has the name of the worker that decided its batch.
+OF_WORKER: Final = re.compile(r"[^.]+\.(worker-\d+)-")
 STOP_SECONDS: Final = 30.0
 GET_RECORDS: Final = "Kinesis_20131202.GetRecords"
 LEASE_ACQUIRED: Final = re.compile(r"lease acquired: (shardId-\d+)")
@@ -224,14 +226,10 @@ class Start:
 
 def measure(directory: Path) -> Start:
     """Start the deployment in `directory`, wait until both workers have stored something, and stop it."""
-    from assets import APPLICATION, STREAM
     from demo import embedded
-    from demo.dagster_api import DagsterApi
-    from demo.fleet import Fleet
     from demo.folders import DemoFolders
     from demo.started_process import StartedProcess
     from demo.stored_rows import data_files
-    from kcl_dagster.application import Application, StreamSettings
     from kcl_dagster.orchestration import processes
 
     has_archive = class_archive(find_java(os.environ), os.environ).exists
@@ -261,29 +259,19 @@ def measure(directory: Path) -> Start:
         watch = ProcessWatch(dagster.process.pid)
         stack.callback(_stop, dagster)
         stack.callback(watch.close)
-        fleet = Fleet(
-            Application(name=APPLICATION, streams=(StreamSettings(name=STREAM),)),
-            kinesis=embedded.client("kinesis", aws.endpoint_url),
-            dynamodb=embedded.client("dynamodb", aws.endpoint_url),
-            dagster=DagsterApi(0),
-        )
         stored: dict[str, float] = {}
         cpu_at_first: dict[int, float] | None = None
         deadline = time.monotonic() + GIVE_UP_SECONDS
         while time.monotonic() < deadline and not dagster.ended:
             time.sleep(LOOK_SECONDS)
             for path in data_files(folders.clicks):
-                with suppress(OSError):
-                    stored.setdefault(path.name.split(".")[1], path.stat().st_ctime)
+                slot = OF_WORKER.match(path.name)
+                if slot is not None:
+                    stored.setdefault(slot[1], path.stat().st_ctime)
             if stored and cpu_at_first is None:
                 watch.look()
                 cpu_at_first = {pid: one.cpu for pid, one in watch.seen.items()}
-            if cpu_at_first is None:
-                continue
-            owners: dict[str, set[str]] = {}
-            for lease in fleet.leases().values():
-                owners.setdefault(lease.actual_owner or "", set()).add(lease.shard_id)
-            if len(owners) >= WORKERS and all(shards & stored.keys() for shards in owners.values()):
+            if len(stored) >= WORKERS:
                 break
         watch.close()
         _fill(start, home, watch, reads, stored)
@@ -365,10 +353,8 @@ def _fill(
             if acquired:
                 moments["first lease"] = min(acquired.values())
             read = [at for shard, since in acquired.items() for at in reads.get(shard, ()) if at >= since]
-            # Files of shards that another worker had first do not count.
-            kept = [stored[s] for s, since in acquired.items() if s in stored and stored[s] >= since]
             moments |= {"first read": min(read)} if read else {}
-            moments |= {"first stored record": min(kept)} if kept else {}
+            moments |= {"first stored record": stored[slot]} if slot in stored else {}
     start.deployment |= {name: at for name, at in told.items() if at is not None}
 
 
