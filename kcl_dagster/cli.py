@@ -569,8 +569,8 @@ def _to_catch_up(options: argparse.Namespace) -> "tuple[Built, dict[str, Any]]":
 
 
 def _connected(options: argparse.Namespace, built: "Built", resources: Mapping[str, Any]) -> Any:
-    """The project's KclResource, with the connection in the options where they have one. Their values take the
-    place of those of each service, other than S3."""
+    """The project's KclResource. A value in the options replaces that of all services, but not one that the
+    resource has for S3 only."""
     from kcl_dagster.orchestration.resources import KclResource
 
     given = {
@@ -584,8 +584,8 @@ def _connected(options: argparse.Namespace, built: "Built", resources: Mapping[s
     if not named:
         return own
     replaced = {f"{service}_{name}" for service in ("kinesis", "dynamodb", "cloudwatch") for name in named}
-    kept = {name: getattr(own, name) for name in KclResource.model_fields if name not in replaced}
-    return KclResource(**{name: value for name, value in kept.items() if value is not None} | named)
+    kept = {name: getattr(own, name) for name in type(own).model_fields if name not in replaced}
+    return type(own)(**{name: value for name, value in kept.items() if value is not None} | named)
 
 
 def _standing(report: TickReport) -> str:

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 import kcl_dagster as kcl
 from kcl_dagster import cli
 from kcl_dagster.emulator import Emulator
+from kcl_dagster.testing import EmulatorResource
 from tests.unit.orchestration.test_worker_job import bodies
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
@@ -116,3 +117,5 @@ def test_options_say_another_connection() -> None:
     assert connected.connection("dynamodb")["endpoint_url"] == "http://127.0.0.1:1"
     lake = connected.connection("s3")
     assert (lake["region"], lake["kms_key"]) == ("eu-central-1", own.s3_kms_key)
+    embedded = cli._connected(options, found.built, {found.built.kcl_key: EmulatorResource()})
+    assert embedded.connection("kinesis")["access_key"] == EmulatorResource().connection("kinesis")["access_key"]
