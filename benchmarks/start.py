@@ -266,8 +266,9 @@ def measure(directory: Path) -> Start:
             time.sleep(LOOK_SECONDS)
             for path in data_files(folders.clicks):
                 slot = OF_WORKER.match(path.name)
-                if slot is not None:
-                    stored.setdefault(slot[1], path.stat().st_ctime)
+                if slot is not None and slot[1] not in stored:
+                    with suppress(OSError):  # merged meanwhile
+                        stored[slot[1]] = path.stat().st_ctime
             if stored and cpu_at_first is None:
                 watch.look()
                 cpu_at_first = {pid: one.cpu for pid, one in watch.seen.items()}
