@@ -383,7 +383,8 @@ class _Slots:
 def _by_slot(workers: Sequence[WorkerSight], own: Mapping[str, WorkerSight]) -> dict[str, WorkerSight]:
     """Return the workers of the slots that are not in `own`, by slot. `own`: the slots whose active run has a
     living worker. If it is not known yet whether a worker is alive, the worker is included. If a slot has several
-    workers, a living one is preferred, then one that does not drain. Bounded runs have no slot of the fleet."""
+    workers, a living worker is chosen, if possible one that does not drain. Workers of bounded runs are left out,
+    because they have no slot."""
     found: dict[str, WorkerSight] = {}
     for seen in sorted(workers, key=lambda seen: (seen.alive, not seen.drains, seen.id)):
         if (

@@ -1,10 +1,10 @@
 """The asset checks of an application: which problem each check detects, and what to do about the problem.
 
-Dagster disregards an evaluation as soon as the asset is materialized by another run than the one that reported the
-evaluation. In this comparison, all events that are reported outside of runs have the same run. The leader
-materializes assets outside of runs, so evaluations are reported outside of runs, too. Only the records asset is
-also materialized by runs. While a check on the records fails, the leader evaluates it again after each
-materialization; see `Reporter.failing`.
+After a materialization of the asset, Dagster disregards evaluations that other runs have reported before. In this
+comparison, all events that are reported outside of runs have the same run. The leader materializes assets outside
+of runs, so evaluations are reported outside of runs, too. Only the records asset is also materialized by runs.
+While a check on the records fails, the leader evaluates it again after each materialization (see
+`Reporter.failing`).
 """
 
 import re

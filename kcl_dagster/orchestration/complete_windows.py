@@ -327,7 +327,7 @@ class CompleteWindows:
 
         - If the first moment is the creation of a stream, the first window is the one that contains this moment,
           because nothing arrived earlier. The allowed lateness is subtracted before the window is chosen.
-        - Otherwise, the first window is the earliest one that begins at the first moment or later.
+        - Otherwise, the first window is the earliest window that does not begin before the first moment.
 
         If the partitions begin later, the first window is that of the first partition.
         """

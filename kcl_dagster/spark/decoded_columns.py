@@ -1,8 +1,8 @@
 """Makes Arrow columns of decoded values without changing a value.
 
 Arrow alone would cut off the fraction of a number to make an integer, turn a float that is too large for the column
-into infinity, and split a text into a list of its characters. This module treats such a value as one that does not
-fit the column. It converts and checks a whole column at once, and checks each value alone only if that check finds
+into infinity, and split a text into a list of its characters. In this module, such a value does not fit the
+column. The module converts and checks a whole column at once, and checks each value alone only if that check finds
 something.
 """
 

@@ -230,7 +230,7 @@ def redacted(text: str, source: str = "") -> str:
 
 
 def _without_quotations(text: str, kept: Callable[[re.Match[str]], str]) -> str:
-    """The text with `kept` in place of each quotation, and without the content of a last one that has no end."""
+    """Replace each quotation by what `kept` returns for it. Remove the content of a quotation without an end."""
     parts, at = [], 0
     for found in _QUOTED.finditer(text):
         parts += [text[at : found.start()], kept(found)]
