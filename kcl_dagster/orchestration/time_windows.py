@@ -136,15 +136,17 @@ class PartitionWindows:
     def longest(self) -> float:
         """The length of the longest window, in seconds. The time of a freshness policy must be longer.
 
-        Windows of six hours and more are measured for a year, in which the clocks of every time zone change: one
-        day can have 25 hours. Of shorter windows, the first ones are measured.
+        If the first windows are about a day or more, those of a year are measured, because one day of a year can
+        have 25 hours. If there are shorter ones, only the first windows are measured, because a year would have too
+        many.
         """
         first = start = self.start_of(self.partitions.start_timestamp)
-        longest, measured = 0, 0
-        while measured < _FIRST_WINDOWS or (longest >= 6 * HOUR and start < first + YEAR):
+        lengths: list[int] = []
+        while len(lengths) < _FIRST_WINDOWS or (min(lengths) >= 20 * HOUR and start < first + YEAR):
             end = self.end_of(start)
-            longest, measured, start = max(longest, end - start), measured + 1, end
-        return float(longest)
+            lengths.append(end - start)
+            start = end
+        return float(max(lengths))
 
     def _window(self, at: float) -> tuple[int, int]:
         minute = int(at // MINUTE)

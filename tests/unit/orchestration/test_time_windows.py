@@ -186,6 +186,20 @@ def test_the_longest_window_is_known() -> None:
 
 
 @pytest.mark.parametrize(
+    "schedule", ["*/10 9-17 * * *", "*/10 9-17 * * 1-5", "0 9-17 * * *", "0 0 1 1 *", "0 0 * * 1"]
+)
+def test_few_windows_are_measured_to_find_the_longest(schedule: str) -> None:
+    """A window of some schedules takes milliseconds, and definitions are loaded often."""
+    windows = PartitionWindows(
+        dg.TimeWindowPartitionsDefinition(
+            cron_schedule=schedule, start="2026-11-01-00:00", fmt="%Y-%m-%d-%H:%M", timezone=BERLIN
+        )
+    )
+    assert windows.longest > 0
+    assert len(windows._bounds) <= 400
+
+
+@pytest.mark.parametrize(
     ("partitions", "says"),
     [
         (dg.StaticPartitionsDefinition(["a"]), "must be windows of time"),
