@@ -34,20 +34,23 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.worker.hosted_processor import ProcessorFailed
 
 LONGEST_MESSAGE: Final = 500  # characters; a Spark error quotes its plan, but only the beginning matters
+LONGEST_READ: Final = 4 * LONGEST_MESSAGE  # characters of a text that are looked at
 LONGEST_TEXT: Final = 2000  # characters, including the traceback: one event in Dagster's log
 LONGEST_BRIEF: Final = 300  # characters: a worker's row holds a dozen of these
 CUT: Final = "..."  # three ASCII dots, which every terminal can show
 MOST_FRAMES: Final = 6
 REDACTED: Final = "[redacted]"
 
-# "doesn't", "customers' names": not the beginning of a quotation.
-_APOSTROPHE: Final = r"(?<=[^\W\d_])'(?=(?:s|t|re|ve|ll|d|m)\b|\s)"
-# A quote before a letter is part of the quotation, as in 'O'Brien'.
+# A quotation begins at the edge of a word, or after the prefix of a literal such as b'...'. A quote in the middle
+# of a word is an apostrophe, or part of the quotation, as in 'O'Brien'.
+_BEGINS: Final = r"(?:(?<!\w)|(?<=(?<!\w)[bBfFrRuU])|(?<=(?<!\w)[bBfFrR]{2}))"
 _QUOTED: Final = re.compile(
-    rf"(?!{_APOSTROPHE})'(?:[^'\\]|\\.|'(?=\w))*'|\"(?:[^\"\\]|\\.|\"(?=\w))*\"|‘[^’]*’|“[^”]*”"  # noqa: RUF001
+    rf"{_BEGINS}(?:'(?:[^'\\]|\\.|'(?=\w))*'|\"(?:[^\"\\]|\\.|\"(?=\w))*\"|‘(?:[^’]|’(?=\w))*’|“[^”]*”)"  # noqa: RUF001
 )
-# The end of a quotation is missing if the text was cut off, or if the quotation has an empty line.
-_UNCLOSED: Final = re.compile(rf"(?!{_APOSTROPHE})(['\"‘“]).+\Z", re.DOTALL)  # noqa: RUF001
+# Quotes outside of quotations that are no apostrophes in a word. Each shows that the quotations in the text are
+# others than those that were found: one has a quote in its value, or has no end because the text was cut off.
+_STRAY: Final = re.compile(rf"[\"‘“”]|{_BEGINS}['’]|['’](?!\w)")  # noqa: RUF001
+_PLURAL: Final = re.compile(r"(?<=[sS])['’]")  # noqa: RUF001
 _ADDRESS: Final = re.compile(r"[^\s'\"<>(),;]+@[^\s'\"<>(),;]+")
 # The paths of `s3:` URLs are kept, because they are settings.
 _URL_PATH: Final = re.compile(r"(https?://[^\s/?#'\"<>]+)[/?#][^\s'\"<>]*")
@@ -223,19 +226,24 @@ def redacted(text: str, source: str = "") -> str:
 
     for pattern in _UNQUOTED:
         text = pattern.sub(rf"\1{REDACTED}", text)
-    bounded = _without_quotations(encodable(text[: 4 * LONGEST_MESSAGE]), kept).replace(_ADVICE_REDACTED, _ADVICE)
+    bounded = _without_quotations(encodable(text[:LONGEST_READ])[:LONGEST_READ], kept).replace(
+        _ADVICE_REDACTED, _ADVICE
+    )
     bounded = _URL_PATH.sub(rf"\1/{REDACTED}", _ADDRESS.sub(REDACTED, bounded))
     bounded = _NAMED_SECRET.sub(rf"\1{REDACTED}", bounded)
     return _LONG_NUMBER.sub(REDACTED, _TOKEN.sub(_unless_code(source), bounded))[:LONGEST_MESSAGE]
 
 
 def _without_quotations(text: str, kept: Callable[[re.Match[str]], str]) -> str:
-    """Replace each quotation by what `kept` returns for it. Remove the content of a quotation without an end."""
-    parts, at = [], 0
-    for found in _QUOTED.finditer(text):
-        parts += [text[at : found.start()], kept(found)]
-        at = found.end()
-    return "".join([*parts, _UNCLOSED.sub(rf"\1{REDACTED}", text[at:])])
+    """Replace each quotation by what `kept` returns for it. If it is not clear where a quotation ends, remove
+    everything after the first quote."""
+    outside = _QUOTED.sub(lambda found: " " * len(found[0]), text)
+    first = _QUOTED.search(text)
+    begin = len(text) if first is None else first.start()
+    for stray in _STRAY.finditer(outside):
+        if stray.start() > begin or _PLURAL.match(text, stray.start()) is None:
+            return f"{text[: min(begin, stray.start()) + 1]}{REDACTED}"
+    return _QUOTED.sub(kept, text)
 
 
 def _unless_code(source: str) -> Callable[[re.Match[str]], str]:
