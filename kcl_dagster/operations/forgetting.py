@@ -163,8 +163,8 @@ def _refuse(opened: OpenApplication, streams: Collection[StreamIdentifier], affe
     for stream in streams:
         if _is_read(opened, stream):
             raise Unsafe(
-                f"{stream} still exists, and the application reads a stream of that name: its leases are those "
-                "that count, and the others were made by a leader that asked another region, account or endpoint"
+                f"the application reads {stream}: its leases are those that count, and the others were made by a "
+                "leader that asked another region, account or endpoint"
             )
     control = opened.control.load()
     problems = refusals(affected, control, None if control.paused else opened.leader())
@@ -182,8 +182,10 @@ def _is_read(opened: OpenApplication, stream: StreamIdentifier) -> bool:
     settings = next((one for one in opened.application.streams if one.name == stream.name), None)
     if settings is None:
         return False
+    if settings.creation_epoch is not None:  # even if Kinesis, asked in the wrong region, does not have the stream
+        return settings.creation_epoch == stream.creation_epoch
     try:
         facts = describe(opened.kinesis, stream.name, runtime=opened.runtime)
     except StreamNotFound:
         return False
-    return (settings.creation_epoch or int(facts.created)) == stream.creation_epoch
+    return int(facts.created) == stream.creation_epoch
