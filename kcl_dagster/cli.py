@@ -68,6 +68,11 @@ if TYPE_CHECKING:
 WELL: Final = 0
 WRONG: Final = 1
 UNANSWERED: Final = 2
+# The fields of a KclResource that have no meaning beside another profile or role.
+_FIELDS_OF: Final[Mapping[str, tuple[str, ...]]] = {
+    "profile_name": ("aws_access_key_id", "aws_secret_access_key", "aws_session_token"),
+    "role_arn": ("external_id",),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -570,7 +575,7 @@ def _to_catch_up(options: argparse.Namespace) -> "tuple[Built, dict[str, Any]]":
 
 def _connected(options: argparse.Namespace, built: "Built", resources: Mapping[str, Any]) -> Any:
     """The project's KclResource. A value in the options replaces that of all services, but not one that the
-    resource has for S3 only."""
+    resource has for S3 only. Raises ConfigurationError if the resource cannot take the options."""
     from kcl_dagster.orchestration.resources import KclResource
 
     given = {
@@ -579,13 +584,21 @@ def _connected(options: argparse.Namespace, built: "Built", resources: Mapping[s
         "profile_name": options.profile,
         "role_arn": options.role_arn,
     }
-    named = {name: value for name, value in given.items() if value is not None}
+    named = {name: value for name, value in given.items() if value}
     own = resources.get(built.kcl_key) or built.resource or KclResource()
     if not named:
         return own
-    replaced = {f"{service}_{name}" for service in ("kinesis", "dynamodb", "cloudwatch") for name in named}
-    kept = {name: getattr(own, name) for name in type(own).model_fields if name not in replaced}
-    return type(own)(**{name: value for name, value in kept.items() if value is not None} | named)
+    replaced = {f"{service}_{name}" for service in ("kinesis", "dynamodb", "cloudwatch", "sts") for name in named}
+    replaced |= {field for name in named for field in _FIELDS_OF.get(name, ())}
+    try:
+        fields = {name: (field.default, getattr(own, name)) for name, field in type(own).model_fields.items()}
+        kept = {name: value for name, (default, value) in fields.items() if value != default}
+        return type(own)(**{name: value for name, value in kept.items() if name not in replaced} | named)
+    except (AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"the project's {type(own).__name__} cannot take the connection in the options ({error}): leave the "
+            "options out, or name definitions with a KclResource"
+        ) from error
 
 
 def _standing(report: TickReport) -> str:

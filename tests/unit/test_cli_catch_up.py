@@ -3,18 +3,22 @@
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
+import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
 import kcl_dagster as kcl
 from kcl_dagster import cli
 from kcl_dagster.emulator import Emulator
+from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.testing import EmulatorResource
 from tests.unit.orchestration.test_worker_job import bodies
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
 
+ROLE = "arn:aws:iam::123456789012:role/reader"
 PROJECT = """
     import dagster as dg
     import kcl_dagster as kcl
@@ -119,3 +123,34 @@ def test_options_say_another_connection() -> None:
     assert (lake["region"], lake["kms_key"]) == ("eu-central-1", own.s3_kms_key)
     embedded = cli._connected(options, found.built, {found.built.kcl_key: EmulatorResource()})
     assert embedded.connection("kinesis")["access_key"] == EmulatorResource().connection("kinesis")["access_key"]
+
+
+class Local(kcl.KclResource):
+    endpoint_url: str | None = "http://127.0.0.1:4566"
+
+
+class OfStage(kcl.KclResource):
+    def __init__(self, stage: str = "test", **fields: Any) -> None:
+        super().__init__(region_name="eu-central-1", **fields)
+
+
+@pytest.mark.usefixtures("project")
+def test_options_replace_what_belongs_to_them_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connected(own: object, *given: str) -> Any:
+        options = cli.parser().parse_args(["catch-up", "catching:clicks", *given])
+        found = cli._found(options)
+        assert found.built is not None
+        return cli._connected(options, found.built, {found.built.kcl_key: own})
+
+    monkeypatch.setenv("KEY", "a key")
+    key = dg.EnvVar("KEY")
+    with_keys = kcl.KclResource(aws_access_key_id=key, aws_secret_access_key=key, external_id="x", role_arn=ROLE)
+    assert connected(with_keys, "--profile", "mine").connection("kinesis").keys() == {
+        *("profile", "role_arn", "external_id")
+    }
+    assert "external_id" not in connected(with_keys, "--role-arn", ROLE).connection("kinesis")
+    assert connected(Local(endpoint_url=None), "--region", "eu-west-1").endpoint_url is None
+    assert connected(with_keys, "--region", "") is with_keys
+    for own in (OfStage(), OfStage.configure_at_launch(), object()):
+        with pytest.raises(ConfigurationError, match="cannot take the connection in the options"):
+            connected(own, "--region", "eu-west-1")
