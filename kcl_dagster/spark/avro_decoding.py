@@ -101,6 +101,8 @@ def _check_schema(name: str, schema: Any, *, of_reader: bool = False) -> None:
         return
     except ConfigurationError:
         raise
+    except RecursionError:
+        raise ConfigurationError(f"{name} has too many levels") from None
     except Exception as error:  # fastavro raises various errors if a part of the schema has the wrong type
         raise ConfigurationError(f"{name} is no Avro schema ({type(error).__name__}): {error}") from error
 

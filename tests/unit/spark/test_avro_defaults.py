@@ -106,6 +106,14 @@ def test_what_is_no_schema_is_refused_where_it_is_declared(declare: Callable[[An
         declare(schema)
 
 
+def test_a_schema_that_is_too_deep_is_refused_as_such() -> None:
+    deep: Any = "int"
+    for _ in range(2_000):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(ConfigurationError, match="too many levels"):
+        avro(deep)
+
+
 def test_without_fastavro_a_code_location_may_declare_a_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastavro", None)
     declared = registered_avro({}, reader=OLD)
