@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1 import trace_pb2
 
+EXPORTER_SECONDS = 60.0  # an exporter gives up after ten, and a worker has one for spans and one for metrics
 PROMETHEUS_UNITS = {"s": "seconds", "By": "bytes", "": ""}
 
 
@@ -133,6 +134,18 @@ def default_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
         monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
         monkeypatch.setattr(metrics._internal, "_METER_PROVIDER", None)
         yield found
+
+
+@contextmanager
+def exporters_end() -> Iterator[None]:
+    """Waits at the end for the threads of exporters that began meanwhile. Where a collector does not answer, they
+    would log, and draw random numbers, during the tests that follow."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("Otel"):
+            thread.join(EXPORTER_SECONDS)
+            assert not thread.is_alive(), f"{thread.name} is still sending"
 
 
 @contextmanager

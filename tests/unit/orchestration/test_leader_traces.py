@@ -26,13 +26,19 @@ from kcl_dagster.telemetry import otlp
 from kcl_dagster.telemetry.leader_metrics import open_leader_telemetry
 from kcl_dagster.telemetry.otlp import open_tick_traces
 from kcl_dagster.telemetry.tick_traces import TickTraces
-from tests.doubles.otlp import Collector, ReceivedSpan, default_collector
+from tests.doubles.otlp import Collector, ReceivedSpan, default_collector, exporters_end
 from tests.unit.orchestration.conftest import Bench
 
 pytestmark = pytest.mark.slow
 
 PATIENCE = 20.0
 PROMPT_SECONDS = 2.0  # a leader that waited for a collector would take ten
+
+
+@pytest.fixture
+def exporters() -> Iterator[None]:
+    with exporters_end():
+        yield
 
 
 @pytest.fixture
@@ -173,6 +179,7 @@ def test_a_span_names_a_limited_number_of_decisions(collector: Collector, traces
     assert (tick.attributes["kcl.launch_count"], tick.attributes["kcl.unserved_count"]) == (100, 100)
 
 
+@pytest.mark.usefixtures("exporters")
 @pytest.mark.parametrize("trouble", ["hangs", "refuses", "is away"])
 def test_a_leader_does_not_wait_for_a_collector(
     trouble: str, monkeypatch: pytest.MonkeyPatch, collector: Collector

@@ -26,7 +26,7 @@ from kcl_dagster.telemetry.otlp import complaints, open_traces
 from kcl_dagster.telemetry.worker_metrics import EXPORTS_FAILED, FAMILIES, WorkerTelemetry, open_telemetry
 from kcl_dagster.worker.claims import Claims
 from kcl_dagster.worker.spans import BATCH, NO_SPANS
-from tests.doubles.otlp import Collector, ReceivedSpan, collecting, default_collector
+from tests.doubles.otlp import Collector, ReceivedSpan, collecting, default_collector, exporters_end
 from tests.unit.telemetry.openmetrics import parse
 from tests.unit.worker.chains import A, B, ChainWorld, TableWorld, put
 from tests.unit.worker.kit import Data, Run, World
@@ -36,6 +36,12 @@ pytestmark = pytest.mark.slow
 log = logging.getLogger("tests.run")
 SECRET = "4111-1111-1111-1111"
 PROMPT_SECONDS = 2.0  # a worker that waited for a collector would take ten
+
+
+@pytest.fixture
+def exporters() -> Iterator[None]:
+    with exporters_end():
+        yield
 
 
 @pytest.fixture
@@ -394,6 +400,7 @@ def test_a_worker_goes_on_where_the_consumers_tracing_raises(
         works(world, run, telemetry)
 
 
+@pytest.mark.usefixtures("exporters")
 @pytest.mark.parametrize("trouble", ["hangs", "refuses", "is away"])
 def test_a_worker_does_not_wait_for_a_collector(
     trouble: str, monkeypatch: pytest.MonkeyPatch, collector: Collector
