@@ -12,8 +12,9 @@
 - If a worker has run for longer than its lifetime, or has older code than the leader, another worker replaces it.
   Workers are replaced one at a time. The old worker is asked to drain when its successor can read. The successor's
   row shows this once its Spark has started.
-- If workers with older code have stopped shards or a hanging batch, free slots are launched to replace all of them
-  at once. If another worker reads, these workers drain without waiting until their successors can read.
+- A worker with older code is *stuck* if failures have stopped one of its shards, or if one of its batches hangs.
+  Free slots are launched to replace all stuck workers at once. If another worker reads, the stuck workers drain
+  without waiting until their successors can read.
 - If a worker cannot read within the time that a start is allowed to take, and another worker reads, the leader
   gives up the worker that cannot read: this worker drains, and its slot is launched again. The worker thus blocks
   neither a deployment nor a reduction of the fleet, and the workers that read are kept. Later starts get more time:

@@ -182,12 +182,15 @@ def _ancestors(listed: Mapping[str, Shard], names: Iterable[str]) -> set[str]:
 
 
 def _orphans(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]:
-    """Return the shards without a lease that need one now: a parent is finished, or a parent has left the stream
-    while its lease remains.
+    """Return the shards without a lease that need one now.
 
-    If a descendant of a shard has a lease, the shard needs none: it was read, and its lease was cleaned up. The
-    shard needs no lease yet if its other parent must be read first: the other parent is still in the stream, and
-    neither it nor a descendant of it has a lease.
+    A shard needs a lease if a parent of it is finished, or if a parent has left the stream while the lease of this
+    parent remains. There are two exceptions:
+
+    - A descendant of the shard has a lease. The shard needs no lease, because it was read, and its lease was then
+      cleaned up.
+    - The shard has a second parent, which must be read before the shard. This is the case if the second parent is
+      still in the stream, and neither this parent nor a descendant of it has a lease. The shard needs no lease yet.
     """
     past = _ancestors(listed, held)
     found: set[str] = set()

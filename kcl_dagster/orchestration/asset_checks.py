@@ -25,7 +25,7 @@ from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.retention import WARNING_STEPS
 
 QUEUED_TOO_LONG_SECONDS = 60.0  # a free queue starts a run within seconds
-# The first warning is at 50 % of the retention. With the default retention of 24 hours, a night is left to react.
+# The first warning is at 50 % of the retention. With the default retention of 24 hours, 12 hours are left then.
 *RETENTION_WARNS, RETENTION_FAILS = WARNING_STEPS
 _COMMAND = re.compile(r"`kcl-dagster (\w+)`")
 SHOWN = 5  # entries of each list in a text

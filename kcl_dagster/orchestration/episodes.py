@@ -1,8 +1,9 @@
 """Decides which worker events are written to Dagster's event log, and which are only counted.
 
-Dagster's storage keeps the few KB of an event for ever, and a failing shard fails again every minute. So failures
-of one kind form one episode. The first failure of each shard is written, then a summary at growing intervals, then
-the end. Pure: the caller passes the time.
+Dagster's storage keeps the few KB of an event for ever, and a failing shard fails again every minute. So successive
+failures of one kind form one *episode*, which ends when no failure of this kind has occurred for QUIET_SECONDS. The
+first failure of each shard is written, then summaries at growing intervals, then the end of the episode. Pure: the
+caller passes the time.
 """
 
 from collections.abc import Iterator
@@ -43,7 +44,8 @@ class _Window:
 
 
 class Episodes:
-    """The episodes of one worker run. One call at a time."""
+    """The episodes (successive failures of one kind) of one worker run, and the counts of its other events. Two
+    threads must not call the methods at the same time."""
 
     def __init__(self) -> None:
         self._episodes: dict[EventKind, _Episode] = {}

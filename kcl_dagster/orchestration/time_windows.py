@@ -136,9 +136,9 @@ class PartitionWindows:
     def longest(self) -> float:
         """The length of the longest window, in seconds. The time of a freshness policy must be longer.
 
-        If the first windows are about a day or more, those of a year are measured, because one day of a year can
-        have 25 hours. If there are shorter ones, only the first windows are measured, because a year would have too
-        many.
+        If no window is shorter than 20 hours, all windows of the first year are measured, because one day of a year
+        can have 25 hours. If windows are shorter, only the first `_FIRST_WINDOWS` are measured, because a year has
+        too many of them.
         """
         first = start = self.start_of(self.partitions.start_timestamp)
         lengths: list[int] = []

@@ -17,9 +17,11 @@
 
 (`sequence_number`, `sub_sequence_number`) orders the records of a shard and identifies each record.
 
-The output of a transform needs none of these columns, and can have any number of rows. Keep `lease_key` in the
-output in two cases. If the rows of windows are counted, they are counted by `lease_key` and the column of times. A
-function of `foreach_batch` needs `lease_key` to distinguish the parts of its batch.
+The output of a transform needs none of these columns, and can have any number of rows. Keep columns in two cases:
+
+- If the rows of windows are to be counted, keep `lease_key` and the column of times, which decides in which window
+  a row is counted. This is `arrival_timestamp`, or the column that the consumer names as `event_time`.
+- If a function of `foreach_batch` has to distinguish the parts of its batch, keep `lease_key`.
 """
 
 from typing import Final

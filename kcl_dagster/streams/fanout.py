@@ -141,8 +141,8 @@ class FanoutReader:
         # attempt has to wait.
         first_wait = max(began, self._not_before) + max(patience, RESUBSCRIBE_SECONDS + RETRY_SECONDS)
         give_up = max(deadline.at, least, first_wait)
-        # The time of failures in earlier batches counts. Otherwise, if other shards end each batch early, the
-        # failure would never be reported.
+        # The time since the first failure counts, even if that was in an earlier batch. Otherwise, the failure
+        # would never be reported if the first records of other shards end each batch early (see `Budget.linger`).
         if self._failing_since is not None:
             give_up -= began - self._failing_since
         stood = answered = False
@@ -242,9 +242,13 @@ class FanoutReader:
         return registry.take(self._consumer_arn, self._shard_id, place)
 
     def _leave(self, events: "_Events") -> bool:
-        """Leave the subscription to the next reader, even if it has sent no event yet: if other shards ended each
-        batch early, a new subscription for each batch would never send an event. Returns False if the subscription
-        cannot continue."""
+        """Keep the subscription open for the next reader of the shard. Returns False if this is not possible; the
+        caller then closes the subscription.
+
+        A subscription is kept even if it has sent no event yet. If a shard has no records, its first event can take
+        five seconds. The first records of other shards can end each batch earlier (see `Budget.linger`). If each
+        batch made a new subscription, no event of this shard would ever arrive.
+        """
         place = self._place
         if self._subscriptions is None or place is None or not events.waits():
             return False
@@ -334,7 +338,7 @@ class Subscriptions:
         return None
 
     def leave(self, consumer_arn: str, shard_id: str, place: Place, events: "_Events") -> None:
-        """Leave a subscription to the next reader. `place`: where its next event begins."""
+        """Keep a subscription open for the next reader of its shard. `place`: where its next event begins."""
         with self._lock:
             former = self._left.pop((consumer_arn, shard_id), None)
             self._left[consumer_arn, shard_id] = place, events

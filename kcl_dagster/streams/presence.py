@@ -1,8 +1,9 @@
 """Checks whether a record is still in its shard.
 
 If records leave a stream before they are read, the reader is not informed: iterators and subscriptions skip these
-records. A shard loses its oldest records first. So if the last record that was read before a page is still in the
-shard after the page has arrived, no record between that record and the page was skipped.
+records. A shard loses its oldest records first. A reader that is far behind the tip uses this: when a page has
+arrived, it looks up the record that it had read last before this page. If the shard still has that record, it also
+has all later records, so none was skipped.
 """
 
 from typing import Any, Final

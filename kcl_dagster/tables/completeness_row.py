@@ -208,9 +208,9 @@ def _unpacked(text: str) -> tuple[SetBack, ...]:
 def advance_completeness(
     place: Place, before: WrittenThrough, through: int, first: FirstMoment | None = None
 ) -> Request:
-    """Return the request that writes a later moment. In the first epoch, the request also creates the row. It fails
-    if the epoch has changed, or if the row has the same or a later moment. With `first`, it also fails if the first
-    moment has changed."""
+    """Return the request that writes a later moment. In the first epoch, the request also creates the row. DynamoDB
+    refuses the request if the stored row has another epoch than `before`, or the same or a later moment. With
+    `first`, DynamoDB also refuses it if the first moment in the row has changed."""
     update = Update(place.table, place.key, s(COMPLETENESS_KEY))
     update.set({ENTITY_TYPE: s(COMPLETENESS), THROUGH: n(through), EPOCH: n(before.epoch)})
     known = f"{EPOCH} = :{EPOCH} AND (attribute_not_exists({THROUGH}) OR {THROUGH} < :{THROUGH})"
@@ -223,7 +223,8 @@ def advance_completeness(
 
 
 def set_completeness_back(place: Place, known_epoch: int, wanted: WrittenThrough) -> Request:
-    """Return the request that writes the row of a new epoch. It fails if the row's epoch is not `known_epoch`."""
+    """Return the request that begins a new epoch: it writes `wanted` to the row. DynamoDB refuses the request if
+    the stored row has another epoch than `known_epoch`. If `known_epoch` is 0, the request also creates the row."""
     update = Update(place.table, place.key, s(COMPLETENESS_KEY))
     update.set({ENTITY_TYPE: s(COMPLETENESS), EPOCH: n(wanted.epoch), RESETS: s(_packed(wanted.resets))})
     if wanted.back_to is None:

@@ -25,9 +25,10 @@ from kcl_dagster.tables.sending import Applied, Refused
 __all__ = ["LeaseTable", "ScanResult"]
 
 CaughtUp = Callable[[Lease], None]
-"""A function that a transition of the owner calls. The transition calls the function if an earlier write of the
-owner was applied, but the response to that write was lost. The argument is the lease as it is in the table. If the
-transition fails later, the lease in the table is at most one write ahead of the argument.
+"""A function that a transition of the owner calls if its write was refused although the lease is not lost: an
+earlier write of the owner was applied and its response was lost, or a handoff has begun. The argument is the lease
+as it is in the table. If the transition fails later, the lease in the table is at most one write ahead of the
+argument.
 """
 
 CREATED_AT_ONCE: Final = 50  # leases per transaction; DynamoDB allows a hundred writes in a transaction
@@ -298,8 +299,9 @@ class LeaseTable(LeaseReader):
         is_behind: Callable[[Lease, Lease], bool],
         caught_up: CaughtUp | None,
     ) -> Lease:
-        """Write as the owner. If the row has changed only because an earlier write of the owner was applied and its
-        response was lost, write again, based on the stored row."""
+        """Write as the owner. If the write is refused and `is_behind` returns True, write again, based on the
+        stored row. `is_behind`: whether the row has changed only because an earlier write of the owner was applied
+        and its response was lost, or, for a renewal, because a handoff has begun."""
         deadline = self._sender.deadline()
         known = lease
         for _ in range(LOST_IN_A_ROW):

@@ -70,12 +70,13 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The limits at which a fetch stops reading open ranges, whichever is reached first. They apply to the whole
-    batch, and not to each shard.
+    """The limits of a fetch. When the first of them is reached, the fetch stops reading its open ranges. It reads
+    pinned ranges to their ends in any case; see `Range`. The limits apply to the whole batch, and not to each
+    shard.
 
     `records` is a number of user records, and `bytes` the size of their payloads and keys. Open ranges exceed
-    `bytes` only if the first record alone is larger. If there is not room for all ranges, they are read in the
-    requested order.
+    `bytes` only if the first record alone is larger. If the limits leave no room for some of the open ranges, those
+    that were requested first are read first.
     """
 
     records: int
@@ -322,8 +323,9 @@ class FileCounts:
 class PartCounts:
     """What a sink stored of one part.
 
-    - `files`: the counts of each file. None if the times of the rows are not known, because the output has no
-      column of times, or because an earlier attempt stored the part. In this case, use the other fields.
+    - `files`: the counts of each file. None if the times of the rows are not known, because the output does not
+      have the column `Batch.time_column`, or because an earlier attempt stored the part. In this case, use the
+      other fields.
     - `size`: the bytes of its files, 0 if not known.
     - `number`: the number of its files, without files that are counted with another part.
     - `rows`: all rows of the part. None if each record was stored as one row.

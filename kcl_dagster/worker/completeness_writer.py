@@ -45,8 +45,8 @@ def is_writer(held: Iterable[Lease], stream: str) -> bool:
 
 class CompletenessWriter:
     """Decides when to store the moment through which the application is complete. `step` is called on the
-    housekeeping thread and never waits, because the sink works on a thread of its own. If the sink still works when
-    the next moment is due, that moment is dropped, and an event reports this."""
+    housekeeping thread and never waits, because the sink stores the moment on another thread. If the sink is still
+    storing a moment when the next one is due, the next one is not stored, and an event reports this."""
 
     def __init__(
         self,

@@ -77,9 +77,10 @@ class HeldLease:
         return Holding(self.lease, self.token, self.handoff_since)
 
     def caught_up(self, lease: Lease) -> None:
-        """Keep `lease`, the row that was found when a write was refused. It was refused because the row already had
-        an earlier write of this worker, whose response was lost. The row shows the outcomes of all writes until
-        then, so the outcome of at most one write is unknown."""
+        """Record `lease`, the row that was read after a write of this worker was refused. The row had changed
+        because an earlier write of this worker was applied and its response was lost, or because a handoff has
+        begun. The row shows the outcomes of all earlier writes. So if the response to the next write is lost, only
+        the outcome of this next write is unknown."""
         self.lease = lease
 
     def add_stored(self, stored: Unwritten) -> None:

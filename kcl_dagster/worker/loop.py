@@ -495,8 +495,8 @@ class Worker(Generic[D]):
         return []
 
     def _see_leader(self, silent: float) -> None:
-        """Report one event per episode in which the leader does not write its lock, for example because its tick
-        does not end."""
+        """Report one event for each period in which no leader writes the leader lock, for example because the
+        leader's tick does not end."""
         is_silent = silent >= self.settings.leaderless
         if is_silent and not self._is_leader_silent:
             message = f"no leader has written the leader lock for {silent:.0f} s; workers take unserved leases"

@@ -100,6 +100,8 @@ class Queue:
             heapq.heappush(self._heaps.setdefault(holder.worker.zone, []), entry)
 
     def least(self, zone: str | None = None) -> Holder | None:
+        """Return the first holder of a zone. If `zone` is None, return the first of all holders. Returns None if
+        there is no holder. Removes outdated entries before the first valid one."""
         heap = self._heaps.get(zone, [])
         while heap:
             load, count, _, holder = heap[0]
@@ -109,7 +111,8 @@ class Queue:
         return None
 
     def drop(self, zone: str | None = None) -> None:
-        """Remove the first entry."""
+        """Remove the first entry from the heap of a zone. If `zone` is None, remove it from the heap with all
+        holders. Right after `least`, this is the entry of the holder that `least` has returned."""
         heapq.heappop(self._heaps[zone])
 
 

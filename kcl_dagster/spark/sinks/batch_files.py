@@ -50,7 +50,7 @@ MANIFEST_DDL: Final = ddl(_MANIFEST)
 @dataclass(frozen=True, slots=True)
 class RowsOfLease:
     """The rows of one lease in a file. `rows`: the number of these rows. `minutes`: their number in each minute;
-    None if the rows have no column of times."""
+    None if the rows do not have the column `worker.batch.Batch.time_column`."""
 
     rows: int
     minutes: tuple[MinuteRows, ...] | None
