@@ -26,8 +26,8 @@ from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.staged_ranges import FetchStaging
 from kcl_dagster.worker.loop import Worker
 
-# A source holds as many. A run reads all but the last one, which would wait for more records. The first batch shows a
-# sink what its transform does.
+# A source holds as many. A run reads all but the last one, which would wait for more records. The first batch shows
+# a sink what its transform does.
 BATCHES: Final = 5
 VALUES: Final[dict[str, Callable[[], Any]]] = {
     "text": lambda: f"value {random.getrandbits(48):x}",

@@ -6,7 +6,8 @@ bare           the same loop with our parser
 fetch          our fetch in Spark, frozen, every record evaluated once, nothing stored
 unsafe         fetch and Parquet in one job: no leases, no entries, no checkpoint, and no second name for a file
 exactly once   the worker's batches one after another: leases in DynamoDB, Parquet, entries of a chain, checkpoints
-through Spark  the same with a transform, so that the records are frozen in Spark and become rows of a DataFrame
+through Spark  the same with a transform, so that the records are kept in Spark and are rows of a DataFrame, in
+               eight batches; and in one batch
 worker         the same as users run it: the next batch is read while one is written
 """
 

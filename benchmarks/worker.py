@@ -26,15 +26,18 @@ from pyspark.sql import SparkSession
 
 from benchmarks.json_transforms import JSON, KPL_JSON, Transforms
 from benchmarks.machine import PeakMemory
-from benchmarks.ours import Ours
+from benchmarks.ours import Ours, with_length
 from benchmarks.rivals.racing import CONNECTOR, KCL, RIVALS, Rival, Unavailable
 from benchmarks.run_time import Cost, typical
 from benchmarks.source import LOADS, Load, Source, emulator
 from kcl_dagster.spark.session import SparkSettings, start_session
+from kcl_dagster.spark.transform import unchanged
 
 RIVAL_BAR = 5.0  # times the records per CPU-second of the others, at 1 KB
 FLOOR_BAR = 0.60  # of the bare loop's bytes per second
 EXACTLY_ONCE_BAR = 1.15  # times what the same takes without
+
+FRAME_BAR = 15.0  # CPU-s/GB of a large batch with a transform
 
 CONNECTOR_BAR = 3.0  # times the records per CPU-second of the Spark connector, with a transform
 
@@ -135,6 +138,7 @@ def measure(
         costs["exactly once"] = typical([safe for _, safe in pairs])
         costs["worker"] = repeated(ours.worker, PAIRS * repeat)
         costs["through Spark"] = repeated(ours.through_spark, repeat)
+        costs["through Spark, 1"] = repeated(lambda: ours.exactly_once(with_length), repeat)
     finally:
         shutil.rmtree(folder)
     for name, cost in costs.items():
@@ -155,6 +159,15 @@ def measure(
             median(safe.seconds / unsafe.seconds for unsafe, safe in pairs),
             "x",
             EXACTLY_ONCE_BAR if bars else None,
+            at_most=True,
+        )
+    )
+    report.add(
+        Figure(
+            f"{load.name} through Spark in one batch, CPU",
+            costs["through Spark, 1"].cpu_per_gb,
+            "CPU-s/GB",
+            FRAME_BAR if bars else None,
             at_most=True,
         )
     )
@@ -212,20 +225,24 @@ def race(
 
 
 def measure_memory(spark: SparkSession, endpoint: str, pid: int, report: Report) -> None:
-    """The most that is resident while one batch of 200 MB is read and stored."""
+    """The most that is resident while one batch of 200 MB is read and stored, as read and then with a transform."""
     folder = tempfile.mkdtemp()
+    peaks: dict[str, dict[str, float]] = {}
     try:
         source = Source.fill(PLAIN["1KB"], MEMORY_MEGABYTES, endpoint, "memory")
         ours = Ours(source, spark, pid, folder)
-        peak = PeakMemory(pid)
-        try:
-            ours.exactly_once()
-        finally:
-            peak.close()
+        for way, transform in (("as read", unchanged), ("through Spark", with_length)):
+            peak = PeakMemory(pid)
+            try:
+                ours.exactly_once(transform)
+            finally:
+                peak.close()
+            peaks[way] = peak.megabytes
     finally:
         shutil.rmtree(folder)
-    for kind, megabytes in peak.megabytes.items():
-        report.add(Figure(f"peak memory of a {MEMORY_MEGABYTES:.0f} MB batch, {kind}", megabytes, "MB"))
+    for way, found in peaks.items():
+        for kind, megabytes in found.items():
+            report.add(Figure(f"peak memory of a {MEMORY_MEGABYTES:.0f} MB batch {way}, {kind}", megabytes, "MB"))
 
 
 def main(arguments: list[str] | None = None) -> int:

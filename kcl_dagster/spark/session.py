@@ -64,6 +64,9 @@ LOCAL: Final = {
     # At the level WARN, Spark would warn for every released batch that its records cannot be recomputed, which is
     # intended.
     "spark.log.level": "ERROR",
+    # For each query, Spark writes its plan as a text for its UI, which a local session does not have. This text is
+    # the shortest one.
+    "spark.sql.ui.explainMode": "simple",
     **KEEPS_MEMORY,
     **SENDS_EVERY_ERROR,
     **REPEATS_NO_STAGE,
