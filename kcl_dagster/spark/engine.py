@@ -25,7 +25,7 @@ from kcl_dagster.spark.frozen_rows import FROZEN_DDL
 from kcl_dagster.spark.health import SessionHealth
 from kcl_dagster.spark.interruption import limited_jobs, tag_jobs
 from kcl_dagster.spark.plans import EngineSettings, Plans
-from kcl_dagster.spark.reader_processes import reader_processes
+from kcl_dagster.spark.reader_processes import FetchTasks, SubscribedLeases, reader_process
 from kcl_dagster.spark.schema import RECORD_DDL
 from kcl_dagster.spark.session import is_classic
 from kcl_dagster.spark.staged_ranges import FetchStaging, ReadAgain, StagedRanges
@@ -82,6 +82,7 @@ class SparkEngine:
         self._is_fanout = settings.consumer_name is not None and is_classic(spark)
         self._most_tasks = settings.tasks or _fitting_tasks(spark)
         self._plans = Plans(connection, settings, runtime)
+        self._subscribed = SubscribedLeases()
         self._ahead = ReadAhead(spark, self._read_once, f"kcl-prefetch-{runtime.new_id()}")
         self.health = SessionHealth(spark)
         self._tagged: int | None = None
@@ -91,8 +92,8 @@ class SparkEngine:
         """Run a job that reads nothing, with the tasks of a fetch. Called once, before the first fetch."""
         warm_up(self._spark, self._connection, self._most_tasks)
         if self._is_fanout:  # fetches by fan-out have separate Python processes
-            with reader_processes(self._spark, is_fanout=True):
-                warm_up(self._spark, self._connection, self._most_tasks)
+            with reader_process(self._spark, 0):
+                warm_up(self._spark, self._connection)
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> FetchedBatch:
         """Implements `worker.batch.Engine.fetch`."""
@@ -158,23 +159,21 @@ class SparkEngine:
         return None if any(range_.is_pinned for range_ in ranges) else self._next_staging()
 
     def _staged(self, ranges: Sequence[Range], budget: Budget, staging: FetchStaging) -> FetchedRanges:
-        numbers, plan = self._tasks(ranges, budget)
+        tasks, plan = self._tasks(ranges, budget)
 
         def again(pinned: Sequence[Range]) -> DataFrame:
-            tasks, plan_of_pinned = self._tasks(pinned, budget)
-            return tasks.mapInArrow(ReadAgain(plan_of_pinned), RECORD_DDL)
+            tasks_of_pinned, plan_of_pinned = self._tasks(pinned, budget)
+            return tasks_of_pinned.map(ReadAgain(plan_of_pinned), RECORD_DDL)
 
         tag = f"kcl-staging-{self._runtime.new_id()}"
         with limited_jobs(self._spark, budget.seconds + STAGING_SECONDS, tag):
-            read = StagedRanges(ranges, numbers, plan, staging, again)
+            read = StagedRanges(ranges, tasks, plan, staging, again)
         self._remember(ranges, read)
         return read
 
     def _kept(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
-        numbers, plan = self._tasks(ranges, budget)
-        with reader_processes(self._spark, is_fanout=plan.is_fanout):
-            fetched = numbers.mapInArrow(FetchTask(plan), FROZEN_DDL)
-        read = FrozenRanges(plan.ranges, fetched)
+        tasks, plan = self._tasks(ranges, budget)
+        read = FrozenRanges(plan.ranges, tasks.map(FetchTask(plan), FROZEN_DDL))
         self._remember(ranges, read)
         return read
 
@@ -182,19 +181,27 @@ class SparkEngine:
         self._plans.remember(ranges, read.outcome.trailers)
         self._bytes_of_range = sum(found.bytes for found in read.outcome.progress.values()) / len(ranges)
 
-    def _tasks(self, ranges: Sequence[Range], budget: Budget) -> tuple[DataFrame, FetchPlan]:
-        """The tasks of a fetch: a DataFrame with the number of each task in its own partition, and the plan."""
+    def _tasks(self, ranges: Sequence[Range], budget: Budget) -> tuple[FetchTasks, FetchPlan]:
+        """The tasks of a fetch, and its plan."""
         # Each task's part of the budget is at least a page, because a task cannot know how much a page will
         # contain.
-        tasks = max(1, min(len(ranges), self._worthwhile_tasks(len(ranges)), budget.bytes // MAX_PAGE_BYTES))
-        plan = self._plans.plan([ranges[task::tasks] for task in range(tasks)], budget)
-        return self._spark.range(0, tasks, 1, tasks), plan
+        wanted = max(1, min(self._worthwhile_tasks(len(ranges)), budget.bytes // MAX_PAGE_BYTES))
+        if self._is_fanout:
+            shares = self._subscribed.divide(ranges, wanted)
+            plan = self._plans.plan(list(shares.values()), budget)
+            return FetchTasks(self._spark, len(shares), tuple(shares)), plan
+        count = min(len(ranges), wanted)
+        plan = self._plans.plan([ranges[task::count] for task in range(count)], budget)
+        return FetchTasks(self._spark, count), plan
 
     def _worthwhile_tasks(self, ranges: int) -> int:
         """The number of tasks for this number of ranges: fewer than the maximum if the last fetch had little to
-        read."""
-        if self._are_tasks_fixed or self._bytes_of_range is None:
+        read. The first fetch by fan-out has one task, because a lease that changes its task has to subscribe
+        again."""
+        if self._are_tasks_fixed or (self._bytes_of_range is None and not self._is_fanout):
             return self._most_tasks
+        if self._bytes_of_range is None:
+            return 1
         share = max(self._bytes_of_range * ranges / TASK_BYTES, ranges / RANGES_OF_TASK)
         return min(self._most_tasks, max(1, ceil(share)))
 

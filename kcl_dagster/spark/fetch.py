@@ -89,10 +89,6 @@ class FetchPlan:
     opens_aggregates: bool = True
 
     @property
-    def is_fanout(self) -> bool:
-        return any(shard.consumer_arn is not None for shards in self.tasks for shard in shards)
-
-    @property
     def ranges(self) -> tuple[Range, ...]:
         """All ranges, task by task."""
         return tuple(shard.range for shards in self.tasks for shard in shards)

@@ -1,41 +1,114 @@
 """Python processes in the executors that only read by fan-out, so that subscriptions last from batch to batch.
 
-Spark assigns a task to the idle Python process that has waited longest. A subscription belongs to one process. If
-fetches shared their processes with other functions, a fetch would often get a process without its subscription, and
-would have to subscribe again. Kinesis allows this only every five seconds. Spark uses separate processes for
-functions with another environment, so fetches get an environment of their own.
+Spark assigns a task to the idle Python process that has waited longest. A subscription belongs to one process. A
+fetch that gets another process has to subscribe again, and Kinesis allows this only every five seconds. Spark uses
+separate processes for functions with another environment. So each task of a fetch has an environment of its own,
+and `SubscribedLeases` gives a lease to the same task in each fetch.
+
+This works where one executor runs all tasks, as in a local session.
 """
 
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import reduce
+from math import ceil
 from typing import Any, Final
 
-from pyspark.sql import SparkSession
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
-from kcl_dagster.spark.session import is_classic
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.worker.batch import Range
 
 VARIABLE: Final = "KCL_DAGSTER_READER"
+# Leases are divided anew after this number of fetches in a row for which fewer processes were enough, or for which
+# the shares were unequal. If single fetches were enough, leases would often change their process.
+FETCHES_UNTIL_CHANGE: Final = 20
+UNEQUAL: Final = 1.5  # times the mean number of ranges
 _changing: Final = threading.Lock()
+
+InArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @contextmanager
-def reader_processes(spark: SparkSession, *, is_fanout: bool) -> Iterator[None]:
-    """A context in which functions that are passed to Spark run in the processes for fan-out. It has no effect
-    if `is_fanout` is False, or if the session is one of Spark Connect, whose driver is elsewhere.
+def reader_process(spark: SparkSession, number: int) -> Iterator[None]:
+    """A context in which functions that are passed to Spark run in the process for fan-out with this number.
 
     The environment of the SparkContext is replaced by a copy and never changed in place. Otherwise a thread of the
     user, or the thread that reads ahead, could fail while it iterates over the environment.
     """
-    if not (is_fanout and is_classic(spark)):
-        yield
-        return
     context: Any = spark.sparkContext
     with _changing:
-        context.environment = {**context.environment, VARIABLE: "fan-out"}
+        context.environment = {**context.environment, VARIABLE: str(number)}
         try:
             yield
         finally:
             remaining = dict(context.environment)  # keeps what other threads have added meanwhile
             del remaining[VARIABLE]
             context.environment = remaining
+
+
+@dataclass(frozen=True, slots=True)
+class FetchTasks:
+    """The tasks of a fetch. `processes`: for fan-out, the number of the process of each task. None: a task runs in
+    any Python process."""
+
+    spark: SparkSession
+    count: int
+    processes: tuple[int, ...] | None = None
+
+    def map(self, function: InArrow, schema: str) -> DataFrame:
+        """Return the output of `function` for all tasks. Its input in each task is a row with the task's number."""
+        if self.processes is None:
+            return self.spark.range(0, self.count, 1, self.count).mapInArrow(function, schema)
+        outputs = []
+        for task, process in enumerate(self.processes):
+            with reader_process(self.spark, process):
+                outputs.append(self.spark.range(task, task + 1, 1, 1).mapInArrow(function, schema))
+        return reduce(lambda one, other: one.unionAll(other), outputs)
+
+
+@dataclass(slots=True)
+class SubscribedLeases:
+    """Divides the ranges of a fetch among reader processes. A lease stays with its process until all leases are
+    divided anew: at once if more processes are wanted, and otherwise after FETCHES_UNTIL_CHANGE."""
+
+    _count: int = 1
+    _fetches_with_less: int = 0
+    _fetches_unequal: int = 0
+    _process_of: dict[LeaseKey, int] = field(default_factory=dict)
+
+    def divide(self, ranges: Sequence[Range], wanted: int) -> dict[int, list[Range]]:
+        """Return the ranges of each process that has any. `wanted`: the number of processes that is worthwhile for
+        this fetch."""
+        self._fetches_with_less = self._fetches_with_less + 1 if wanted < self._count else 0
+        if wanted > self._count or self._fetches_with_less >= FETCHES_UNTIL_CHANGE:
+            self._count = wanted
+            self._forget()
+        shares = self._shares(ranges)
+        is_unequal = max(map(len, shares.values())) > UNEQUAL * ceil(len(ranges) / self._count)
+        self._fetches_unequal = self._fetches_unequal + 1 if is_unequal else 0
+        if self._fetches_unequal >= FETCHES_UNTIL_CHANGE:  # the worker has lost most leases of the other processes
+            self._forget()
+            shares = self._shares(ranges)
+        return shares
+
+    def _forget(self) -> None:
+        self._process_of.clear()
+        self._fetches_with_less = self._fetches_unequal = 0
+
+    def _shares(self, ranges: Sequence[Range]) -> dict[int, list[Range]]:
+        counts = Counter(dict.fromkeys(range(self._count), 0))
+        counts.update(self._process_of[range_.lease] for range_ in ranges if range_.lease in self._process_of)
+        shares: dict[int, list[Range]] = {}
+        for range_ in ranges:
+            process = self._process_of.get(range_.lease)
+            if process is None:
+                process = min(counts, key=lambda one: (counts[one], one))
+                self._process_of[range_.lease] = process
+                counts[process] += 1
+            shares.setdefault(process, []).append(range_)
+        return dict(sorted(shares.items()))

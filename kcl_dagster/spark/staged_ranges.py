@@ -39,7 +39,7 @@ from kcl_dagster.spark.failures import CONTENT_CHANGED, Marks, fetch_failures
 from kcl_dagster.spark.fetch import FetchPlan, Trailer, client_of, fetch
 from kcl_dagster.spark.frozen import midpoint_of, poison_records_of
 from kcl_dagster.spark.outcome import FetchOutcome
-from kcl_dagster.spark.reader_processes import reader_processes
+from kcl_dagster.spark.reader_processes import FetchTasks
 from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, ddl
 from kcl_dagster.spark.settling import settle
 from kcl_dagster.worker.batch import PoisonRecord, Range
@@ -209,10 +209,9 @@ class StagedRanges:
     """The result of one fetch job that staged files."""
 
     def __init__(
-        self, ranges: Sequence[Range], numbers: DataFrame, plan: FetchPlan, staging: FetchStaging, again: Again
+        self, ranges: Sequence[Range], tasks: FetchTasks, plan: FetchPlan, staging: FetchStaging, again: Again
     ) -> None:
-        """Run the job. `numbers`: the number of each task, in a partition of its own. `again`: reads ranges
-        again."""
+        """Run the job. `again`: reads ranges again."""
         self.ranges = tuple(ranges)
         self.chain = staging.chain
         self._staging = staging
@@ -220,9 +219,7 @@ class StagedRanges:
         self._is_taken = False
         try:
             with fetch_failures():
-                with reader_processes(numbers.sparkSession, is_fanout=plan.is_fanout):
-                    task = numbers.mapInArrow(StageFetched(plan, staging), STAGED_DDL)
-                rows = task.collect()
+                rows = tasks.map(StageFetched(plan, staging), STAGED_DDL).collect()
             said = {LeaseKey(row.lease_key): str(row.trailer) for row in rows if row.lease_key is not None}
             lists = [row.files for row in rows if row.lease_key is None]
             if len(said) != len(rows) - len(lists) or set(said) != {range_.lease for range_ in ranges}:

@@ -235,6 +235,16 @@ class FanoutReader:
             return self._continuation
         return self._bounds
 
+    @property
+    def _places_of_next(self) -> tuple[Place, ...]:
+        """The places at which the next reader can begin to use the subscription. If the range begins at an initial
+        position and had no records, the next range begins there as well, and its reader has no continuation."""
+        place = self._place
+        if place is None:
+            return ()
+        is_unread = self._bounds.after.is_initial_position and self._cut.last_sequence is None
+        return (place, self._bounds) if is_unread else (place,)
+
     def _kept(self) -> "_Events | None":
         registry, place = self._subscriptions, self._place
         if registry is None or place is None:
@@ -249,10 +259,10 @@ class FanoutReader:
         five seconds. The first records of other shards can end each batch earlier (see `Budget.linger`). If each
         batch made a new subscription, no event of this shard would ever arrive.
         """
-        place = self._place
-        if self._subscriptions is None or place is None or not events.waits():
+        places = self._places_of_next
+        if self._subscriptions is None or not places or not events.waits():
             return False
-        self._subscriptions.leave(self._consumer_arn, self._shard_id, place, events)
+        self._subscriptions.leave(self._consumer_arn, self._shard_id, places, events)
         return True
 
     def _subscribe(self) -> "_Events":
@@ -322,7 +332,7 @@ class Subscriptions:
     """The subscriptions of one process that wait for their next readers. Thread-safe."""
 
     def __init__(self) -> None:
-        self._left: dict[tuple[str, str], tuple[Place, _Events]] = {}
+        self._left: dict[tuple[str, str], tuple[tuple[Place, ...], _Events]] = {}
         self._lock = threading.Lock()
 
     def take(self, consumer_arn: str, shard_id: str, place: Place) -> "_Events | None":
@@ -331,17 +341,18 @@ class Subscriptions:
             found = self._left.pop((consumer_arn, shard_id), None)
         if found is None:
             return None
-        left_at, events = found
-        if left_at == place and events.goes_on():
+        places, events = found
+        if place in places and events.goes_on():
             return events
         events.close()
         return None
 
-    def leave(self, consumer_arn: str, shard_id: str, place: Place, events: "_Events") -> None:
-        """Keep a subscription open for the next reader of its shard. `place`: where its next event begins."""
+    def leave(self, consumer_arn: str, shard_id: str, places: tuple[Place, ...], events: "_Events") -> None:
+        """Keep a subscription open for the next reader of its shard. `places`: the places at which this reader can
+        begin without missing or repeating a record."""
         with self._lock:
             former = self._left.pop((consumer_arn, shard_id), None)
-            self._left[consumer_arn, shard_id] = place, events
+            self._left[consumer_arn, shard_id] = places, events
         if former is not None:
             former[1].close()
 

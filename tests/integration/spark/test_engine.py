@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from kcl_dagster.emulator import Emulator, Limits
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
@@ -19,7 +20,7 @@ from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.worker.batch import Budget, Range
 from tests.doubles.parts import Parts
-from tests.integration.spark.conftest import GENEROUS, Stream, batch_of
+from tests.integration.spark.conftest import GENEROUS, Stream, batch_of, new_stream
 
 pytestmark = pytest.mark.spark
 
@@ -237,6 +238,24 @@ def test_shards_can_push_instead(stream: Stream, spark: SparkSession, connection
     second = engine.fetch(following(first, ranges), replace(GENEROUS, seconds=8.0))
     assert sorted(numbers(second.data([r.lease for r in ranges]).frame)) == list(range(90, 180))
     engine.close()
+
+
+def test_a_subscription_lasts_from_one_fetch_to_the_next(spark: SparkSession) -> None:
+    """Kinesis refuses a second subscription within five seconds, which is longer than each of these fetches."""
+    with Emulator(limits=replace(Limits.none(), takeover_seconds=5)) as aws, new_stream(aws, shards=4) as stream:
+        connection = Connection(
+            endpoint_url=aws.endpoint_url, region="us-east-1", access_key="test", secret_key="test"
+        )
+        engine = SparkEngine(spark, connection, EngineSettings(consumer_name="app"))
+        ranges = stream.ranges()
+        first = engine.fetch(ranges, replace(GENEROUS, seconds=3.0))
+        ranges = following(first, ranges)
+        for _ in range(8):
+            stream.produce(1)
+            fetched = engine.fetch(ranges, replace(GENEROUS, seconds=3.0, linger=0.05))
+            assert sum(one.records for one in fetched.progress.values()) == 1
+            ranges = following(fetched, ranges)
+        engine.close()
 
 
 # What a worker asks when a batch keeps failing

@@ -123,12 +123,10 @@ def test_a_fetch_says_how_far_it_came_if_its_rows_cannot_be_staged(
 class Job:
     """A job of one task that fetches two leases. `fails` when the task is done, all the same."""
 
-    sparkSession = None  # noqa: N815 - Spark's name
-
     def __init__(self, *, fails: bool = False) -> None:
         self._fails = fails
 
-    def mapInArrow(self, task: StageFetched, _: str) -> "Job":  # noqa: N802 - Spark's name
+    def map(self, task: StageFetched, _: str) -> "Job":
         self._task = task
         return self
 
@@ -141,7 +139,6 @@ class Job:
 
 class Plan:
     tasks = ((),)
-    is_fanout = False
 
 
 def ranges(*leases: str) -> list[Range]:
@@ -150,9 +147,9 @@ def ranges(*leases: str) -> list[Range]:
 
 def staged(store: LocalStore, *leases: str, job: Job | None = None, **more: Any) -> StagedRanges:
     plan: Any = Plan
-    numbers: Any = job or Job()
+    tasks: Any = job or Job()
     again: Any = None
-    return StagedRanges(ranges(*leases), numbers, plan, staging(store, **more), again)
+    return StagedRanges(ranges(*leases), tasks, plan, staging(store, **more), again)
 
 
 def test_files_are_of_a_batch_that_stores_all_their_records_in_their_chain(store: LocalStore) -> None:

@@ -47,7 +47,7 @@ def test_a_python_worker_has_the_client_that_its_first_fetch_asks_for(monkeypatc
     assert list(fetch._clients) == [CONNECTION]
 
 
-@pytest.mark.parametrize(("consumer", "environments"), [(None, [{}]), ("app", [{}, {VARIABLE: "fan-out"}])])
+@pytest.mark.parametrize(("consumer", "environments"), [(None, [{}]), ("app", [{}, {VARIABLE: "0"}])])
 def test_the_processes_that_read_by_fan_out_are_started_as_well(consumer: str | None, environments: Any) -> None:
     class Context:
         def __init__(self) -> None:

@@ -141,6 +141,22 @@ def test_a_subscription_of_which_a_part_was_read_is_not_used(service: Service) -
     assert service.feeds[0].closed.wait(PATIENCE)
 
 
+def test_a_shard_that_had_no_record_yet_keeps_its_subscription(service: Service) -> None:
+    """Its next range begins at the initial position again, although an empty event has moved the place."""
+    service.is_silent = True
+    subscriptions = Subscriptions()
+    first = reader(service, subscriptions)
+    threading.Timer(0.2, lambda: service.feeds[0].push(9)).start()
+    deadline = ReadDeadline(time.monotonic() + 1.0, system().clock)
+    assert list(first.pages(Allowance(1000, 1 << 30, 1), deadline)) == []
+    bookmark = first.bookmark
+    assert bookmark is not None
+    assert bookmark.iterator == "9"
+    service.feeds[0].push(10, b"a")
+    assert read(reader(service, subscriptions, bookmark=replace(bookmark, iterator=None))) == [b"a"]
+    assert len(service.feeds) == 1
+
+
 def test_a_subscription_that_nobody_reads_any_more_ends(service: Service) -> None:
     clock = FakeClock()
     subscriptions = Subscriptions()
