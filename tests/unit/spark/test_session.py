@@ -9,7 +9,7 @@ from kcl_dagster.application import Application
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.engine import EngineSettings, _fitting_tasks
 from kcl_dagster.spark.executors import check_executors
-from kcl_dagster.spark.session import CLUSTER, LOCAL, SparkSettings, plan_session, start_session
+from kcl_dagster.spark.session import CLUSTER, COMPILES_LATER, LOCAL, SparkSettings, plan_session, start_session
 
 
 @pytest.mark.parametrize("mode", ["connect", "cluster"])
@@ -69,6 +69,14 @@ def test_what_a_user_configures_wins_over_what_a_mode_starts_with(mode: Any, our
     assert {key: value for key, value in ours.items() if key not in own}.items() <= plan.conf.items()
     if mode in ("connect", "existing"):
         assert plan.conf == own
+
+
+@pytest.mark.parametrize("own", ["-XX:+UseG1GC", "-XX:TieredStopAtLevel=1", "-XX:Tier4CompileThreshold=9"])
+def test_a_local_jvm_compiles_later_unless_the_user_chooses(own: str) -> None:
+    plan = plan_session(SparkSettings(java_options=own), python=HERE, cores=1)
+    chosen = plan.conf["spark.driver.extraJavaOptions"]
+    assert chosen.startswith(own)
+    assert (COMPILES_LATER in chosen) == ("Tier" not in own)
 
 
 @pytest.mark.parametrize("mode", ["local", "cluster"])
