@@ -82,8 +82,8 @@ CLUSTER: Final = {
 }
 """The configuration of a cluster's session; everything can be overridden."""
 
-# Java's second compiler takes a quarter of the CPU time of a start. With thresholds ten times as high as Java's own,
-# it still compiles the code of every batch within the first minutes. Java ignores options that it does not know.
+# Java's second compiler takes a quarter of the CPU time of a start. With ten times its default thresholds, it still
+# compiles the code of every batch within the first minutes. Java ignores options that it does not know.
 COMPILES_LATER: Final = (
     "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
     "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
