@@ -198,7 +198,7 @@ def _connector(source: Source, folder: Path) -> list[str]:
         copy = ["mvn", "-B", "-q", "dependency:copy", f"-Dartifact={CONNECTOR_ARCHIVE}"]
         _install([*copy, f"-DoutputDirectory={jars}"])
     [jar] = jars.glob("*.jar")
-    python = _environment("spark-connector", SPARK_OF_CONNECTOR)
+    python = _environment("spark-connector", SPARK_OF_CONNECTOR, ARROW)
     script = str(HERE / "spark_connector_consumer.py")
     how = ["json"] if source.load.is_json else []
     return [str(python), script, source.stream, source.endpoint, str(jar), str(folder), *how]
