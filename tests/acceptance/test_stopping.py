@@ -32,11 +32,13 @@ def kill_make(running: Demo) -> None:
     running.process.kill()
 
 
-# Ctrl-C makes the supervisor end its children; after SIGKILL the reaper does. The others lead to one of the two.
+# After SIGKILL the reaper ends the children, which has tests of its own. The other ways lead to one of these two.
 WAYS = [
     interrupt_the_group,
-    kill_the_demo,
-    *(pytest.param(way, marks=pytest.mark.nightly) for way in (terminate_the_demo, kill_dagster, kill_make)),
+    *(
+        pytest.param(way, marks=pytest.mark.nightly)
+        for way in (kill_the_demo, terminate_the_demo, kill_dagster, kill_make)
+    ),
 ]
 
 

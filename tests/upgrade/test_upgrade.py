@@ -149,7 +149,9 @@ class Upgraded:
         return sorted(row["leaseKey"]["S"] for row in rows if "pendingCheckpoint" in row)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg", pytest.param("folder", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "kind", ["parquet", "iceberg", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("delta", "folder"))]
+)
 def test_each_record_is_stored_once_and_former_files_remain(kind: str, spark: SparkSession, tmp_path: Path) -> None:
     with emulator() as aws:
         upgraded = Upgraded(kind, tmp_path, aws, load(kind))
