@@ -74,16 +74,22 @@ class FetchTasks:
 @dataclass(slots=True)
 class SubscribedLeases:
     """Divides the ranges of a fetch among reader processes. A lease stays with its process until all leases are
-    divided anew: at once if more processes are wanted, and otherwise after FETCHES_UNTIL_CHANGE."""
+    divided anew: at once if more processes are wanted, and otherwise after FETCHES_UNTIL_CHANGE. Used by two
+    threads: one that reads, and one that reads ahead."""
 
     _count: int = 1
     _fetches_with_less: int = 0
     _fetches_unequal: int = 0
     _process_of: dict[LeaseKey, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def divide(self, ranges: Sequence[Range], wanted: int) -> dict[int, list[Range]]:
         """Return the ranges of each process that has any. `wanted`: the number of processes that is worthwhile for
         this fetch."""
+        with self._lock:
+            return self._divide(ranges, wanted)
+
+    def _divide(self, ranges: Sequence[Range], wanted: int) -> dict[int, list[Range]]:
         self._fetches_with_less = self._fetches_with_less + 1 if wanted < self._count else 0
         if wanted > self._count or self._fetches_with_less >= FETCHES_UNTIL_CHANGE:
             self._count = wanted

@@ -37,7 +37,6 @@ this column.
 _SQL_TYPES: Final = {
     pa.binary(): "binary",
     pa.string(): "string",
-    pa.int32(): "int",
     pa.int64(): "bigint",
     pa.timestamp("us", tz="UTC"): "timestamp",
 }

@@ -23,6 +23,7 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.parquet_file import Footer, ParquetFile, read_footer
 from kcl_dagster.spark.schema import REPEATING, ddl
+from kcl_dagster.spark.sealing import Unseal
 from kcl_dagster.spark.settling import settle
 from kcl_dagster.spark.sinks.layout import Layout
 from kcl_dagster.spark.sinks.minutes import MinuteCounts, minute_rows
@@ -139,6 +140,9 @@ class StageFiles:
     target_bytes: int
     """When a file has this size, it is closed, and the next one is begun."""
 
+    unseal: Unseal | None = None
+    """Opens sealed rows, see `spark.sealing`. None: the rows are not sealed."""
+
     time_column: str | None = None
     """The column by whose minutes rows are counted. None: rows are not counted by minutes."""
 
@@ -165,7 +169,9 @@ class StageFiles:
         context = TaskContext.get()
         task, attempt = (0, 0) if context is None else (context.partitionId(), context.taskAttemptId())
         with self.marks.errors():
-            written = self.write(batches, task, attempt, self.only_lease)
+            written = self.write(
+                batches if self.unseal is None else self.unseal(batches), task, attempt, self.only_lease
+            )
         yield pa.RecordBatch.from_pylist(written, schema=_MANIFEST)
 
     def write(self, rows: Rows, task: int, attempt: int, only_lease: LeaseKey | None) -> list[dict[str, Any]]:

@@ -114,7 +114,9 @@ USER_CODE: dict[str, Callable[[DataFrame], DataFrame]] = {
 }
 
 
-@pytest.mark.parametrize("name", USER_CODE)
+# Those in which Spark needs no column, or few rows, or none. The check is out of the optimizer's
+# sight; these show that rows are opened at all.
+@pytest.mark.parametrize("name", ["nothing", "a constant", "count", "limit", "a key nobody has"])
 def test_user_code_cannot_hide_a_swapped_batch(name: str, swapped: FetchedBatch) -> None:
     output = USER_CODE[name](swapped.data(list(swapped.progress)).frame)
     with pytest.raises(Exception) as caught:  # noqa: PT011 - which of Spark's classes it is depends on the plan
@@ -122,7 +124,7 @@ def test_user_code_cannot_hide_a_swapped_batch(name: str, swapped: FetchedBatch)
     assert is_content_changed(caught.value)
 
 
-@pytest.mark.parametrize("name", ["a constant", "count", "a key nobody has", "filter and limit"])
+@pytest.mark.parametrize("name", ["a constant", "filter and limit"])
 def test_user_code_cannot_hide_it_when_a_lease_was_dropped(name: str, swapped: FetchedBatch) -> None:
     """Leases that are lost while the batch is prepared are filtered out: that filter may not hide it either."""
     output = USER_CODE[name](swapped.data(list(swapped.progress)[:2]).frame)

@@ -12,6 +12,7 @@ from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.reader_processes import VARIABLE
 from kcl_dagster.spark.warm_up import _WarmUp, warm_up
+from kcl_dagster.worker.batch import Budget
 from tests.unit.spark.test_session import Session
 
 CONNECTION = Connection(region="eu-west-1", access_key="key", secret_key="secret")
@@ -47,25 +48,41 @@ def test_a_python_worker_has_the_client_that_its_first_fetch_asks_for(monkeypatc
     assert list(fetch._clients) == [CONNECTION]
 
 
+class Context:
+    """Of a classic session."""
+
+    def __init__(self) -> None:
+        self.environment: dict[str, str] = {}
+        self._gateway = None
+
+
+class Processes(Jobs):
+    """`environments`: of each function that was passed to Spark."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sparkContext = Context()
+        self.environments: list[dict[str, str]] = []
+
+    def mapInArrow(self, *_: Any) -> "Processes":  # noqa: N802 - Spark's name
+        self.environments.append(dict(self.sparkContext.environment))
+        return self
+
+
 @pytest.mark.parametrize(("consumer", "environments"), [(None, [{}]), ("app", [{}, {VARIABLE: "0"}])])
 def test_the_processes_that_read_by_fan_out_are_started_as_well(consumer: str | None, environments: Any) -> None:
-    class Context:
-        def __init__(self) -> None:
-            self.environment: dict[str, str] = {}
-            self._gateway = None
-
-    class Processes(Jobs):
-        def __init__(self) -> None:
-            super().__init__()
-            self.sparkContext = Context()
-            self.environments: list[dict[str, str]] = []
-
-        def mapInArrow(self, *_: Any) -> "Processes":  # noqa: N802 - Spark's name
-            self.environments.append(dict(self.sparkContext.environment))
-            return self
-
     session: Any = Processes()
     engine = SparkEngine(session, CONNECTION, EngineSettings(consumer_name=consumer))
     engine.warm_up()
     engine.close()
     assert session.environments == environments
+
+
+@pytest.mark.parametrize("consumer", [None, "app"])
+def test_a_fetch_of_nothing_has_one_task(consumer: str | None) -> None:
+    """Records that have to be read again may be those of shards that had none."""
+    session: Any = Processes()
+    engine = SparkEngine(session, CONNECTION, EngineSettings(consumer_name=consumer, tasks=2))
+    tasks, plan = engine._tasks([], Budget(records=1, bytes=1 << 30, seconds=1.0))
+    engine.close()
+    assert (tasks.count, plan.tasks) == (1, ((),))
