@@ -63,7 +63,6 @@ UNLIMITED: Final = ShardLimits.unlimited()
 BATCH_SECONDS: Final = 0.2  # what an empty batch waits for records
 NO_SECONDS: Final = 0.001  # one answer of each shard
 PATIENCE_SECONDS: Final = 60.0
-TASKS: Final = 2
 EMPTY_BATCHES: Final = 5
 BATCHES: Final = 8  # of a source, where they follow one another
 _numbers = itertools.count()  # an application of its own for each run: leases remember
@@ -252,9 +251,7 @@ class Ours:
         return (time.monotonic() - began) * 1000
 
     def _engine(self, staging: StagingOfFetches = no_staging) -> SparkEngine:
-        # The first fetch of a worker is short, and has one task. Here it reads as much as those of a busy worker.
-        settings = EngineSettings(tasks=TASKS, limits=UNLIMITED)
-        return SparkEngine(self._spark, self._connection, settings, staging=staging)
+        return SparkEngine(self._spark, self._connection, EngineSettings(limits=UNLIMITED), staging=staging)
 
     def _ranges(self) -> list[Range]:
         stream = StreamIdentifier.single(self.source.stream)

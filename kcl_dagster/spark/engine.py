@@ -86,11 +86,11 @@ class SparkEngine:
         self._ahead = ReadAhead(spark, self._read_once, f"kcl-prefetch-{runtime.new_id()}")
         self.health = SessionHealth(spark)
         self._tagged: int | None = None
-        self._bytes_of_range = 0.0
+        self._bytes_of_range: float | None = None
 
     def warm_up(self) -> None:
-        """Run a job that reads nothing. Called once, before the first fetch."""
-        warm_up(self._spark, self._connection)
+        """Run a job that reads nothing, with the tasks of a fetch. Called once, before the first fetch."""
+        warm_up(self._spark, self._connection, self._most_tasks)
         if self._is_fanout:  # fetches by fan-out have separate Python processes
             with reader_process(self._spark, 0):
                 warm_up(self._spark, self._connection)
@@ -196,10 +196,12 @@ class SparkEngine:
 
     def _worthwhile_tasks(self, ranges: int) -> int:
         """The number of tasks for this number of ranges: fewer than the maximum if the last fetch had little to
-        read. The first fetch is a short one, and has one task for each RANGES_OF_TASK: each further task starts a
-        Python process."""
-        if self._are_tasks_fixed:
+        read. The first fetch by fan-out has one task, because a lease that changes its task has to subscribe
+        again."""
+        if self._are_tasks_fixed or (self._bytes_of_range is None and not self._is_fanout):
             return self._most_tasks
+        if self._bytes_of_range is None:
+            return 1
         share = max(self._bytes_of_range * ranges / TASK_BYTES, ranges / RANGES_OF_TASK)
         return min(self._most_tasks, max(1, ceil(share)))
 
