@@ -74,8 +74,8 @@ class FetchTasks:
 @dataclass(slots=True)
 class SubscribedLeases:
     """Divides the ranges of a fetch among reader processes. A lease stays with its process until all leases are
-    divided anew: at once if more processes are wanted, and otherwise after FETCHES_UNTIL_CHANGE. Used by two
-    threads: one that reads, and one that reads ahead."""
+    divided anew: at once if more processes are wanted, and otherwise after FETCHES_UNTIL_CHANGE. Thread-safe: the
+    worker's main thread and the thread that reads ahead both divide ranges."""
 
     _count: int = 1
     _fetches_with_less: int = 0
