@@ -1,5 +1,5 @@
-"""The records of a batch as a sink receives them: as the fetch of the batch returned them, and as a DataFrame for
-user code."""
+"""The records of a batch as a sink receives them: as files that the fetch has staged, and as a DataFrame for user
+code."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,17 +7,16 @@ from typing import Self
 
 from pyspark.sql import DataFrame
 
-from kcl_dagster.spark.sealing import Sealed
 from kcl_dagster.spark.staged_ranges import StagedRecords
 
 
 @dataclass(slots=True)
 class Records:
-    """The records of a batch. `held`: the records in the form in which the fetch returned them, for sinks that can
-    store this form directly; None if the records do not all have the same form. `frame` is made at its first use,
-    because many sinks only move files, in less time than Spark needs to make a DataFrame."""
+    """The records of a batch. `staged`: the files that the fetch has staged, for sinks that can take them; None if
+    a fetch of the batch has staged none. `frame` is made at its first use, because many sinks only move files, in
+    less time than Spark needs to make a DataFrame."""
 
-    held: Sealed | StagedRecords | None
+    staged: StagedRecords | None
     _make: Callable[[], DataFrame]
     _frame: DataFrame | None = field(default=None, init=False)
 

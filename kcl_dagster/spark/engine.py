@@ -21,12 +21,12 @@ from kcl_dagster.spark.ahead import ReadAhead
 from kcl_dagster.spark.fetch import Connection, FetchPlan, FetchTask
 from kcl_dagster.spark.fetched_batch import FetchedBatch, FetchedRanges
 from kcl_dagster.spark.frozen import FrozenRanges
+from kcl_dagster.spark.frozen_rows import FROZEN_DDL
 from kcl_dagster.spark.health import SessionHealth
 from kcl_dagster.spark.interruption import limited_jobs, tag_jobs
 from kcl_dagster.spark.plans import EngineSettings, Plans
 from kcl_dagster.spark.reader_processes import FetchTasks, SubscribedLeases, reader_process
 from kcl_dagster.spark.schema import RECORD_DDL
-from kcl_dagster.spark.sealing import SEALED_DDL
 from kcl_dagster.spark.session import is_classic
 from kcl_dagster.spark.staged_ranges import FetchStaging, ReadAgain, StagedRanges
 from kcl_dagster.spark.warm_up import warm_up
@@ -173,7 +173,7 @@ class SparkEngine:
 
     def _kept(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
         tasks, plan = self._tasks(ranges, budget)
-        read = FrozenRanges(ranges, tasks.map(FetchTask(plan), SEALED_DDL))
+        read = FrozenRanges(plan.ranges, tasks.map(FetchTask(plan), FROZEN_DDL))
         self._remember(ranges, read)
         return read
 

@@ -21,8 +21,8 @@ from kcl_dagster.aws import Access, Client
 from kcl_dagster.errors import BatchError, EndpointUnreachable, KclError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Clock, Runtime, system
+from kcl_dagster.spark.frozen_rows import frozen_rows
 from kcl_dagster.spark.schema import ARROW_SCHEMA, LEASE_KEY, PROGRESS, PROGRESS_TYPE
-from kcl_dagster.spark.sealing import seal
 from kcl_dagster.spark.settling import settle
 from kcl_dagster.streams.fanout import FanoutReader, Subscriptions
 from kcl_dagster.streams.pacing import Allowance, ReadDeadline, ShardLimits
@@ -88,6 +88,11 @@ class FetchPlan:
     limits: ShardLimits
     opens_aggregates: bool = True
 
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """All ranges, task by task."""
+        return tuple(shard.range for shards in self.tasks for shard in shards)
+
     def deadline(self, clock: Clock) -> ReadDeadline:
         """The deadline of a task that begins to read now."""
         return ReadDeadline(clock.monotonic() + self.budget.seconds, clock, self.budget.linger)
@@ -134,7 +139,7 @@ def said_of(error: KclError) -> tuple[str, str]:
 
 class FetchTask:
     """The function that a fetch passes to `mapInArrow`. Each input row is the number of a task. The output consists
-    of the batches that `fetch` yields for this task, sealed (see `kcl_dagster.spark.sealing`)."""
+    of the rows that Spark keeps for this task, see `kcl_dagster.spark.frozen_rows`."""
 
     def __init__(self, plan: FetchPlan) -> None:
         self._plan = plan
@@ -142,9 +147,10 @@ class FetchTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         client = client_of(self._plan.connection)
         settle()
+        leases = [range_.lease for range_ in self._plan.ranges]
         for batch in batches:
             for task in batch.column(0).to_pylist():
-                yield from seal(fetch(self._plan, task, client, system()))
+                yield from frozen_rows(fetch(self._plan, task, client, system()), leases)
 
 
 _clients: dict[Connection, Client] = {}

@@ -12,7 +12,6 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.outcome import FetchOutcome
-from kcl_dagster.spark.sealing import Sealed
 from kcl_dagster.spark.staged_ranges import StagedRecords
 from kcl_dagster.worker.batch import PoisonRecord, Progress, Range
 
@@ -23,7 +22,7 @@ class FetchedRanges(Protocol):
     ranges: tuple[Range, ...]
     outcome: FetchOutcome
 
-    def form(self, leases: Collection[LeaseKey]) -> Sealed | StagedRecords: ...
+    def form(self, leases: Collection[LeaseKey]) -> DataFrame | StagedRecords: ...
     def midpoint(self, lease: LeaseKey) -> Checkpoint | None: ...
     def records(self, lease: LeaseKey) -> Sequence[PoisonRecord]: ...
     def release(self) -> None: ...
@@ -81,13 +80,15 @@ class FetchedBatch:
             part.release()
 
 
-def _records(forms: Sequence[Sealed | StagedRecords]) -> Records:
-    """Combine the records of several jobs. If all of them have the same form, the result keeps this form, so that a
-    sink can store it directly."""
-    sealed = [form for form in forms if isinstance(form, Sealed)]
+def _records(forms: Sequence[DataFrame | StagedRecords]) -> Records:
+    """Combine the records of several jobs."""
     staged = [form for form in forms if isinstance(form, StagedRecords)]
-    together: list[Sealed | StagedRecords] = [reduce(Sealed.union, sealed)] if sealed else []
-    together += [reduce(StagedRecords.union, staged)] if staged else []
-    if len(together) == 1:
-        return Records(together[0], together[0].records)
-    return Records(None, lambda: reduce(DataFrame.unionAll, [form.records() for form in together]))
+    if len(staged) == len(forms):
+        whole = reduce(StagedRecords.union, staged)
+        return Records(whole, whole.records)
+
+    def frame() -> DataFrame:
+        frames = [form.records() if isinstance(form, StagedRecords) else form for form in forms]
+        return reduce(DataFrame.unionAll, frames)
+
+    return Records(None, frame)

@@ -2,8 +2,8 @@
 
 `localCheckpoint` keeps the fetched rows in the executors and removes their lineage, so nothing is read twice. Spark
 might nevertheless use rows of another attempt of a task, if a block was lost or the task was run twice. The use of
-such rows has to fail. So the rows are sealed with the id of their attempt, and are opened only if the driver has
-received the result of this attempt. See `kcl_dagster.spark.sealing`.
+such rows has to fail. So every row has the number of its attempt, and is used only if the driver has received the
+result of this attempt. See `kcl_dagster.spark.opened_rows`.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,9 +17,9 @@ from kcl_dagster.errors import BatchContentChanged
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.failures import fetch_failures
+from kcl_dagster.spark.frozen_rows import ATTEMPT, PLACE, TRAILER
+from kcl_dagster.spark.opened_rows import records_of
 from kcl_dagster.spark.outcome import FetchOutcome
-from kcl_dagster.spark.schema import LEASE_KEY
-from kcl_dagster.spark.sealing import Sealed
 from kcl_dagster.worker.batch import PoisonRecord, Range
 
 
@@ -27,30 +27,27 @@ class FrozenRanges:
     """The result of one fetch job whose records remain in the executors."""
 
     def __init__(self, ranges: Sequence[Range], frame: DataFrame) -> None:
-        """Run the job: fetch `frame`, freeze it, and collect how far each range was read."""
+        """Run the job: fetch `frame`, freeze it, and collect how far each range was read. `ranges`: in the order of
+        the plan of the fetch."""
         self.ranges = tuple(ranges)
         with fetch_failures():
             self._frame = frame.localCheckpoint(eager=False)
-            proofs = self._frame.where("trailer is not null").select("lease_key", "attempt", "trailer").collect()
-        by_lease = {LeaseKey(proof.lease_key): proof for proof in proofs}
-        if len(proofs) != len(ranges) or set(by_lease) != {range_.lease for range_ in ranges}:
+            proofs = self._frame.where(f"{TRAILER} IS NOT NULL").collect()
+        by_place = {proof[PLACE]: proof for proof in proofs}
+        if len(proofs) != len(ranges) or set(by_place) != set(range(len(ranges))):
             raise BatchContentChanged(f"{len(ranges)} ranges were fetched and {len(proofs)} accounted for")
-        self._attempts = {lease: str(proof.attempt) for lease, proof in by_lease.items()}
-        self.outcome = FetchOutcome.of(ranges, {lease: proof.trailer for lease, proof in by_lease.items()})
+        by_lease = {range_.lease: by_place[place] for place, range_ in enumerate(ranges)}
+        self._attempts = {lease: int(proof[ATTEMPT]) for lease, proof in by_lease.items()}
+        self.outcome = FetchOutcome.of(ranges, {lease: proof[TRAILER] for lease, proof in by_lease.items()})
 
-    def form(self, leases: Collection[LeaseKey]) -> Sealed:
-        frame = self._frame
-        if set(leases) != set(self._attempts):
-            # Each sealed row contains the id of its own attempt, so rows can be removed without an effect on
-            # others.
-            frame = frame.where(F.col(LEASE_KEY).isin(sorted(leases)))
-        return Sealed(frame, {lease: self._attempts[lease] for lease in leases})
+    def form(self, leases: Collection[LeaseKey]) -> DataFrame:
+        return records_of(self._frame, self.ranges, {lease: self._attempts[lease] for lease in leases})
 
     def midpoint(self, lease: LeaseKey) -> Checkpoint | None:
-        return midpoint_of(self.form([lease]).records())
+        return midpoint_of(self.form([lease]))
 
     def records(self, lease: LeaseKey) -> list[PoisonRecord]:
-        return poison_records_of(self.form([lease]).records())
+        return poison_records_of(self.form([lease]))
 
     def release(self) -> None:
         """Free the blocks of the records now if possible; otherwise Spark's cleaner frees them later."""

@@ -22,8 +22,7 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.parquet_file import Footer, ParquetFile, read_footer
-from kcl_dagster.spark.schema import REPEATING, ddl
-from kcl_dagster.spark.sealing import Unseal
+from kcl_dagster.spark.schema import ddl
 from kcl_dagster.spark.settling import settle
 from kcl_dagster.spark.sinks.layout import Layout
 from kcl_dagster.spark.sinks.minutes import MinuteCounts, minute_rows
@@ -140,9 +139,6 @@ class StageFiles:
     target_bytes: int
     """When a file has this size, it is closed, and the next one is begun."""
 
-    unseal: Unseal | None = None
-    """Opens sealed rows, see `spark.sealing`. None: the rows are not sealed."""
-
     time_column: str | None = None
     """The column by whose minutes rows are counted. None: rows are not counted by minutes."""
 
@@ -158,8 +154,7 @@ class StageFiles:
     unchanged."""
 
     is_as_read: bool = False
-    """Whether the rows are records as the fetch has read them. If so, their texts are valid, and it is known which
-    columns have repeated values."""
+    """Whether the rows are records as the fetch has read them. If so, their texts are valid."""
 
     table: ForTable | None = None
     """How the files are written for a table. None: the files are not for a table."""
@@ -169,9 +164,7 @@ class StageFiles:
         context = TaskContext.get()
         task, attempt = (0, 0) if context is None else (context.partitionId(), context.taskAttemptId())
         with self.marks.errors():
-            written = self.write(
-                batches if self.unseal is None else self.unseal(batches), task, attempt, self.only_lease
-            )
+            written = self.write(batches, task, attempt, self.only_lease)
         yield pa.RecordBatch.from_pylist(written, schema=_MANIFEST)
 
     def write(self, rows: Rows, task: int, attempt: int, only_lease: LeaseKey | None) -> list[dict[str, Any]]:
@@ -259,8 +252,7 @@ class _TaskFiles:
             self._close(self._open.pop(key))  # the output of a step can have new columns in later batches
             file = None
         if file is None:
-            repeating = [name for name in body.schema.names if name in REPEATING] if self.of.is_as_read else None
-            file = self._open[key] = _OpenBatchFile(self._new_path(key), ParquetFile(body.schema, repeating), key)
+            file = self._open[key] = _OpenBatchFile(self._new_path(key), ParquetFile(body.schema), key)
         file.content.write(body)
         self._count(file, rows)
         if file.content.size >= self.of.target_bytes:

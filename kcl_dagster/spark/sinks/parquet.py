@@ -29,7 +29,6 @@ from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.failures import Marks, write_failures
 from kcl_dagster.spark.partitioning import partition_columns
 from kcl_dagster.spark.schema import LEASE_KEY
-from kcl_dagster.spark.sealing import Sealed
 from kcl_dagster.spark.sinks.batch_files import (
     MANIFEST_DDL,
     BatchFile,
@@ -52,7 +51,7 @@ from kcl_dagster.spark.sinks.staging_job import (
     warn_of_large_batch,
     warn_of_no_times,
 )
-from kcl_dagster.spark.staged_ranges import FetchStaging, StagedRecords
+from kcl_dagster.spark.staged_ranges import FetchStaging
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, checked, guarded, returns_its_argument, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough
@@ -214,23 +213,22 @@ class ParquetSink:
         self._staged_chain = chain
         if self._arrow is not None:
             return self._stage_tables(self._arrow, data, batch, chain, number)
-        held = data.held
-        if self._is_as_read and isinstance(held, StagedRecords) and (staged := held.files(chain)) is not None:
+        taken = data.staged
+        if self._is_as_read and taken is not None and (staged := taken.files(chain)) is not None:
             files = [file for manifest in staged for file in batch_files(manifest)]
             StagingJob(self._name, self._store, self._layout, self._target_bytes).check_rows(files, batch)
             if self._columns.stored(files):
-                held.take()
+                taken.take()
                 return StagedBatch(_staged_files(files), as_read_counts(files, batch))
         records = data.frame
         output = checked(self._transform(records))
         is_as_read = output is records
         output = self._times.of_frame(output)
         steps: tuple[Step, ...] = ()
-        as_written = held if output is records and self._columns.take_records() else None
-        if as_written is None:
+        if not (output is records and self._columns.take_records()):
             output, steps = self._columns.fitted(output)
         job = StagingJob(self._name, self._store, self._layout, self._target_bytes, steps=steps)
-        files, counts = yield from job.run(output, as_written, batch, chain, number, is_as_read=is_as_read)
+        files, counts = yield from job.run(output, batch, chain, number, is_as_read=is_as_read)
         if not self._columns.stored(files):
             raise SinkError(
                 f"{self._name}: another worker has stored columns meanwhile, and the files of this batch have "
@@ -242,22 +240,18 @@ class ParquetSink:
     def _stage_tables(
         self, arrow: ArrowTransform, data: Records, batch: Batch, chain: ChainId, number: int
     ) -> StagedBatch:
-        held, known = data.held, self._columns.types.known()
-        if isinstance(held, StagedRecords) and (staged := held.files(chain)) is not None:
+        taken, known = data.staged, self._columns.types.known()
+        if taken is not None and (staged := taken.files(chain)) is not None:
             files = [file for manifest in staged for file in batch_files(manifest)]
             types = united((file.columns for file in files), known)
             if _have_types(files, types) and self._columns.add(types):
-                held.take()
+                taken.take()
                 return self._staged_tables(files, batch)
             known = self._columns.agreed(known | types)
-        if isinstance(held, Sealed):
-            rows, unseal = held.frame, held.unseal()
-        else:
-            rows, unseal = data.frame, None
         only_lease = batch.parts[0].lease if len(batch.parts) == 1 else None
         for _ in range(ATTEMPTS_AT_TYPES):
-            task = replace(self._files_of_tables(arrow, chain, number, known), unseal=unseal, only_lease=only_lease)
-            manifest = rows.mapInArrow(task, MANIFEST_DDL).collect()
+            task = replace(self._files_of_tables(arrow, chain, number, known), only_lease=only_lease)
+            manifest = data.frame.mapInArrow(task, MANIFEST_DDL).collect()
             files = batch_files([row.asDict() for row in manifest])
             types = united((file.columns for file in files), known)
             if _have_types(files, types) and self._columns.add(types):

@@ -21,7 +21,6 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Clock, system
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.schema import LEASE_KEY
-from kcl_dagster.spark.sealing import Sealed
 from kcl_dagster.spark.sinks.batch_files import (
     MANIFEST_DDL,
     BatchFile,
@@ -35,7 +34,6 @@ from kcl_dagster.spark.sinks.batch_files import (
     utc,
 )
 from kcl_dagster.spark.sinks.layout import Layout
-from kcl_dagster.spark.staged_ranges import StagedRecords
 from kcl_dagster.worker.batch import Batch, FileCounts, PartCounts
 from kcl_dagster.worker.processing_watch import uninterrupted
 from kcl_dagster.worker.stored_counts import ARRIVAL
@@ -162,26 +160,20 @@ class StagingJob:
     def run(
         self,
         output: DataFrame,
-        held: Sealed | StagedRecords | None,
         batch: Batch,
         chain: ChainId,
         number: int,
         *,
         is_as_read: bool,
     ) -> "Staging[tuple[list[BatchFile], dict[LeaseKey, PartCounts]]]":
-        """Write the files, and count the rows of each lease in them. Errors of Spark are raised. `held`: the
-        records as the fetch returned them; None if the output is not the unchanged records. `is_as_read`: whether
-        each record is stored as one row, so that the number of rows can be checked."""
+        """Write the files, and count the rows of each lease in them. Errors of Spark are raised. `is_as_read`:
+        whether each record is stored as one row, so that the number of rows can be checked."""
         if not self.layout.is_flat:
             self.layout.check(output.schema)
         if self.table is not None and self.table.target is not None and self.schema is not None:
             self.table.target.check(self.schema)
-        if isinstance(held, Sealed):
-            rows, unseal = held.frame, held.unseal()  # the task that writes the records opens them
-        else:
-            rows, unseal = output, None
-        steps = self.steps
-        if unseal is None and any("." in name or "`" in name for name in output.columns):
+        rows, steps = output, self.steps
+        if any("." in name or "`" in name for name in output.columns):
             # mapInArrow does not quote names: it would read the column `a.b` as the field `b` of a column `a`.
             rows = output.toDF(*(f"c{place}" for place in range(len(output.columns))))
             steps = (RenameColumns(tuple(output.columns)), *steps)
@@ -192,7 +184,6 @@ class StagingJob:
             chain,
             number,
             self.target_bytes,
-            unseal,
             time_column,
             lease_column=LEASE_KEY if _has_texts(output, LEASE_KEY) else None,
             only_lease=batch.parts[0].lease if len(batch.parts) == 1 else None,

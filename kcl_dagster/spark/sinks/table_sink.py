@@ -196,9 +196,7 @@ class TableSink:
             job = StagingJob(
                 self._table.name, rules.store, rules.layout, self._target_bytes, rules.for_table, schema
             )
-            files, counts = yield from job.run(
-                output, data.held if is_as_read else None, batch, chain, number, is_as_read=is_as_read
-            )
+            files, counts = yield from job.run(output, batch, chain, number, is_as_read=is_as_read)
         if not files:
             return StagedBatch((), counts)
         try:

@@ -10,13 +10,14 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.errors import BatchContentChanged
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.engine import SparkEngine
-from kcl_dagster.spark.failures import is_content_changed
+from kcl_dagster.spark.failures import is_content_changed, write_failures
 from kcl_dagster.spark.fetched_batch import FetchedBatch
 from kcl_dagster.spark.frozen import FrozenRanges
 from kcl_dagster.spark.sinks.parquet import ParquetSink
@@ -77,6 +78,16 @@ def newest(records: DataFrame) -> DataFrame:
     return records.withColumn("n", F.row_number().over(by_key)).where("n = 1")
 
 
+LATERAL = (
+    "SELECT * FROM VALUES ('key-1') AS k(key), LATERAL (SELECT data FROM records WHERE partition_key = key LIMIT 1)"
+)
+
+
+def of_view(records: DataFrame, query: str) -> DataFrame:
+    records.createOrReplaceTempView("records")
+    return records.sparkSession.sql(query)
+
+
 USER_CODE: dict[str, Callable[[DataFrame], DataFrame]] = {
     "nothing": lambda df: df,
     "not null": lambda df: df.where(F.col("data").isNotNull()),
@@ -104,6 +115,8 @@ USER_CODE: dict[str, Callable[[DataFrame], DataFrame]] = {
     "union": lambda df: df.unionAll(df),
     "order": lambda df: df.orderBy("sequence_number"),
     "limit": lambda df: df.limit(1),
+    "lateral": lambda df: of_view(df, LATERAL),
+    "exists": lambda df: of_view(df, "SELECT 1 WHERE EXISTS (SELECT 1 FROM records)"),
     "filter and limit": lambda df: df.where("data is not null").limit(3),
     "repartition": lambda df: df.where("data is not null").repartition(5),
     "explode": lambda df: df.withColumn("x", F.explode(F.split(F.col("data").cast("string"), "0"))),
@@ -114,9 +127,7 @@ USER_CODE: dict[str, Callable[[DataFrame], DataFrame]] = {
 }
 
 
-# Those in which Spark needs no column, or few rows, or none. The check is out of the optimizer's
-# sight; these show that rows are opened at all.
-@pytest.mark.parametrize("name", ["nothing", "a constant", "count", "limit", "a key nobody has"])
+@pytest.mark.parametrize("name", USER_CODE)
 def test_user_code_cannot_hide_a_swapped_batch(name: str, swapped: FetchedBatch) -> None:
     output = USER_CODE[name](swapped.data(list(swapped.progress)).frame)
     with pytest.raises(Exception) as caught:  # noqa: PT011 - which of Spark's classes it is depends on the plan
@@ -124,7 +135,7 @@ def test_user_code_cannot_hide_a_swapped_batch(name: str, swapped: FetchedBatch)
     assert is_content_changed(caught.value)
 
 
-@pytest.mark.parametrize("name", ["a constant", "filter and limit"])
+@pytest.mark.parametrize("name", ["a constant", "count", "a key nobody has", "filter and limit"])
 def test_user_code_cannot_hide_it_when_a_lease_was_dropped(name: str, swapped: FetchedBatch) -> None:
     """Leases that are lost while the batch is prepared are filtered out: that filter may not hide it either."""
     output = USER_CODE[name](swapped.data(list(swapped.progress)[:2]).frame)
@@ -136,6 +147,31 @@ def test_user_code_cannot_hide_it_when_a_lease_was_dropped(name: str, swapped: F
 @pytest.mark.parametrize("name", USER_CODE)
 def test_a_batch_that_is_whole_is_evaluated(name: str, whole: FetchedBatch) -> None:
     assert USER_CODE[name](whole.data(list(whole.progress)).frame).collect() or name == "a key nobody has"
+
+
+MISTAKES: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "an unknown column": lambda df: df.select("nothing"),
+    "an unknown column in SQL": lambda df: of_view(df, "SELECT nothing FROM records"),
+    "a missing aggregation": lambda df: df.groupBy("stream").agg(F.col("data")),
+    "a union of different columns": lambda df: df.union(df.select("data")),
+    "a wrong type": lambda df: df.where("array(1) = data"),
+    "a cast": lambda df: df.select(F.col("partition_key").cast("int")),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_user_code_is_not_a_swapped_batch(name: str, whole: FetchedBatch) -> None:
+    """Spark prints plans in its errors. A batch that counts as swapped would be read again for ever."""
+    with pytest.raises(PySparkException) as caught, write_failures("parquet"):
+        MISTAKES[name](whole.data(list(whole.progress)).frame).collect()
+    assert "KCL" not in str(caught.value)
+
+
+def test_the_check_is_in_no_plan_of_user_code(whole: FetchedBatch) -> None:
+    frame = whole.data(list(whole.progress)).frame.where("data IS NOT NULL")
+    plans = frame._jdf.queryExecution().toString()
+    assert "attempt" not in plans
+    assert "Filter" in plans
 
 
 def test_a_sink_stores_nothing_of_a_swapped_batch(swapped: FetchedBatch, tmp_path: Path) -> None:

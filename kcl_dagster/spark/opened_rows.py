@@ -1,0 +1,129 @@
+"""Turns the rows that Spark keeps of a fetch (see `kcl_dagster.spark.frozen_rows`) into records for user code.
+
+Spark could use rows of another attempt than the one whose trailers the driver has received, for example after a
+task was run twice. The use of such rows has to fail. So a filter checks every row before user code can use it, and
+raises an error. User code receives a DataFrame whose plan does not contain the filter, so no query of user code can
+make Spark leave it out.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame
+
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.spark.failures import CONTENT_CHANGED, Marks
+from kcl_dagster.spark.frozen_rows import ATTEMPT, PLACE
+from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, RECORD_DDL
+from kcl_dagster.spark.session import is_classic
+from kcl_dagster.worker.batch import Range
+
+_SEPARATOR: Final = ","  # in no name of a stream, a shard or a lease
+
+
+def records_of(rows: DataFrame, ranges: Sequence[Range], attempts: Mapping[LeaseKey, int]) -> DataFrame:
+    """Return the records in the rows of a fetch. The evaluation fails if the rows of a range are not of the attempt
+    that `attempts` has for its lease.
+
+    `ranges`: all ranges of the fetch, in the order of its plan. The records of leases that `attempts` does not have
+    are left out.
+    """
+    if is_classic(rows.sparkSession):
+        with suppress(Py4JError, AttributeError):  # they are missing where a platform restricts access to the JVM
+            return _without_plan(_checked(rows, ranges, attempts))
+    return rows.mapInArrow(OpenRows.of(ranges, attempts), RECORD_DDL)
+
+
+def _checked(rows: DataFrame, ranges: Sequence[Range], attempts: Mapping[LeaseKey, int]) -> DataFrame:
+    """Return the records, with the filter in their plan.
+
+    Expressions are SQL texts: making them from columns would take several hundred calls of the JVM for each batch.
+    """
+    leases = [range_.lease for range_ in ranges]
+    if any(lease not in attempts for lease in leases):
+        rows = rows.where(f"{_of_range('1' if lease in attempts else '0' for lease in leases)} = '1'")
+    attempt = _of_range((str(attempts.get(lease, 0)) for lease in leases), "BIGINT")
+    lease_key = _of_range(leases)
+    message = f"concat({_text(Marks().of(CONTENT_CHANGED))}, ': ', coalesce({lease_key}, '?'), ' was read again')"
+    records = rows.where(
+        f"CASE WHEN {ATTEMPT} = {attempt} THEN data IS NOT NULL ELSE CAST(raise_error({message}) AS BOOLEAN) END"
+    )
+    whole = {
+        "stream": _of_range(range_.stream.name for range_ in ranges),
+        "shard_id": _of_range(range_.shard_id for range_ in ranges),
+        LEASE_KEY: lease_key,
+    }
+    columns = [f"{whole[name]} AS {name}" if name in whole else name for name in COLUMNS]
+    return records.selectExpr(*columns)
+
+
+def _without_plan(frame: DataFrame) -> DataFrame:
+    """Return a DataFrame with the same rows. For Spark, its plan consists of these rows alone.
+
+    The filter must not become a part of plans of user code. Spark prints plans in the messages of errors, and could
+    move filters and limits of user code below it.
+    """
+    private: Any = frame
+    spark: Any = frame.sparkSession
+    rows = private._jdf.queryExecution().toRdd()  # noqa: SLF001
+    opaque = spark._jsparkSession.internalCreateDataFrame(rows, private._jdf.schema(), False)  # noqa: SLF001
+    return DataFrame(opaque, spark)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRows:
+    """A function for `mapInArrow` with the same result, for Spark Connect, where a DataFrame cannot be separated
+    from its plan. It takes more CPU. Each field has one value for each range, in the order of the plan."""
+
+    streams: tuple[str, ...]
+    shards: tuple[str, ...]
+    leases: tuple[LeaseKey, ...]
+    attempts: tuple[int | None, ...]
+    """None: the records of the range are left out."""
+    mark: str
+
+    @classmethod
+    def of(cls, ranges: Sequence[Range], attempts: Mapping[LeaseKey, int]) -> Self:
+        return cls(
+            tuple(range_.stream.name for range_ in ranges),
+            tuple(range_.shard_id for range_ in ranges),
+            tuple(range_.lease for range_ in ranges),
+            tuple(attempts.get(range_.lease) for range_ in ranges),
+            Marks().of(CONTENT_CHANGED),
+        )
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        expected = pa.array(self.attempts, pa.int64())
+        whole = {
+            "stream": pa.array(self.streams, pa.string()),
+            "shard_id": pa.array(self.shards, pa.string()),
+            LEASE_KEY: pa.array(self.leases, pa.string()),
+        }
+        for batch in batches:
+            rows = batch.filter(expected.take(batch.column(PLACE)).is_valid())
+            same = pc.equal(rows.column(ATTEMPT), expected.take(rows.column(PLACE)))
+            if not pc.all(same, min_count=0).as_py():
+                lease = self.leases[rows.filter(pc.invert(same)).column(PLACE)[0].as_py()]
+                raise ValueError(f"{self.mark}: {lease} was read again")
+            records = rows.filter(rows.column("data").is_valid())
+            columns = [
+                whole[name].take(records.column(PLACE)) if name in whole else records.column(name)
+                for name in COLUMNS
+            ]
+            yield pa.RecordBatch.from_arrays(columns, names=list(COLUMNS))
+
+
+def _of_range(values: Iterable[str], kind: str = "STRING") -> str:
+    """The value of the row's range, of values in the order of the plan, as an expression of SQL."""
+    return f"get(CAST(split({_text(_SEPARATOR.join(values))}, '{_SEPARATOR}') AS ARRAY<{kind}>), {PLACE})"
+
+
+def _text(text: str) -> str:
+    """A literal of SQL."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
