@@ -40,7 +40,7 @@ from kcl_dagster.runtime import system
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine, StagingOfFetches, no_staging
 from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan, client_of, fetch
 from kcl_dagster.spark.parquet_file import ParquetFile
-from kcl_dagster.spark.schema import COLUMNS, PROGRESS, RECORDS, REPEATING
+from kcl_dagster.spark.schema import COLUMNS, PROGRESS, RECORDS
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.storage import Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
@@ -83,7 +83,7 @@ class WriteUnsafely:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         client = client_of(self.plan.connection)
         for task in (task for batch in batches for task in batch.column(0).to_pylist()):
-            file = ParquetFile(RECORDS, REPEATING)
+            file = ParquetFile(RECORDS)
             for records in fetch(self.plan, task, client, system()):
                 if records.column(PROGRESS).null_count:
                     file.write(records.select(COLUMNS))

@@ -37,6 +37,7 @@ this column.
 _SQL_TYPES: Final = {
     pa.binary(): "binary",
     pa.string(): "string",
+    pa.int32(): "int",
     pa.int64(): "bigint",
     pa.timestamp("us", tz="UTC"): "timestamp",
 }
@@ -68,8 +69,6 @@ RECORDS: Final = pa.schema(
 )
 COLUMNS: Final = tuple(RECORDS.names)
 RECORD_DDL: Final = ddl(RECORDS)
-# Every payload and every sequence number is different, so a dictionary of them would be useless.
-REPEATING: Final = tuple(name for name in COLUMNS if name not in ("data", "sequence_number"))
 
 PROGRESS_TYPE: Final = pa.struct([("lease_key", pa.string()), ("attempt", pa.string()), ("trailer", pa.string())])
 
