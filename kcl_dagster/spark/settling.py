@@ -1,16 +1,34 @@
 """Tuning of Spark's Python workers, which serve many batches."""
 
 import gc
-from functools import cache
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+# Python starts a garbage collection after this number of new containers; its default is 700. A page has 10,000
+# records, and each is a container.
+CONTAINERS: Final = 50_000
 
 
-@cache
+@dataclass(slots=True)
+class _Settled:
+    modules: int = 0
+
+
+_settled: Final = _Settled()
+
+
 def settle() -> None:
-    """Exempt the imported packages from garbage collection. Called in executors when everything is imported. Only
-    the first call in a process has an effect.
+    """Exempt the imported packages from garbage collection. Called in executors at the start of each task. Has an
+    effect only if modules were imported since the last call in this process.
 
     Spark collects garbage after every task, which scans every object. The imported packages have so many objects
-    that a collection would take longer than the task of a small batch.
+    that a collection would take longer than the task of a small batch. A first task imports some packages only
+    while it runs, so the second task has to do it again.
     """
+    if _settled.modules == len(sys.modules):
+        return
     gc.collect()
     gc.freeze()
+    gc.set_threshold(CONTAINERS)
+    _settled.modules = len(sys.modules)
