@@ -22,6 +22,7 @@ from kcl_dagster.spark.payload_decoding import Decode, Decoding, Malformed, fail
 from kcl_dagster.spark.payload_fields import check_columns
 
 KEPT_DECODERS: Final = 16
+ROWS_AT_ONCE: Final = 1_000  # their decoded objects remain in the processor's cache
 # The errors of msgspec and of decompression for malformed payloads. UnicodeError is a ValueError.
 _MALFORMED: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -48,17 +49,20 @@ def decode_json(
     decode = parse if checked(compression) is None else lambda payload: parse(opened(payload, compression))
     is_strict = fails(malformed)
     payloads = records.column("data").to_pylist()
-    try:
-        rows = list(map(decode, payloads))
-    except _MALFORMED:
-        if is_strict:
-            raise
-        rows = [_or(empty, decode, payload) for payload in payloads]
-    columns = [
-        as_arrow(list(map(attrgetter(name), rows)), one.type, is_strict=is_strict)
-        for name, one in zip(_names(schema), schema, strict=True)
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    columns: list[list[Any]] = [[] for _ in schema]
+    fields = [attrgetter(name) for name in _names(schema)]
+    for start in range(0, len(payloads), ROWS_AT_ONCE):
+        some = payloads[start : start + ROWS_AT_ONCE]
+        try:
+            rows = list(map(decode, some))
+        except _MALFORMED:
+            if is_strict:
+                raise
+            rows = [_or(empty, decode, payload) for payload in some]
+        for values, field in zip(columns, fields, strict=True):
+            values.extend(map(field, rows))
+    arrays = [as_arrow(values, one.type, is_strict=is_strict) for values, one in zip(columns, schema, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def decode_table(
