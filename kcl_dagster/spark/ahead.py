@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from kcl_dagster.errors import KclError
 from kcl_dagster.spark.fetched_batch import FetchedRanges
-from kcl_dagster.spark.session import is_classic
+from kcl_dagster.spark.session_kind import is_classic
 from kcl_dagster.worker.batch import Budget, Range
 
 STOP_ATTEMPTS: Final = 20  # requests to cancel the jobs of a read

@@ -27,7 +27,7 @@ from kcl_dagster.spark.interruption import limited_jobs, tag_jobs
 from kcl_dagster.spark.plans import EngineSettings, Plans
 from kcl_dagster.spark.reader_processes import FetchTasks, SubscribedLeases, reader_process
 from kcl_dagster.spark.schema import RECORD_DDL
-from kcl_dagster.spark.session import is_classic
+from kcl_dagster.spark.session_kind import is_classic
 from kcl_dagster.spark.staged_ranges import FetchStaging, ReadAgain, StagedRanges
 from kcl_dagster.spark.warm_up import warm_up
 from kcl_dagster.streams.pacing import MAX_PAGE_BYTES

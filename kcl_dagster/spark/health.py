@@ -9,7 +9,7 @@ from typing import Any, Final
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from kcl_dagster.spark.session import is_classic
+from kcl_dagster.spark.session_kind import is_classic
 
 # Error conditions of Spark Connect for a session that is lost for good.
 _CLOSED: Final = ("SESSION_CLOSED", "SESSION_NOT_FOUND", "SESSION_CHANGED", "NO_ACTIVE_SESSION")

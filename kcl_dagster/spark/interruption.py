@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kcl_dagster.errors import ProcessingTimeout
-from kcl_dagster.spark.session import is_classic
+from kcl_dagster.spark.session_kind import is_classic
 from kcl_dagster.worker.processing_watch import Attempt, may_interrupt
 
 log = logging.getLogger(__name__)

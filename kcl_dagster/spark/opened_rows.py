@@ -20,7 +20,7 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.failures import CONTENT_CHANGED, Marks
 from kcl_dagster.spark.frozen_rows import ATTEMPT, PLACE
 from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, RECORD_DDL
-from kcl_dagster.spark.session import is_classic
+from kcl_dagster.spark.session_kind import is_classic
 from kcl_dagster.worker.batch import Range
 
 _SEPARATOR: Final = ","  # in no name of a stream, a shard or a lease

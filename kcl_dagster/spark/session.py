@@ -238,11 +238,6 @@ def stop_session(spark: SparkSession) -> None:
         spark.stop()
 
 
-def is_classic(spark: SparkSession) -> bool:
-    """Whether the session's driver runs in this process. With Spark Connect, the driver runs in the server."""
-    return "connect" not in type(spark).__module__
-
-
 def _prepared_folder(settings: SparkSettings) -> Path | None:
     """Create the folder of a local session, and remove folders that killed processes left behind. Returns None if
     the session is not local, or if the user has chosen a folder."""

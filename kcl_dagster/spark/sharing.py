@@ -17,7 +17,7 @@ from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.spark.engine import local_slots
 from kcl_dagster.spark.failures import first_line
 from kcl_dagster.spark.schema import ddl
-from kcl_dagster.spark.session import is_classic
+from kcl_dagster.spark.session_kind import is_classic
 from kcl_dagster.spark.storage import LocalStore, Store
 
 FOLDER: Final = "_sharing"  # readers ignore names that begin with an underscore

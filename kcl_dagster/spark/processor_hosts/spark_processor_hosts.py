@@ -32,7 +32,7 @@ from kcl_dagster.spark.processor_hosts.certificate import Certificate
 from kcl_dagster.spark.processor_hosts.host_connection import HostConnection
 from kcl_dagster.spark.processor_hosts.host_listener import HostListener
 from kcl_dagster.spark.processor_hosts.host_process import HostPlan, HostTask
-from kcl_dagster.spark.session import is_classic
+from kcl_dagster.spark.session_kind import is_classic
 from kcl_dagster.worker.batch import Budget, Progress, Range
 from kcl_dagster.worker.hosted_processor import HostLost
 from kcl_dagster.worker.instance import ProcessorContext

@@ -38,7 +38,8 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
-from kcl_dagster.spark.session import SparkSettings, is_classic, start_session
+from kcl_dagster.spark.session import SparkSettings, start_session
+from kcl_dagster.spark.session_kind import is_classic
 from kcl_dagster.spark.sharing import check_sharing
 from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.streams.pacing import ShardLimits
