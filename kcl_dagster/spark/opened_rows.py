@@ -9,6 +9,7 @@ make Spark leave it out.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Self
 
 import pyarrow as pa
@@ -35,8 +36,22 @@ def records_of(rows: DataFrame, ranges: Sequence[Range], attempts: Mapping[Lease
     """
     if is_classic(rows.sparkSession):
         with suppress(Py4JError, AttributeError):  # they are missing where a platform restricts access to the JVM
-            return _without_plan(_checked(rows, ranges, attempts))
+            return _without_plan(_checked(_in_own_session(rows), ranges, attempts))
     return rows.mapInArrow(OpenRows.of(ranges, attempts), RECORD_DDL)
+
+
+def _in_own_session(rows: DataFrame) -> DataFrame:
+    """Return the rows as a DataFrame of a session that user code does not have. In the user's session, functions
+    that user code has registered can replace those of Spark, and settings can change what expressions mean."""
+    private: Any = rows
+    session = _own_session(rows.sparkSession)
+    kept = private._jdf.queryExecution().analyzed().rdd()  # noqa: SLF001
+    return DataFrame(session.internalCreateDataFrame(kept, private._jdf.schema(), False), rows.sparkSession)  # noqa: SLF001
+
+
+@lru_cache(1)
+def _own_session(spark: Any) -> Any:
+    return spark._jsparkSession.newSession()  # noqa: SLF001
 
 
 def _checked(rows: DataFrame, ranges: Sequence[Range], attempts: Mapping[LeaseKey, int]) -> DataFrame:

@@ -167,6 +167,35 @@ def test_a_mistake_in_user_code_is_not_a_swapped_batch(name: str, whole: Fetched
     assert "KCL" not in str(caught.value)
 
 
+@pytest.mark.parametrize("function", ["get", "split", "concat", "coalesce", "raise_error"])
+def test_functions_that_user_code_registers_do_not_change_the_check(
+    function: str, spark: SparkSession, whole: FetchedBatch, swapped: FetchedBatch
+) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.functionResolution.sessionOrder", "first")  # as it always is in Spark 4.0
+    session.udf.register(function, lambda *_: "of a user")
+    try:
+        for batch in (whole, swapped):
+            part = part_of(batch)
+            kept, frame = part._frame, part._frame._jdf
+            rows = session._jsparkSession.internalCreateDataFrame(
+                frame.queryExecution().analyzed().rdd(), frame.schema(), False
+            )
+            part._frame = DataFrame(rows, session)
+            try:
+                records = part.form(list(batch.progress))
+                if batch is whole:
+                    assert records.count() == sum(found.records for found in whole.progress.values())
+                else:
+                    with pytest.raises(PySparkException) as caught:
+                        records.count()
+                    assert is_content_changed(caught.value)
+            finally:
+                part._frame = kept
+    finally:
+        session.conf.unset("spark.sql.functionResolution.sessionOrder")
+
+
 def test_the_check_is_in_no_plan_of_user_code(whole: FetchedBatch) -> None:
     frame = whole.data(list(whole.progress)).frame.where("data IS NOT NULL")
     plans = frame._jdf.queryExecution().toString()
