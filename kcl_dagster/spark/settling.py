@@ -10,9 +10,15 @@ from typing import Final
 CONTAINERS: Final = 50_000
 
 
+# A process settles at most this often. User code can import modules in every batch, and what is exempt is not
+# collected until the process settles again.
+MOST_TIMES: Final = 3
+
+
 @dataclass(slots=True)
 class _Settled:
     modules: int = 0
+    times: int = 0
 
 
 _settled: Final = _Settled()
@@ -26,9 +32,11 @@ def settle() -> None:
     that a collection would take longer than the task of a small batch. A first task imports some packages only
     while it runs, so the second task has to do it again.
     """
-    if _settled.modules == len(sys.modules):
+    if _settled.modules == len(sys.modules) or _settled.times == MOST_TIMES:
         return
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
     gc.set_threshold(CONTAINERS)
     _settled.modules = len(sys.modules)
+    _settled.times += 1
