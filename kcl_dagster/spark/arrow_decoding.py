@@ -45,6 +45,11 @@ def decode_json(
     compression by the first bytes. A payload that cannot be decompressed, or that contains more than 64 MiB, is
     malformed.
     """
+    if not isinstance(schema, pa.Schema):
+        raise ConfigurationError(
+            "the schema of decode_json must be a pyarrow.Schema, such as pa.schema([('user', pa.string())]), "
+            f"and not {type(schema).__name__}"
+        )
     parse, empty = _json_decoder(schema)
     decode = parse if checked(compression) is None else lambda payload: parse(opened(payload, compression))
     is_strict = fails(malformed)

@@ -13,6 +13,7 @@ from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.spark.arrow_columns import OutputColumns, Types, united
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.schema import RECORDS
+from kcl_dagster.spark.transform import returned_nothing
 from kcl_dagster.worker.error_text import redacted
 
 # The size of the tables that the function receives. Smaller tables need more calls, larger tables more memory.
@@ -45,6 +46,8 @@ class ArrowTransform:
             raise TransformError(f"the function raised {type(error).__name__}: {redacted(str(error))}") from error
         except SystemExit as error:  # it would end the Python worker, which would look like a lost process
             raise CodeExited("the function raised SystemExit") from error
+        if output is None:
+            raise TransformError(returned_nothing(self.function))
         return table_of(output)
 
     def __call__(self, records: DataFrame) -> DataFrame:

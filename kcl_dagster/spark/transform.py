@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
@@ -70,13 +71,22 @@ def guarded(transform: Transform) -> Transform:
     @functools.wraps(transform)
     def called(records: DataFrame) -> DataFrame:
         try:
-            return transform(records)
+            output = transform(records)
         except TransformError as error:  # says already that the transform is wrong
             raise TransformError(redacted(str(error))) from error
         except KclError as error:
             raise TransformError(f"the transform raised {type(error).__name__}: {redacted(str(error))}") from error
+        if output is None:
+            raise TransformError(returned_nothing(transform))
+        return output
 
     return called
+
+
+def returned_nothing(function: Callable[..., Any]) -> str:
+    """The text of the error if a consumer's function has returned None."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return f"the function {name} returned None: it must return its output. Is a `return` missing?"
 
 
 def checked(output: object) -> DataFrame:

@@ -101,6 +101,8 @@ _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 # Match the paths of the standard library and of Spark's archives on an executor, which differ from this machine's.
 _OF_PYTHON: Final = re.compile(r"(?:^|/)lib(?:64)?/python3(?:\.\d+)?t?/")
 _OF_SPARK: Final = re.compile(r"(?:^|/)(?:pyspark|py4j[^/]*)(?:\.zip)?/")
+# Libraries that are compiled with Cython name their files without the folder of the library.
+_OF_CYTHON: Final = (".pyx", ".pxi")
 _GUARD: Final = (f"{_HERE}spark/transform.py", "called")  # the frame that calls the consumer's transform
 
 
@@ -133,7 +135,8 @@ class Frame:
     @property
     def _is_of_a_platform(self) -> bool:
         is_of_python = self.file.startswith(_STANDARD_LIBRARY) or _OF_PYTHON.search(self.file) is not None
-        return is_of_python or self.file.startswith("<frozen ") or self._is_of_ours_or_spark
+        is_compiled = self.file.endswith(_OF_CYTHON) or self.file.startswith("<frozen ")
+        return is_of_python or is_compiled or self._is_of_ours_or_spark
 
     @property
     def _is_of_ours_or_spark(self) -> bool:

@@ -81,6 +81,11 @@ MALFORMED = [
 ]
 
 
+def test_a_schema_as_text_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"must be a pyarrow\.Schema, such as .*, and not str"):
+        decode_json(pa.table({"data": [b"{}"]}), cast("Any", "user string"))
+
+
 def test_a_malformed_payload_is_null_and_moves_no_other() -> None:
     payloads = [json.dumps({"id": n}).encode() for n in range(len(MALFORMED))]
     mixed = [payload for pair in zip(payloads, MALFORMED, strict=True) for payload in pair]

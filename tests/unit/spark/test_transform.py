@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from kcl_dagster.errors import SinkError, TransformError
+from kcl_dagster.spark.arrow_transform import ArrowTransform
 from kcl_dagster.spark.transform import guarded
 
 NO_RECORDS: Any = None
@@ -20,6 +21,17 @@ def raising(error: Exception) -> Any:
 def test_an_error_class_of_this_package_is_that_of_a_transform() -> None:
     with pytest.raises(TransformError, match=r"^the transform raised SinkError: full$"):
         guarded(raising(SinkError("full")))(NO_RECORDS)
+
+
+def test_a_function_that_returns_nothing_is_named() -> None:
+    def clicks(records: Any) -> Any:
+        pass
+
+    said = r"^the function .*clicks returned None: it must return its output\. Is a `return` missing\?$"
+    with pytest.raises(TransformError, match=said):
+        guarded(clicks)(NO_RECORDS)
+    with pytest.raises(TransformError, match=said):
+        ArrowTransform(clicks).table(NO_RECORDS)
 
 
 def test_a_broken_rule_of_transforms_is_told_once() -> None:

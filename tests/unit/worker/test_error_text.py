@@ -127,6 +127,8 @@ STDLIB = sysconfig.get_path("stdlib")
     ("file", "is_of_the_consumer"),
     [
         ("/home/app/orders.py", True),
+        ("pyarrow/table.pxi", False),
+        ("pandas/_libs/hashtable.pyx", False),
         ("/home/me/kcl_dagster/orders.py", True),
         ("/home/me/pyspark/orders.py", True),
         ("/venv/lib/python3.12/site-packages/pyspark/errors/exceptions/captured.py", False),
