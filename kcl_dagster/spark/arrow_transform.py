@@ -47,7 +47,7 @@ class ArrowTransform:
         except SystemExit as error:  # it would end the Python worker, which would look like a lost process
             raise CodeExited("the function raised SystemExit") from error
         if output is None:
-            raise TransformError(returned_nothing(self.function))
+            raise TransformError(returned_nothing(self.function, "a pyarrow.Table"))
         return table_of(output)
 
     def __call__(self, records: DataFrame) -> DataFrame:

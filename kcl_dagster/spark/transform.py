@@ -77,16 +77,16 @@ def guarded(transform: Transform) -> Transform:
         except KclError as error:
             raise TransformError(f"the transform raised {type(error).__name__}: {redacted(str(error))}") from error
         if output is None:
-            raise TransformError(returned_nothing(transform))
+            raise TransformError(returned_nothing(transform, "a DataFrame, or a dict of them for several tables"))
         return output
 
     return called
 
 
-def returned_nothing(function: Callable[..., Any]) -> str:
-    """The text of the error if a consumer's function has returned None."""
+def returned_nothing(function: Callable[..., Any], wanted: str) -> str:
+    """The text of the error if a consumer's function has returned None. `wanted`: what it should have returned."""
     name = getattr(function, "__qualname__", type(function).__name__)
-    return f"the function {name} returned None: it must return its output. Is a `return` missing?"
+    return f"the function {name} returned None, and must return {wanted}: is a `return` missing?"
 
 
 def checked(output: object) -> DataFrame:
