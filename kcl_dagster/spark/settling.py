@@ -8,10 +8,8 @@ from typing import Final
 # Python starts a garbage collection after this number of new containers; its default is 700. A page has 10,000
 # records, and each is a container.
 CONTAINERS: Final = 50_000
-
-
-# A process settles at most this often. User code can import modules in every batch, and what is exempt is not
-# collected until the process settles again.
+# A process settles at most this often. User code can import modules in every batch, and garbage that exists at that
+# moment is never freed.
 MOST_TIMES: Final = 3
 
 
@@ -34,7 +32,6 @@ def settle() -> None:
     """
     if _settled.modules == len(sys.modules) or _settled.times == MOST_TIMES:
         return
-    gc.unfreeze()
     gc.collect()
     gc.freeze()
     gc.set_threshold(CONTAINERS)

@@ -16,6 +16,17 @@ imported = len(gc.get_objects())
 settle()
 print(frozen, live, again, imported, len(gc.get_objects()))
 """
+# User code that imports a module in every batch.
+IMPORTS_ALWAYS = """
+import gc, sys, types
+from kcl_dagster.spark.settling import MOST_TIMES, settle
+counts = []
+for batch in range(3 * MOST_TIMES):
+    sys.modules[f"of_batch_{batch}"] = types.ModuleType(f"of_batch_{batch}")
+    settle()
+    counts.append(gc.get_freeze_count())
+print(len(set(counts)), MOST_TIMES)
+"""
 
 
 def test_what_is_imported_is_frozen_once() -> None:
@@ -25,3 +36,9 @@ def test_what_is_imported_is_frozen_once() -> None:
     assert again == frozen
     assert imported > frozen / 20, "the program imports nothing between its calls"
     assert live_at_last < frozen / 100
+
+
+def test_a_process_settles_a_few_times_only() -> None:
+    told = subprocess.run([sys.executable, "-c", IMPORTS_ALWAYS], capture_output=True, text=True, check=True).stdout
+    times, most = map(int, told.split())
+    assert times == most
