@@ -17,9 +17,8 @@ Footer = bytes
 COMPRESSION: Final = "zstd"  # makes JSON a third smaller than snappy does; much faster than Kinesis delivers
 # Rows arrive in small batches. A row group for each of them would cost space and readers' time.
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
-# The values of a column repeat if the same value occurs more than once in these rows, as often as it would if each
-# value occurred twice in the whole row group. For columns of distinct values, a dictionary takes more CPU time than
-# the rest of the file, and makes the file larger.
+# A column gets a dictionary if its values repeat in a sample of this number of rows. For a column of distinct
+# values, a dictionary takes more CPU time than the rest of the file, and makes the file larger.
 SAMPLED_ROWS: Final = 2_000
 
 
@@ -96,9 +95,11 @@ def _repeats(sample: pa.ChunkedArray, rows: int) -> bool:
     except pa.ArrowNotImplementedError:  # of a type that Arrow does not compare
         return True
     given: int = len(sample) - sample.null_count
-    # If each value occurs twice in the group, about `given` in `rows` of the sampled values have their other half
-    # in the sample as well.
-    return given == 0 or distinct < given - given * given / (2 * rows)
+    if not given:
+        return True
+    # If each value occurs twice in the column, the sample has both of them for about this number of values.
+    pairs = given * given / (2 * rows)
+    return distinct < given - pairs
 
 
 def _paths(schema: pa.Schema) -> list[tuple[str, str]]:

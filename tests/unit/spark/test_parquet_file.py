@@ -32,7 +32,7 @@ def with_dictionary(footer: pq.FileMetaData) -> set[str]:
     [
         ([f"id {row}" for row in range(ROWS)], False),
         ([f"user {row % 700}" for row in range(ROWS)], True),
-        ([f"user {row * 7919 % (ROWS // 2)}" for row in range(ROWS)], True),
+        ([f"user {row * 7919 % (ROWS // 4)}" for row in range(ROWS)], True),
         (list(range(ROWS)), False),
         ([row // 100 for row in range(ROWS)], True),
         ([row / 7 for row in range(ROWS)], False),
