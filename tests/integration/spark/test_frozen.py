@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
@@ -194,6 +195,20 @@ def test_functions_that_user_code_registers_do_not_change_the_check(
                 part._frame = kept
     finally:
         session.conf.unset("spark.sql.functionResolution.sessionOrder")
+
+
+def test_rows_are_checked_where_a_platform_restricts_access_to_the_jvm(
+    whole: FetchedBatch, swapped: FetchedBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: DataFrame) -> DataFrame:
+        raise Py4JError("Method internalCreateDataFrame([]) is not whitelisted")
+
+    by_jvm = sorted(whole.data(list(whole.progress)).frame.collect())
+    monkeypatch.setattr("kcl_dagster.spark.opened_rows._without_plan", refused)
+    assert sorted(whole.data(list(whole.progress)).frame.collect()) == by_jvm
+    with pytest.raises(PySparkException) as caught:
+        swapped.data(list(swapped.progress)).frame.collect()
+    assert is_content_changed(caught.value)
 
 
 def test_the_check_is_in_no_plan_of_user_code(whole: FetchedBatch) -> None:
