@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.spark.arrow_decoding import decode_column, decode_json, decode_table
+from kcl_dagster.spark.arrow_decoding import ROWS_AT_ONCE, decode_column, decode_json, decode_table
 from kcl_dagster.spark.avro_decoding import avro, registered_avro
 from kcl_dagster.spark.confluent_registry import ConfluentRegistry
 from kcl_dagster.spark.payload_decoding import Malformed, UnknownSchema, protobuf, with_decoded, with_json
@@ -79,6 +79,14 @@ MALFORMED = [
     b'{"id": 1',
     b"[" * 100_000,
 ]
+
+
+def test_each_record_has_its_row_however_many_are_decoded_at_once() -> None:
+    malformed = {0, ROWS_AT_ONCE - 1, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 7}
+    wanted = [None if number in malformed else number for number in range(2 * ROWS_AT_ONCE + 8)]
+    payloads = [b"{" if number is None else b'{"number": %d}' % number for number in wanted]
+    found = decode_json(pa.table({"data": payloads}), pa.schema([("number", pa.int64())]))
+    assert found.column("number").to_pylist() == wanted
 
 
 def test_a_schema_as_text_is_refused() -> None:
