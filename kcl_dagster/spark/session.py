@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 
 from py4j.protocol import Py4JError
 from pydantic import BaseModel, ConfigDict, Field
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
@@ -23,6 +24,7 @@ from kcl_dagster.spark.failures import line_of_java
 from kcl_dagster.spark.java import find_java
 from kcl_dagster.spark.local_dir import LOCAL_DIR, is_chosen_by_user, own_folder, remove_left_behind
 from kcl_dagster.spark.server_address import refuse_unreachable
+from kcl_dagster.spark.session_extensions import postpone_functions
 
 # There are more slots than cores, because a fetch spends its time waiting for the network.
 LOCAL_SLOTS_PER_CORE: Final = 2
@@ -198,8 +200,7 @@ def start_session(settings: SparkSettings, name: str) -> SparkSession:
     server = plan.remote or plan.master
     if server is not None:
         refuse_unreachable(server, os.environ)
-    builder: SparkSession.Builder = SparkSession.builder.appName(name)
-    conf = dict(plan.conf)
+    conf = {**plan.conf, "spark.app.name": name}
     if plan.starts_java:
         java = find_java(os.environ)
         if java.home is not None:
@@ -208,14 +209,8 @@ def start_session(settings: SparkSettings, name: str) -> SparkSession:
             conf[JAVA_OPTIONS] = class_archive(java, os.environ).used_by(conf[JAVA_OPTIONS])
     for key, value in plan.environment.items():
         os.environ.setdefault(key, value)
-    if plan.master is not None:
-        builder = builder.master(plan.master)
-    if plan.remote is not None:
-        builder = builder.remote(plan.remote)
-    for key, value in conf.items():
-        builder = builder.config(key, value)
     try:
-        session = builder.getOrCreate()
+        session = _started(plan, conf, is_local=settings.mode == "local")
     except (PySparkException, Py4JError, RuntimeError, OSError) as error:
         raise ConfigurationError(
             f"the Spark session ({settings.mode}) could not be started: {line_of_java(error)}"
@@ -225,6 +220,20 @@ def start_session(settings: SparkSettings, name: str) -> SparkSession:
     if settings.mode != "existing":
         _silence_query_loggers()
     return session
+
+
+def _started(plan: SessionPlan, conf: Mapping[str, str], *, is_local: bool) -> SparkSession:
+    builder: SparkSession.Builder = SparkSession.builder
+    if plan.master is not None:
+        builder = builder.master(plan.master)
+    if plan.remote is not None:
+        builder = builder.remote(plan.remote)
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    if is_local:
+        all_of_it = SparkConf().setAll([*conf.items(), ("spark.master", str(plan.master))])
+        postpone_functions(SparkContext.getOrCreate(all_of_it))
+    return builder.getOrCreate()
 
 
 def _silence_query_loggers() -> None:

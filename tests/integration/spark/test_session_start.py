@@ -1,9 +1,13 @@
-"""A session that Spark does not start is an error of the configuration, in a line."""
+"""The start of a local session in a process of its own."""
 
 import subprocess
 import sys
+from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
+
+from kcl_dagster.spark.session_extensions import PROVIDERS
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -25,3 +29,33 @@ def test_settings_that_spark_refuses_are_named() -> None:
         "the Spark session (local) could not be started: java.lang.IllegalArgumentException: requirement failed: "
         "spark.network.timeoutInterval should be less than or equal to spark.network.timeout.\n"
     )
+
+
+EXTENSIONS = """
+import sys
+
+from pyspark.sql import functions as F
+
+from kcl_dagster.spark.session import SparkSettings, start_session
+
+session = start_session(SparkSettings(conf=dict(each.split("=") for each in sys.argv[1:])), "extensions")
+
+from pyspark.ml.functions import array_to_vector
+
+print(session.range(1).select(array_to_vector(F.array(F.lit(0.5)))).collect()[0][0])
+print(session.sparkContext._jsc.sc().conf().get("spark.sql.extensions.test.loadFromCp", "true"))
+"""
+
+
+def test_a_session_loads_extensions_only_if_spark_has_not_the_only_one(tmp_path: Path) -> None:
+    def loads(*conf: str) -> str:
+        command = [sys.executable, "-c", EXTENSIONS, *conf]
+        vector, loads = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        assert vector == "[0.5]", "the functions of pyspark.ml are there"
+        return loads
+
+    assert loads() == "false"
+    with ZipFile(tmp_path / "rights.jar", "w") as archive:
+        archive.writestr(PROVIDERS, "com.example.Rights")  # the class is missing, which Spark ignores
+    assert loads(f"spark.driver.extraClassPath={tmp_path / 'rights.jar'}") == "true"
+    assert loads("spark.sql.extensions.test.loadFromCp=true") == "true"
