@@ -11,6 +11,7 @@
 Names are imported when they are first used, because Spark and Dagster take seconds to import.
 """
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +132,10 @@ def __getattr__(name: str) -> Any:
     if home is None:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
+    if not gc.get_freeze_count():
+        # The collector of garbage need not look through the packages that were imported so far, such as Dagster.
+        # Otherwise it would do so again and again during the following imports, which would take a fifth longer.
+        gc.freeze()
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value
