@@ -1,5 +1,7 @@
 """One worker, made from its application, its run and its Spark session."""
 
+import gc
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,7 +21,6 @@ from kcl_dagster.spark.engine import EngineSettings, SparkEngine, local_slots, n
 from kcl_dagster.spark.executors import check_executors, check_stream
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.interruption import Interruption
-from kcl_dagster.spark.processor_hosts.spark_processor_hosts import SparkProcessorHosts
 from kcl_dagster.spark.sharing import check_sharing
 from kcl_dagster.spark.sinks.contract import SparkSink
 from kcl_dagster.spark.storage import S3Options, open_store
@@ -30,6 +31,7 @@ from kcl_dagster.telemetry.worker_metrics import open_telemetry
 from kcl_dagster.worker.batch import Sink
 from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.dead_letter import DeadLetters, FiledDeadLetters
+from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
 from kcl_dagster.worker.late import Late, LateEngine, LateProcessorHosts
 from kcl_dagster.worker.opening import open_surroundings
@@ -39,6 +41,7 @@ from kcl_dagster.worker.surroundings import EndProcess, Surroundings, Watch, can
 from kcl_dagster.worker.utilization.platform import measured
 
 if TYPE_CHECKING:
+    from kcl_dagster.spark.processor_hosts.spark_processor_hosts import SparkProcessorHosts
     from kcl_dagster.telemetry.batch_traces import BatchTraces
 
 # If the worker of a run has ended, the run waits this long for a Spark that is still starting. Starting can take
@@ -80,20 +83,25 @@ class WorkerRun:
             return self._work(stop, identity, traces)
 
     def _work(self, stop: StopSignal, identity: Identity, traces: "BatchTraces | None") -> StopReason:
+        gc.freeze()  # the packages that are imported by now are never garbage: Python need not look through them
         runtime = system()
         application = self.consumer.application
         spans = NO_SPANS if traces is None else traces
         sink, chains = self._sink(spans), self._staging_sink(spans)
         # The worker writes its row and gets leases while Spark starts, which takes five to ten seconds.
         interruption = Interruption()
-        late: Late[SparkEngine | SparkProcessorHosts] = Late(partial(self._open, chains, interruption))
+        has_lease = threading.Event()
+        late: Late[SparkEngine | SparkProcessorHosts] = Late(
+            partial(self._open, chains, interruption, has_lease.is_set)
+        )
         try:
             with (
                 self.event_log.in_background(),
                 open_telemetry(application, identity, runtime, self._client, self.event_log, traces) as telemetry,
                 queued_logs(),
             ):
-                worker = telemetry.worker(self._surroundings(late, sink, chains, interruption), runtime)
+                surroundings = self._surroundings(late, sink, chains, interruption, has_lease)
+                worker = telemetry.worker(surroundings, runtime)
                 with interruption.installed():
                     reason = worker.run(stop)
             if late.why_failed() is not None:
@@ -106,7 +114,7 @@ class WorkerRun:
         finally:
             self._close(late)
 
-    def _close(self, late: Late[SparkEngine | SparkProcessorHosts]) -> None:
+    def _close(self, late: "Late[SparkEngine | SparkProcessorHosts]") -> None:
         """Close the engine. If Spark is still starting, first wait for it, because its JVM would remain if the
         engine was not closed. If Spark has not started after `STARTING_SECONDS`, end the process: the run would
         occupy its slot for ever, although its leases are released."""
@@ -143,12 +151,19 @@ class WorkerRun:
         sink: Sink[Any] | None,
         chains: SparkSink | None,
         interruption: Interruption,
+        has_lease: threading.Event,
     ) -> Surroundings[Any]:
+        """`has_lease`: is set when the worker acquires a lease."""
         runtime = system()
 
         def why_lost() -> str | None:
             opened = late.if_opened()
             return late.why_failed() if opened is None else opened.health.why_lost()
+
+        def tell(event: WorkerEvent) -> None:
+            if event.kind is EventKind.LEASE_ACQUIRED:
+                has_lease.set()
+            self.event_log.event(event)
 
         opened: Any = late
         is_processors = self.consumer.sink.processors is not None
@@ -169,7 +184,7 @@ class WorkerRun:
             interrupt=interruption,
             end_process=self.end_process,
             on_batch=self.event_log.batch,
-            on_event=self.event_log.event,
+            on_event=tell,
         )
         return replace(
             opened_for,
@@ -179,7 +194,11 @@ class WorkerRun:
             allowed_lateness=round(self.consumer.allowed_lateness.total_seconds()),
         )
 
-    def _open(self, chains: SparkSink | None, interruption: Interruption) -> SparkEngine | SparkProcessorHosts:
+    def _open(
+        self, chains: SparkSink | None, interruption: Interruption, has_lease: Callable[[], bool]
+    ) -> "SparkEngine | SparkProcessorHosts":
+        """Open the engine, which takes five to ten seconds. Spark's first job takes one of them: if the worker has
+        no lease yet, this job reads nothing, otherwise it is the first fetch."""
         clock = system().clock
         began = clock.monotonic()
         choice, session = self.consumer.sink, self.open_session()
@@ -197,14 +216,14 @@ class WorkerRun:
         settings = replace(EngineSettings.of(self.consumer.application), tasks=choice.processes)
         opened: SparkEngine | SparkProcessorHosts
         if choice.processors is not None:
-            opened = SparkProcessorHosts(session, connection, choice.processors, settings)
+            opened = _open_processor_hosts(session, connection, choice.processors, settings)
         else:
             staging = no_staging if chains is None else chains.staging
             opened = SparkEngine(session, connection, settings, staging=staging)
-            if is_local:  # in other sessions, the checks above were the first jobs
+            if is_local and not has_lease():  # in other sessions, the checks above were the first jobs
                 opened.warm_up()
         self.event_log.info(
-            "ready to read: Spark took %.1f s to start, and %.1f s for its first jobs",
+            "ready to read: Spark took %.1f s to start, and %.1f s for checks and its first jobs",
             started - began,
             clock.monotonic() - started,
         )
@@ -221,3 +240,12 @@ class WorkerRun:
 
     def _client(self, service: str) -> Any:
         return self.kcl.client(service, self.consumer.application)
+
+
+def _open_processor_hosts(
+    session: SparkSession, connection: Connection, processors: Callable[..., Any], settings: EngineSettings
+) -> "SparkProcessorHosts":
+    # Imported only here, because the library for certificates takes a quarter of a second.
+    from kcl_dagster.spark.processor_hosts.spark_processor_hosts import SparkProcessorHosts
+
+    return SparkProcessorHosts(session, connection, processors, settings)

@@ -89,8 +89,8 @@ class SparkEngine:
         self._bytes_of_range: float | None = None
 
     def warm_up(self) -> None:
-        """Run a job that reads nothing, with the tasks of a fetch. Called once, before the first fetch."""
-        warm_up(self._spark, self._connection, self._most_tasks)
+        """Run a job that reads nothing, with the task of the first fetch. Called once, before this fetch."""
+        warm_up(self._spark, self._connection)
         if self._is_fanout:  # fetches by fan-out have separate Python processes
             with reader_process(self._spark, 0):
                 warm_up(self._spark, self._connection)
@@ -196,9 +196,9 @@ class SparkEngine:
 
     def _worthwhile_tasks(self, ranges: int) -> int:
         """The number of tasks for this number of ranges: fewer than the maximum if the last fetch had little to
-        read. The first fetch by fan-out has one task, because a lease that changes its task has to subscribe
-        again."""
-        if self._are_tasks_fixed or (self._bytes_of_range is None and not self._is_fanout):
+        read. The first fetch has one task. A second one could read more, but would also have to wait for the start
+        of another Python process, and by fan-out, a lease that changes its task has to subscribe again."""
+        if self._are_tasks_fixed:
             return self._most_tasks
         if self._bytes_of_range is None:
             return 1

@@ -19,11 +19,11 @@ from kcl_dagster.spark.fetch import Connection
 log = logging.getLogger(__name__)
 
 
-def warm_up(spark: SparkSession, connection: Connection | None = None, tasks: int = 1) -> None:
-    """Run a job that is like a fetch but reads nothing. `tasks`: the number of its tasks. Does not raise Spark's
-    errors: if their cause persists, the first batch fails, and is repeated and reported like any other batch."""
+def warm_up(spark: SparkSession, connection: Connection | None = None) -> None:
+    """Run a job that is like a fetch of one task but reads nothing. Does not raise Spark's errors: if their cause
+    persists, the first batch fails, and is repeated and reported like any other batch."""
     try:
-        spark.range(0, tasks, 1, tasks).mapInArrow(_WarmUp(connection), "id long").collect()
+        spark.range(0, 1, 1, 1).mapInArrow(_WarmUp(connection), "id long").collect()
     except (PySparkException, Py4JError, OSError) as error:
         log.warning("the first job of Spark has failed, before there was anything to read: %s", first_line(error))
 

@@ -72,7 +72,7 @@ def test_a_worker_does_not_begin_where_it_would_fail_later(
     resource = EmulatorResource()
     run = WorkerRun(clicks, resource, lambda: session, "worker-000", "run", event_log)
     with pytest.raises(ConfigurationError, match=problem):
-        run._open(run._staging_sink(), Interruption())
+        run._open(run._staging_sink(), Interruption(), lambda: False)
 
 
 class Lines:
@@ -137,17 +137,19 @@ def test_a_worker_is_ready_when_spark_is(aws: Emulator, consumer: Consumer, reso
     run = WorkerRun(consumer, resource, lambda: None, "worker-000", "0123456789", event_log)  # type: ignore[arg-type,return-value]
     is_up = threading.Event()
     late: Late[Any] = Late(lambda: is_up.wait(60))
-    surroundings = run._surroundings(late, run._sink(), run._staging_sink(), Interruption())
+    surroundings = run._surroundings(late, run._sink(), run._staging_sink(), Interruption(), threading.Event())
     assert not surroundings.is_ready()
     is_up.set()
     late.get()
     assert surroundings.is_ready()
 
 
-def test_a_worker_is_ready_when_a_first_job_has_run(
-    monkeypatch: pytest.MonkeyPatch, consumer: Consumer, resource: kcl.KclResource
+@pytest.mark.parametrize("has_lease", [False, True])
+def test_a_worker_without_leases_is_ready_when_a_first_job_has_run(
+    has_lease: bool, monkeypatch: pytest.MonkeyPatch, consumer: Consumer, resource: kcl.KclResource
 ) -> None:
-    """Its leases would wait for the imports of Spark's Python workers otherwise."""
+    """Its leases would wait for the imports of Spark's Python workers otherwise. If it has leases already, its
+    first fetch is the first job."""
 
     class Engine:
         def __init__(self, *_: Any, **__: Any) -> None:
@@ -162,6 +164,6 @@ def test_a_worker_is_ready_when_a_first_job_has_run(
         AssetKey("things"), "worker-000", lambda _: None, logging.getLogger(__name__), lambda *_: None
     )
     opened: Any = WorkerRun(consumer, resource, lambda: session, "worker-000", "run", event_log)._open(
-        None, Interruption()
+        None, Interruption(), lambda: has_lease
     )
-    assert opened.jobs == 1
+    assert opened.jobs == (0 if has_lease else 1)

@@ -28,10 +28,10 @@ class Jobs(Session):
         return self
 
 
-def test_each_task_of_a_fetch_gets_one() -> None:
+def test_it_has_the_one_task_of_the_first_fetch() -> None:
     session: Any = Jobs()
-    warm_up(session, CONNECTION, 2)
-    assert session.jobs == [(0, 2, 1, 2)]
+    warm_up(session, CONNECTION)
+    assert session.jobs == [(0, 1, 1, 1)]
 
 
 def test_a_job_that_fails_is_left_to_the_first_batch(caplog: pytest.LogCaptureFixture) -> None:
