@@ -229,6 +229,8 @@ class Simulation:
             kernel.call_at(scenario.active + scenario.calm * _PRODUCING_SHARE, self._stop_producing)
             kernel.run(scenario.until, self.violations.found)
             self._catch_up()
+            if any(worker.bound is not None for worker in self.living()):  # may just have stored the last records
+                kernel.run(kernel.now + self.reading.patience, self.violations.found)
             if not self.violations.found:
                 liveness.check(self)
             self.epilogue_begins = True
