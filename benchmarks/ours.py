@@ -60,6 +60,7 @@ from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.surroundings import NoSink, Surroundings
 
 UNLIMITED: Final = ShardLimits.unlimited()
+TASKS: Final = 2  # the most of a fetch; only the first fetch of a worker has fewer without need
 BATCH_SECONDS: Final = 0.2  # what an empty batch waits for records
 NO_SECONDS: Final = 0.001  # one answer of each shard
 PATIENCE_SECONDS: Final = 60.0
@@ -251,7 +252,9 @@ class Ours:
         return (time.monotonic() - began) * 1000
 
     def _engine(self, staging: StagingOfFetches = no_staging) -> SparkEngine:
-        return SparkEngine(self._spark, self._connection, EngineSettings(limits=UNLIMITED), staging=staging)
+        return SparkEngine(
+            self._spark, self._connection, EngineSettings(limits=UNLIMITED, tasks=TASKS), staging=staging
+        )
 
     def _ranges(self) -> list[Range]:
         stream = StreamIdentifier.single(self.source.stream)
