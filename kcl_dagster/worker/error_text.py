@@ -2,8 +2,8 @@
 
 The message of user code can quote a record. These parts of the message are therefore replaced:
 
-- text in quotes, unless it also appears in the traceback's source lines and so is part of the code, or is the name
-  of a type;
+- text in quotes, unless it is part of the code or the name of a type. It is part of the code if it is in a source
+  line of the traceback, or is a word in a file of the consumer's code that is in the traceback;
 - the value in texts of Spark that contain a value without quotes, such as a malformed record;
 - e-mail addresses, paths of URLs, and the value after the name of a secret;
 - long runs of digits, or of letters and digits, which can be keys.
@@ -21,7 +21,7 @@ import linecache
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import dropwhile
@@ -38,6 +38,8 @@ LONGEST_READ: Final = 4 * LONGEST_MESSAGE  # characters of a text that are looke
 LONGEST_TEXT: Final = 2000  # characters, including the traceback: one event in Dagster's log
 LONGEST_BRIEF: Final = 300  # characters: a worker's row holds a dozen of these
 CUT: Final = "..."  # three ASCII dots, which every terminal can show
+LONGEST_CODE: Final = 1_000_000  # characters of the consumer's files that are searched for a text in quotes
+SHORTEST_WORD: Final = 3
 MOST_FRAMES: Final = 6
 REDACTED: Final = "[redacted]"
 
@@ -218,13 +220,15 @@ def text_of(error: BaseException) -> str:
         return f"its text could not be made ({kind_of(problem)})"
 
 
-def redacted(text: str, source: str = "") -> str:
+def redacted(text: str, source: str = "", files: str = "") -> str:
     """Return the beginning of `text`, with `[redacted]` in place of the parts that can be values of records; see
-    the beginning of this module. `source`: source code. Text in quotes that is also in the source code is kept."""
+    the beginning of this module. `source`: lines of source code; text in quotes that is also in them is kept.
+    `files`: source code of whole files; text in quotes that is a word in them is kept."""
 
     def kept(found: re.Match[str]) -> str:
         inner = found[0][1:-1]
         is_code = bool(inner) and (inner in source or _TYPE_NAME.fullmatch(inner) is not None)
+        is_code = is_code or _is_word_of(files, inner)
         return found[0] if is_code else f"{found[0][0]}{REDACTED}{found[0][-1]}"
 
     for pattern in _UNQUOTED:
@@ -235,6 +239,17 @@ def redacted(text: str, source: str = "") -> str:
     bounded = _URL_PATH.sub(rf"\1/{REDACTED}", _ADDRESS.sub(REDACTED, bounded))
     bounded = _NAMED_SECRET.sub(rf"\1{REDACTED}", bounded)
     return _LONG_NUMBER.sub(REDACTED, _TOKEN.sub(_unless_code(source), bounded))[:LONGEST_MESSAGE]
+
+
+def _is_word_of(files: str, text: str) -> bool:
+    """Whether `text` is a word in the files, or several. A very short one is in every file by chance."""
+    return len(text) >= SHORTEST_WORD and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", files) is not None
+
+
+def _files_of(frames: Iterable[Place]) -> str:
+    """The source code of the files of the frames, as far as they are on this machine."""
+    files = dict.fromkeys(frame.file for frame in frames if isinstance(frame, Frame))
+    return "\n".join("".join(linecache.getlines(file)) for file in files)[:LONGEST_CODE]
 
 
 def _without_quotations(text: str, kept: Callable[[re.Match[str]], str]) -> str:
@@ -267,7 +282,8 @@ def _parts(error: BaseException) -> tuple[str, str, Sequence[Place]]:
         # that text was redacted when the error of this package was made.
         return _ours(type(error)), text[:LONGEST_MESSAGE], chosen
     places = [*chosen, *_query_places(error)][-MOST_FRAMES:]
-    return _foreign(type(error).__name__), redacted(_first_lines(text), "\n".join(f.source for f in places)), places
+    source = "\n".join(place.source for place in places)
+    return _foreign(type(error).__name__), redacted(_first_lines(text), source, _files_of(places)), places
 
 
 def _foreign(kind: str) -> str:
@@ -316,7 +332,8 @@ def _remote(text: str) -> tuple[str, str, list[Frame]]:
     message = "\n".join([message, *(line for line in rest[1:] if not line.lstrip().startswith("at "))])
     # Spark's Python worker calls the consumer's function, even if the function is in an installed package.
     chosen = _chosen(frames) or _of_one_package([frame for frame in frames if frame.may_be_of_the_consumer])
-    return _foreign(kind.strip() or "Error"), redacted(message.strip(), "\n".join(f.source for f in chosen)), chosen
+    source = "\n".join(frame.source for frame in chosen)
+    return _foreign(kind.strip() or "Error"), redacted(message.strip(), source, _files_of(chosen)), chosen
 
 
 def _chosen(frames: Sequence[Frame]) -> list[Frame]:

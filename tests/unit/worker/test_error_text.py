@@ -326,6 +326,44 @@ def test_literals_of_the_code_are_kept() -> None:
     assert full(caught.value).startswith("KeyError: 'amount'")
 
 
+CONSUMER = """
+COLUMNS = "user strng, page string"
+
+def found(row, name):
+    return row[name]
+
+def clicks(row, name="pagee"):
+    return found(row, name)
+
+def refuse(kind):
+    raise ValueError(f"no such kind: '{kind}'")
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "shown"),
+    [
+        ("clicks({})", "KeyError: 'pagee'"),
+        ("clicks({}, 'anna')", f"KeyError: '{REDACTED}'"),
+        ("clicks({}, 'row')", "KeyError: 'row'"),
+        ("refuse('if')", f"ValueError: no such kind: '{REDACTED}'"),
+        ("clicks({}, 'page')", "KeyError: 'page'"),
+        ("clicks({}, 'pag')", f"KeyError: '{REDACTED}'"),
+        ("refuse('strng')", "ValueError: no such kind: 'strng'"),
+        ("refuse('user strng, page string')", "ValueError: no such kind: 'user strng, page string'"),
+        ("refuse('user string')", f"ValueError: no such kind: '{REDACTED}'"),
+    ],
+)
+def test_words_of_the_file_that_failed_are_kept(call: str, shown: str, tmp_path: Path) -> None:
+    file, known = tmp_path / "consumer.py", dict[str, Any]()
+    file.write_text(CONSUMER)
+    exec(compile(CONSUMER, str(file), "exec"), known)
+    with pytest.raises((KeyError, ValueError)) as caught:
+        eval(call, known)
+    below = caught.tb.tb_next.tb_next  # type: ignore[union-attr]  # without this file, which has all of the words
+    assert full(caught.value.with_traceback(below)).splitlines()[0] == shown
+
+
 @pytest.mark.audit("D15")
 def test_texts_are_bounded() -> None:
     long = ValueError("word " * 10_000)
