@@ -84,6 +84,7 @@ class StatusOperation(Operation):
                 *status.about_unended_runs,
                 *(f"{key} is unserved" for key in unserved),
                 *(f"{key} is stopped: {why}" for key, why in sorted(status.why_stopped.items())),
+                *status.about_failing,
                 *(f"{key} hangs in the consumer's code" for key in sorted(status.slow_since)),
                 *status.held_threads,
                 *status.given_up,

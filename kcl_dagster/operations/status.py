@@ -315,6 +315,18 @@ class Status:
         return {key: (row.attempts or {}).get(key, "") for row in self.living.values() for key in row.failing or ()}
 
     @property
+    def about_failing(self) -> list[str]:
+        """A line about each failing shard whose error is known. It is not stopped: it is tried again."""
+        return [
+            f"{key} is failing{f', attempt {self.failing[key]}' if self.failing.get(key) else ''}: {why}"
+            for key, why in sorted(self._why_failing.items())
+        ]
+
+    @cached_property
+    def _why_failing(self) -> dict[LeaseKey, str]:
+        return {key: why for row in self.living.values() for key, why in (row.why_failing or {}).items()}
+
+    @property
     def is_well(self) -> bool:
         """Whether there is no reason for an alert: no lease is unserved, no shard is stopped, no code and no thread
         hangs, no bounded run is missed or overdue, and every row can be read. A failed attempt that will be
@@ -446,6 +458,7 @@ class Status:
             "batch": lease.batch,
             "state": self.state_of(lease),
             "why_stopped": self.why_stopped.get(lease.key),
+            "why_failing": self._why_failing.get(lease.key),
             "failed_attempt": self.failing.get(lease.key) or None,
             "slow_since": self.slow_since.get(lease.key),
             "rows_without_window": lease.stored.outside if lease.stored is not None else None,

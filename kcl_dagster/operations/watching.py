@@ -55,6 +55,7 @@ def view(status: Status, rows: int | None = None) -> RenderableType:
     notes = {_BASIS.get(status.behind_by(lease) or "") for lease in shown if not lease.is_finished} - {None}
     parts += [Text(note, style="dim") for note in sorted(filter(None, notes))]
     parts += [cell(f"{key} is stopped: {why}", "bold red") for key, why in sorted(status.why_stopped.items())]
+    parts += [cell(line, "yellow") for line in status.about_failing]
     parts += [cell(line, "bold red") for line in status.held_threads]
     parts += [cell(line, "yellow") for line in status.given_up]
     parts += [cell(f"unreadable: {problem}", "bold red") for problem in status.unreadable]

@@ -25,6 +25,7 @@ BEHIND: Final = "kdBehindMs"
 STOPPED: Final = "kdStopped"
 WHY_STOPPED: Final = "kdWhyStopped"
 FAILING: Final = "kdFailing"
+WHY_FAILING: Final = "kdWhyFailing"
 ATTEMPTS: Final = "kdAttempts"
 SLOW_SINCE: Final = "kdSlowSince"
 HELD_SINCE: Final = "kdHeldSince"
@@ -65,6 +66,7 @@ def worker_row_from_item(item: Mapping[str, Any], *, key: str = LEASE_KEY) -> Wo
         stopped=_leases(reader, STOPPED),
         why_stopped=_read_texts(reader, WHY_STOPPED),
         failing=_leases(reader, FAILING),
+        why_failing=_read_texts(reader, WHY_FAILING),
         attempts=_read_texts(reader, ATTEMPTS),
         slow_since=_by_lease(reader, SLOW_SINCE),
         held_since=_whole_numbers(reader, HELD_SINCE),
@@ -96,6 +98,7 @@ def worker_row_values(row: WorkerRow) -> dict[str, Value]:
         STOPPED: None if row.stopped is None else {"L": [s(lease) for lease in row.stopped]},
         WHY_STOPPED: None if row.why_stopped is None else {"M": _texts(row.why_stopped)},
         FAILING: None if row.failing is None else {"L": [s(lease) for lease in row.failing]},
+        WHY_FAILING: None if row.why_failing is None else {"M": _texts(row.why_failing)},
         ATTEMPTS: None if row.attempts is None else {"M": _texts(row.attempts)},
         SLOW_SINCE: None
         if row.slow_since is None

@@ -64,6 +64,7 @@ class _Trouble:
     out_since: float | None = None  # when the present series of outages began
     is_lost: bool = False  # whether processes ended during the range that is being narrowed
     has_waited: bool = False  # whether a pause was set before the next try of a single record that ended processes
+    why: str = ""  # the error of the last failure
     stopped: str | None = None  # why the shard is stopped, once an event has reported this
     has_lost: bool = False  # whether an event has reported that the shard lost records
 
@@ -139,8 +140,10 @@ class Failures:
             self._isolate(troubles, now)
             return []
         pause = self._pause(max((trouble.pauses for trouble in troubles), default=0))
+        why = brief(error)
         for trouble in troubles:
             trouble.pauses += 1
+            trouble.why = why
             trouble.retry_at = now + pause  # the same for all these leases, so that they are retried together
             is_loss = isinstance(error, ProcessLost) and len(keys) == 1
             trouble.losses = trouble.losses + 1 if is_loss else 0
@@ -278,6 +281,14 @@ class Failures:
         failed together because of a record or the code, this failure does not count, because it does not show which
         of them is the cause."""
         return tuple(key for key in sorted(self._troubles) if self._troubles[key].is_failing)
+
+    def why_failing(self) -> Mapping[LeaseKey, str]:
+        """For failing leases that are not stopped: the error of the last failure."""
+        return {
+            key: trouble.why
+            for key, trouble in sorted(self._troubles.items())
+            if trouble.is_failing and trouble.stopped is None and trouble.why
+        }
 
     def attempts_told(self) -> Mapping[LeaseKey, str]:
         """For failing leases that are not stopped: the number of failed attempts and its limit, as text."""

@@ -53,7 +53,8 @@ class Unmeasured:
 
 class Heartbeat:
     """Writes the worker's row. One thread calls `step` every `timings.heartbeat` seconds. Another thread can set
-    `state`, `lag_ms`, `behind`, `stopped`, `why_stopped`, `failing`, `attempts`, `slow_since` and `held_since`."""
+    `state`, `lag_ms`, `behind`, `stopped`, `why_stopped`, `failing`, `why_failing`, `attempts`, `slow_since` and
+    `held_since`."""
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class Heartbeat:
         self.stopped: tuple[LeaseKey, ...] = ()
         self.why_stopped: Mapping[LeaseKey, str] = {}
         self.failing: tuple[LeaseKey, ...] = ()
+        self.why_failing: Mapping[LeaseKey, str] = {}
         self.attempts: Mapping[LeaseKey, str] = {}
         self.slow_since: Mapping[LeaseKey, int] = {}
         self.held_since: Mapping[str, int] = {}
@@ -112,6 +114,7 @@ class Heartbeat:
             stopped=self.stopped,
             why_stopped=self.why_stopped,
             failing=self.failing,
+            why_failing=self.why_failing,
             attempts=self.attempts,
             slow_since=self.slow_since,
             held_since=self.held_since,

@@ -25,7 +25,7 @@ from kcl_dagster.model.lease_taking import TakingRules
 from kcl_dagster.model.stored import MOST_BYTES, MOST_BYTES_BETWEEN_RUNS
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.windows import FixedWindows
-from kcl_dagster.model.worker_row import SHARDS_TOLD, STOPPED_TOLD, WorkerState
+from kcl_dagster.model.worker_row import ERRORS_TOLD, SHARDS_TOLD, STOPPED_TOLD, WorkerState
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.lease_reader import ScanResult
@@ -391,6 +391,8 @@ class Worker(Generic[D]):
         is_failing = bool(report.failing or self.heartbeat.failing)
         # Shards that are in the row's `behind` come first, because the leader uses `behind` and `failing` together.
         self.heartbeat.failing = tuple(sorted(report.failing, key=lambda key: key not in behind)[:SHARDS_TOLD])
+        failing = [key for key in self.heartbeat.failing if key in report.why_failing][:ERRORS_TOLD]
+        self.heartbeat.why_failing = {key: report.why_failing[key] for key in failing}
         self.heartbeat.attempts = {
             key: report.attempts[key] for key in self.heartbeat.failing if key in report.attempts
         }

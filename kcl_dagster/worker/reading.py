@@ -109,6 +109,7 @@ class Round:
             stopped=tuple(stopped),
             why_stopped=stopped,
             failing=failures.failing(),
+            why_failing=failures.why_failing(),
             attempts=failures.attempts_told(),
             fatal=self.fatal,
         )

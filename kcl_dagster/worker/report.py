@@ -85,6 +85,9 @@ class BatchReport:
     failing: tuple[LeaseKey, ...] = field(default=())
     """Shards whose last attempt failed, including stopped shards."""
 
+    why_failing: Mapping[LeaseKey, str] = field(default_factory=dict)
+    """For failing shards that are not stopped: the error of the last attempt, in one line."""
+
     attempts: Mapping[LeaseKey, str] = field(default_factory=dict)
     """For failing shards that are not stopped: the number of the failed attempt and the limit, as "3 of 5"."""
 

@@ -347,6 +347,18 @@ def test_a_stopped_shard_is_shown_with_its_error(shop: Shop) -> None:
     assert (document["state"], "my bug 42" in document["why_stopped"]) == ("stopped", True)
 
 
+def test_a_failing_shard_is_shown_with_its_error(shop: Shop) -> None:
+    shop.serve()
+    shop.beat(lag_ms=0, failing=(A,), why_failing={A: "KeyError: 'pagee' (clicks.py:31 in clicks)"})
+    status = status_of(shop)
+    line = f"{A} is failing: KeyError: 'pagee' (clicks.py:31 in clicks)"
+    assert line in shown(view(status))
+    [document] = [lease for lease in status.to_document()["leases"] if lease["lease"] == A]
+    assert document["why_failing"] == "KeyError: 'pagee' (clicks.py:31 in clicks)"
+    shop.beat(lag_ms=0, failing=(A,), why_failing={A: "KeyError"}, attempts={A: "2 of 5"})
+    assert status_of(shop).about_failing == [f"{A} is failing, attempt 2 of 5: KeyError"]
+
+
 def put(shop: Shop, shard: LeaseKey, records: int = 1) -> list[str]:
     """Records for a shard; their sequence numbers."""
     described = shop.kinesis.list_shards(StreamName=STREAM)["Shards"]

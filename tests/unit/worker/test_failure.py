@@ -50,20 +50,25 @@ def test_a_worker_reports_which_attempt_failed_until_the_shard_is_stopped_or_sto
     world.stream.put(A, *"x!z")
     run.sink.refuses = fails_on("!")
     told: list[str] = []
+    errors: set[str | None] = set()
     for _ in range(60):
         run.round()
         run.worker.step_heartbeat()
         [row] = world.worker_table(world.service).list()
+        if row.failing and not row.stopped:
+            errors.add((row.why_failing or {}).get(LeaseKey(A)))
         told.append("stopped" if row.stopped else (row.attempts or {}).get(LeaseKey(A), ""))
         world.clock.advance(1)
     assert list(dict.fromkeys(filter(None, told))) == ["1 of 3", "2 of 3", "stopped"]
-    assert row.attempts == {}
+    [error] = errors
+    assert (row.attempts, row.why_failing) == ({}, {}), "it is stopped, and why_stopped has the error"
+    assert row.why_stopped == {LeaseKey(A): error}
     run.sink.refuses = lambda _: None
     world.clock.advance(120)
     run.round()
     run.worker.step_heartbeat()
     [row] = world.worker_table(world.service).list()
-    assert (row.attempts, row.stopped, row.failing) == ({}, (), ())
+    assert (row.attempts, row.stopped, row.failing, row.why_failing) == ({}, (), (), {})
 
 
 def test_a_shard_counts_as_failing_from_its_first_attempt_alone_until_it_is_stored() -> None:
