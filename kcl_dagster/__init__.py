@@ -12,6 +12,7 @@ Names are imported when they are first used, because Spark and Dagster take seco
 """
 
 import gc
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -127,14 +128,18 @@ __all__ = [  # noqa: RUF022 - grouped by topic
 ]  # fmt: skip
 
 
+_OF_DAGSTER = "dagster._grpc.impl"  # imported by code servers and runs, and not by `import dagster`
+
+
 def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    if not gc.get_freeze_count():
-        # The collector of garbage need not look through the packages that were imported so far, such as Dagster.
-        # Otherwise it would do so again and again during the following imports, which would take a fifth longer.
+    if _OF_DAGSTER in sys.modules and not gc.get_freeze_count():
+        # In a code server or a run of Dagster, hardly more than packages exist by now. If the collector of garbage
+        # looked through them again and again during the following imports, these would take a fifth longer. In
+        # other processes, objects of the user exist, which would never be freed.
         gc.freeze()
     value = getattr(import_module(home), name)
     globals()[name] = value

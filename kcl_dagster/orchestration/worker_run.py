@@ -1,6 +1,5 @@
 """One worker, made from its application, its run and its Spark session."""
 
-import gc
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -83,7 +82,6 @@ class WorkerRun:
             return self._work(stop, identity, traces)
 
     def _work(self, stop: StopSignal, identity: Identity, traces: "BatchTraces | None") -> StopReason:
-        gc.freeze()  # the packages that are imported by now are never garbage: Python need not look through them
         runtime = system()
         application = self.consumer.application
         spans = NO_SPANS if traces is None else traces

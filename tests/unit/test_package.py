@@ -13,6 +13,11 @@ import kcl_dagster as kcl
 
 assert not gc.get_freeze_count() and "dagster" not in sys.modules, "the import alone does nothing"
 kcl.Position
+import dagster
+kcl.BatchSettings
+assert not gc.get_freeze_count(), "a process of the user, who may drop what exists now"
+import dagster._grpc.impl
+kcl.StartAt
 frozen = gc.get_freeze_count()
 assert frozen
 kcl.Consumer
@@ -21,5 +26,5 @@ assert gc.get_freeze_count() <= frozen, "what users make later can become garbag
 
 
 @pytest.mark.slow
-def test_what_was_imported_before_the_first_name_is_exempt_from_garbage_collection() -> None:
+def test_processes_of_dagster_exempt_what_was_imported_from_garbage_collection() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)
