@@ -196,13 +196,14 @@ class SparkEngine:
 
     def _worthwhile_tasks(self, ranges: int) -> int:
         """The number of tasks for this number of ranges: fewer than the maximum if the last fetch had little to
-        read. The first fetch has one task. A second one could read more, but would also have to wait for the start
-        of another Python process, and by fan-out, a lease that changes its task has to subscribe again."""
+        read. Unless it has very many ranges, the first fetch has one task. A second one could read more, but would
+        also have to wait for the start of another Python process, and by fan-out, a lease that changes its task has
+        to subscribe again."""
         if self._are_tasks_fixed:
             return self._most_tasks
-        if self._bytes_of_range is None:
+        if self._bytes_of_range is None and self._is_fanout:
             return 1
-        share = max(self._bytes_of_range * ranges / TASK_BYTES, ranges / RANGES_OF_TASK)
+        share = max((self._bytes_of_range or 0.0) * ranges / TASK_BYTES, ranges / RANGES_OF_TASK)
         return min(self._most_tasks, max(1, ceil(share)))
 
 

@@ -7,12 +7,15 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
+from kcl_dagster.model.checkpoint import TRIM_HORIZON
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.spark import fetch
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.reader_processes import VARIABLE
 from kcl_dagster.spark.warm_up import _WarmUp, warm_up
-from kcl_dagster.worker.batch import Budget
+from kcl_dagster.worker.batch import Budget, Range
 from tests.unit.spark.test_session import Session
 
 CONNECTION = Connection(region="eu-west-1", access_key="key", secret_key="secret")
@@ -76,6 +79,21 @@ def test_the_processes_that_read_by_fan_out_are_started_as_well(consumer: str | 
     engine.warm_up()
     engine.close()
     assert session.environments == environments
+
+
+@pytest.mark.parametrize(
+    ("ranges", "consumer", "tasks"), [(1, None, 1), (99, None, 1), (1000, None, 2), (1000, "app", 1)]
+)
+def test_the_first_fetch_has_one_task_unless_it_has_very_many_ranges(
+    ranges: int, consumer: str | None, tasks: int
+) -> None:
+    session: Any = Processes()
+    engine = SparkEngine(session, CONNECTION, EngineSettings(consumer_name=consumer))
+    stream = StreamIdentifier("clicks")
+    wanted = [Range(LeaseKey(f"s{n}"), stream, f"s{n}", TRIM_HORIZON, 1) for n in range(ranges)]
+    planned, _ = engine._tasks(wanted, Budget(records=1000, bytes=1 << 30, seconds=1.0))
+    engine.close()
+    assert planned.count == tasks
 
 
 @pytest.mark.parametrize("consumer", [None, "app"])
