@@ -15,6 +15,15 @@ from kcl_dagster.spark.session_kind import is_classic
 _CLOSED: Final = ("SESSION_CLOSED", "SESSION_NOT_FOUND", "SESSION_CHANGED", "NO_ACTIVE_SESSION")
 
 
+OUT_OF_MEMORY: Final = 52
+"""The code with which Spark ends a JVM that has not enough memory."""
+
+MORE_MEMORY: Final = (
+    ": it was out of memory. Give it more (`memory` of KclSparkResource; rows between Spark and Python use memory "
+    "of the same size beside the heap), or read less at once (`batch.max_bytes`)"
+)
+
+
 class SessionHealth:
     """The state of a session. `why_lost` can be called on any thread and never blocks; `failed` is called on the
     thread whose job failed."""
@@ -30,7 +39,9 @@ class SessionHealth:
     def why_lost(self) -> str | None:
         """The reason why the session cannot be used any more; None as long as no reason is known."""
         if self._why is None and self._jvm is not None and self._jvm.poll() is not None:
-            self._why = f"Spark's JVM (pid {self._jvm.pid}) ended with {self._jvm.returncode}"
+            code = self._jvm.returncode
+            advice = MORE_MEMORY if code == OUT_OF_MEMORY else ""
+            self._why = f"Spark's JVM (pid {self._jvm.pid}) ended with {code}{advice}"
         return self._why
 
     def failed(self, error: BaseException) -> None:
