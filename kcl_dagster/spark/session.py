@@ -50,14 +50,10 @@ SENDS_EVERY_ERROR: Final = {"spark.python.daemon.module": "kcl_dagster.spark.pyt
 # fails instead. The batch is then void: it is never visible, and its records are read again.
 REPEATS_NO_STAGE: Final = {"spark.stage.maxConsecutiveAttempts": "1"}
 
-# Spark passes rows to Python functions in Arrow batches. For each row, it calculates the size of the present batch
-# anew, and after each large batch, the system gets its memory back. Both took a third of the CPU of an executor.
-# With these settings, a batch is limited by its rows alone. They are fewer than by default (10,000), so a batch of
-# rows of up to 16 KB has no more bytes than Spark's default allows (64 MB).
-PASSES_SMALL_BATCHES: Final = {
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
-}
+# Spark passes rows to Python functions in Arrow batches. With the default of 10,000 rows, most batches take memory
+# of the system and give it back, which takes CPU. The limit of their bytes remains that of Spark (64 MB). Without
+# it, the buffers of large rows exceed the JVM's direct memory, and the JVM ends.
+PASSES_SMALL_BATCHES: Final = {"spark.sql.execution.arrow.maxRecordsPerBatch": "4000"}
 
 LOCAL: Final = {
     "spark.ui.enabled": "false",
@@ -221,7 +217,7 @@ def start_session(settings: SparkSettings, name: str) -> SparkSession:
     for key, value in plan.environment.items():
         os.environ.setdefault(key, value)
     try:
-        session = _started(plan, conf, is_local=settings.mode == "local")
+        session = _started(plan, conf, is_classic=settings.mode == "local" and not _is_connect(conf))
     except (PySparkException, Py4JError, RuntimeError, OSError) as error:
         raise ConfigurationError(
             f"the Spark session ({settings.mode}) could not be started: {line_of_java(error)}"
@@ -233,7 +229,12 @@ def start_session(settings: SparkSettings, name: str) -> SparkSession:
     return session
 
 
-def _started(plan: SessionPlan, conf: Mapping[str, str], *, is_local: bool) -> SparkSession:
+def _is_connect(conf: Mapping[str, str]) -> bool:
+    """Whether Spark starts a server of Spark Connect of its own for a local session."""
+    return conf.get("spark.api.mode", os.environ.get("SPARK_API_MODE", "")).lower() == "connect"
+
+
+def _started(plan: SessionPlan, conf: Mapping[str, str], *, is_classic: bool) -> SparkSession:
     builder: SparkSession.Builder = SparkSession.builder
     if plan.master is not None:
         builder = builder.master(plan.master)
@@ -241,7 +242,7 @@ def _started(plan: SessionPlan, conf: Mapping[str, str], *, is_local: bool) -> S
         builder = builder.remote(plan.remote)
     for key, value in conf.items():
         builder = builder.config(key, value)
-    if is_local:
+    if is_classic:
         all_of_it = SparkConf().setAll([*conf.items(), ("spark.master", str(plan.master))])
         postpone_functions(SparkContext.getOrCreate(all_of_it))
     return builder.getOrCreate()

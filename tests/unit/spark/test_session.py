@@ -71,6 +71,14 @@ def test_what_a_user_configures_wins_over_what_a_mode_starts_with(mode: Any, our
         assert plan.conf == own
 
 
+@pytest.mark.parametrize("mode", ["local", "cluster"])
+def test_an_arrow_batch_is_limited_by_its_bytes(mode: Any) -> None:
+    """Rows of 100 KB exceed the JVM's direct memory otherwise, and the JVM ends."""
+    plan = plan_session(SparkSettings(mode=mode, url="x://y"), python=HERE, cores=1)
+    assert plan.conf["spark.sql.execution.arrow.maxRecordsPerBatch"] == "4000"
+    assert "spark.sql.execution.arrow.maxBytesPerBatch" not in plan.conf
+
+
 @pytest.mark.parametrize("own", ["-XX:+UseG1GC", "-XX:TieredStopAtLevel=1", "-XX:Tier4CompileThreshold=9"])
 def test_a_local_jvm_compiles_later_unless_the_user_chooses(own: str) -> None:
     plan = plan_session(SparkSettings(java_options=own), python=HERE, cores=1)
