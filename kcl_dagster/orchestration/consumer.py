@@ -312,6 +312,7 @@ def kcl_consumer(
             )
         if arrow:
             _refuse_arrow(whole.name, transform, chosen_sink)
+        _refuse_other_rows(whole.name, transform, arrow=arrow)
         _refuse_windows(whole.name, chosen_sink, event_time, allowed_lateness)
         chosen = chosen_sink if chosen_sink is not None else processors(transform, processes)
         described, stored = whole, chosen
@@ -381,6 +382,20 @@ def _refuse_arrow(application: str, transform: Callable[..., Any], sink: SinkCho
             f"application {application}: {transform.__name__} asks for {wanted}, and with arrow=True it runs in "
             "the executors, where there are no resources and no context: give it the records alone"
         )
+
+
+def _refuse_other_rows(application: str, transform: Callable[..., Any], *, arrow: bool) -> None:
+    """Refuse a function whose annotations say that it takes or returns rows of the other kind."""
+    wrong = "DataFrame" if arrow else "Table"
+    package = "pyspark" if arrow else "pyarrow"
+    for annotation in getattr(transform, "__annotations__", {}).values():
+        of = getattr(annotation, "__module__", "")
+        if getattr(annotation, "__name__", "") == wrong and of.partition(".")[0] == package:
+            how = "leave out arrow=True" if arrow else "set arrow=True"
+            raise ConfigurationError(
+                f"application {application}: {transform.__name__} is for rows of {package} ({wrong}): {how}, or "
+                f"let it take and return a {'pyarrow.Table' if arrow else 'DataFrame of Spark'}"
+            )
 
 
 def _refuse_freshness(consumer: Consumer) -> None:

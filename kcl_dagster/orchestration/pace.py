@@ -30,7 +30,7 @@ def paced(application: Application, sink: SinkChoice, visible_within: float) -> 
     if not (is_number and SHORTEST_SECONDS <= visible_within <= LONGEST_SECONDS):
         raise ConfigurationError(
             f"application {application.name}: visible_within={visible_within!r} is no number of seconds from "
-            f"{SHORTEST_SECONDS:.0f} to {LONGEST_SECONDS:.0f}"
+            f"{SHORTEST_SECONDS:.0f} to {LONGEST_SECONDS:.0f}; for less than a second, see batch.linger_seconds"
         )
     if sink.processors is not None:
         raise ConfigurationError(

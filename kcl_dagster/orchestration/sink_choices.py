@@ -3,7 +3,9 @@
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -641,9 +643,22 @@ def foreach_batch(store: Callable[[Any, Batch], None]) -> SinkChoice:
             kcl.foreach_batch(store)
     """
 
+    name = getattr(store, "__qualname__", repr(store))
+    with suppress(ValueError):  # a function in C need not say what it takes
+        if not _takes_two(signature(store)):
+            raise ConfigurationError(f"foreach_batch: {name} must take two arguments, the rows and the batch")
+
     def open_sink(transform: Transform, s3: Connection) -> Sink[Any]:  # noqa: ARG001 - the shape of all sinks
         from kcl_dagster.spark.sinks.foreach_batch import ForeachBatchSink
 
         return ForeachBatchSink(store, transform=transform)
 
-    return SinkChoice("python", getattr(store, "__qualname__", repr(store)), open_sink)
+    return SinkChoice("python", name, open_sink)
+
+
+def _takes_two(of: Signature) -> bool:
+    try:
+        of.bind(None, None)
+    except TypeError:
+        return False
+    return True

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 import pytest
 import yaml
+from pyspark.sql import DataFrame
 
 import kcl_dagster as kcl
 from kcl_dagster.errors import ConfigurationError
@@ -284,6 +286,34 @@ def test_a_function_of_tables_is_marked_for_sinks() -> None:
 def test_functions_of_tables_that_could_not_run_are_refused(sink: Any, function: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         kcl.kcl_consumer(application="clicks", stream="clicks", sink=sink, arrow=True)(function)
+
+
+def of_tables(records: pa.Table) -> pa.Table:
+    return records
+
+
+def of_frames(records: DataFrame) -> DataFrame:
+    return records
+
+
+@pytest.mark.parametrize(
+    ("function", "arrow", "message"),
+    [
+        (of_tables, False, r"of_tables is for rows of pyarrow \(Table\): set arrow=True, or"),
+        (of_frames, True, r"of_frames is for rows of pyspark \(DataFrame\): leave out arrow=True, or"),
+    ],
+)
+def test_a_function_of_the_other_kind_of_rows_is_refused(function: Any, arrow: bool, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        kcl.kcl_consumer(application="clicks", stream="clicks", sink=PARQUET, arrow=arrow)(function)
+    kcl.kcl_consumer(application="clicks", stream="clicks", sink=PARQUET, arrow=not arrow)(function)
+
+
+@pytest.mark.parametrize("store", [lambda rows: None, lambda: None, lambda rows, batch, more: None])
+def test_a_function_for_batches_takes_the_rows_and_the_batch(store: Any) -> None:
+    with pytest.raises(ConfigurationError, match="must take two arguments, the rows and the batch"):
+        kcl.foreach_batch(store)
+    kcl.foreach_batch(print)  # takes any number
 
 
 @pytest.mark.parametrize(
