@@ -47,8 +47,8 @@ def decode_json(
     """
     if not isinstance(schema, pa.Schema):
         raise ConfigurationError(
-            "the schema of decode_json must be a pyarrow.Schema, such as pa.schema([('user', pa.string())]), "
-            f"and not {type(schema).__name__}"
+            "the schema of decode_json must be a pyarrow.Schema, as pa.schema makes it of names and types, and not "
+            f"{type(schema).__name__}"
         )
     parse, empty = _json_decoder(schema)
     decode = parse if checked(compression) is None else lambda payload: parse(opened(payload, compression))

@@ -85,6 +85,8 @@ def guarded(transform: Transform) -> Transform:
 
 def returned_nothing(function: Callable[..., Any], wanted: str) -> str:
     """The text of the error if a consumer's function has returned None. `wanted`: what it should have returned."""
+    while isinstance(function, (Observed, Traced)):
+        function = function.transform
     name = getattr(function, "__qualname__", type(function).__name__)
     return f"the function {name} returned None, and must return {wanted}: is a `return` missing?"
 

@@ -242,8 +242,10 @@ def redacted(text: str, source: str = "", files: str = "") -> str:
 
 
 def _is_word_of(files: str, text: str) -> bool:
-    """Whether `text` is a word in the files, or several. A very short one is in every file by chance."""
-    return len(text) >= SHORTEST_WORD and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", files) is not None
+    """Whether `text` is a word in the files, or several, in small or capital letters. A very short one is in every
+    file by chance."""
+    word = rf"(?<!\w){re.escape(text)}(?!\w)"
+    return len(text) >= SHORTEST_WORD and re.search(word, files, re.IGNORECASE) is not None
 
 
 def _files_of(frames: Iterable[Place]) -> str:

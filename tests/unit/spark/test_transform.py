@@ -6,7 +6,7 @@ import pytest
 
 from kcl_dagster.errors import SinkError, TransformError
 from kcl_dagster.spark.arrow_transform import ArrowTransform
-from kcl_dagster.spark.transform import guarded
+from kcl_dagster.spark.transform import Observed, guarded
 
 NO_RECORDS: Any = None
 
@@ -29,6 +29,8 @@ def test_a_function_that_returns_nothing_is_named() -> None:
 
     with pytest.raises(TransformError, match=r"^the function .*clicks returned None, and must return a DataFrame,"):
         guarded(clicks)(NO_RECORDS)
+    with pytest.raises(TransformError, match=r"^the function .*clicks returned None"):
+        guarded(Observed(clicks, lambda _: None))(NO_RECORDS)
     with pytest.raises(
         TransformError, match=r"clicks returned None, and must return a pyarrow\.Table: is a `return`"
     ):

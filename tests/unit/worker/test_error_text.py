@@ -351,6 +351,7 @@ def refuse(kind):
         ("clicks({}, 'pag')", f"KeyError: '{REDACTED}'"),
         ("refuse('strng')", "ValueError: no such kind: 'strng'"),
         ("refuse('user strng, page string')", "ValueError: no such kind: 'user strng, page string'"),
+        ("refuse('STRNG')", "ValueError: no such kind: 'STRNG'"),
         ("refuse('user string')", f"ValueError: no such kind: '{REDACTED}'"),
     ],
 )
