@@ -7,12 +7,13 @@ import pytest
 from kcl_dagster.application import Application, FleetSettings
 from kcl_dagster.leader.fleet import ABANDONED_SECONDS
 from kcl_dagster.leader.run_view import LoadedCode, RunView, SlotRun
+from kcl_dagster.leader.stages import FIRST_ROWS_SECONDS, JUST_LAUNCHED_SECONDS
 from kcl_dagster.leader.start_watch import START_SECONDS, STUCK_SECONDS, StartWatch
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import WorkerState
 from kcl_dagster.operations.status import read_status
 from kcl_dagster.tables.control import Control
-from tests.integration.leader.town import TICK, Town, shard_id
+from tests.integration.leader.town import TICK, Town, Worker, shard_id
 
 
 def town_of(shards: int = 8, **settings: float) -> Town:
@@ -440,6 +441,61 @@ def test_a_leader_that_was_away_gives_nothing_to_a_worker_that_died_meanwhile() 
     town.step(20)
     given = [move for report in town.reports[before:] for move in report.moves if move.to == victim.id]
     assert given == []
+
+
+# --- runs that were launched just now ---
+
+
+def launched(town: Town, seconds: float) -> Worker:
+    """A run that was launched just now, and whose worker writes its row `seconds` later, before it can read."""
+    slot = f"worker-{len(town.runs):03d}"
+    worker = Worker(town, slot, f"run-{slot}")
+    worker.heartbeat.state = WorkerState.STARTING
+    town.runs[slot] = SlotRun(f"run-{slot}", worker.id, "running", town.clock.now())
+    town.workers[worker.id] = worker
+    town.clock.call_in(seconds, worker.heartbeat.step)
+    return worker
+
+
+def held(town: Town) -> list[int]:
+    owners = list(town.owners().values())
+    return [owners.count(str(worker)) for worker in town.workers]
+
+
+def test_a_first_tick_waits_for_the_rows_of_workers_that_were_launched_together() -> None:
+    town = town_of(min_workers=2, max_workers=2)
+    town.step()
+    launched(town, seconds=0.0)
+    launched(town, seconds=3.0)
+    began = town.clock.now()
+    town.tick()
+    assert held(town) == [4, 4], "otherwise the second gets its leases a tick later"
+    assert 3.0 <= town.clock.now() - began <= 4.0
+
+
+def test_a_tick_does_not_wait_while_leases_are_read() -> None:
+    town = town_of(min_workers=2, max_workers=2)
+    town.step()
+    launched(town, seconds=0.0).heartbeat.state = WorkerState.RUNNING
+    town.clock.advance(0.1)
+    launched(town, seconds=3.0)
+    began = town.clock.now()
+    town.tick()
+    assert town.clock.now() - began < 1.0
+    assert held(town) == [8, 0]
+
+
+def test_a_tick_waits_for_seconds_only_and_for_runs_that_were_launched_just_now() -> None:
+    town = town_of(min_workers=2, max_workers=2)
+    town.step()
+    launched(town, seconds=600.0)
+    began = town.clock.now()
+    town.tick()
+    assert town.clock.now() - began == pytest.approx(FIRST_ROWS_SECONDS, abs=0.5)
+    town.clock.advance(JUST_LAUNCHED_SECONDS)
+    began = town.clock.now()
+    town.tick()
+    assert town.clock.now() - began < 1.0
 
 
 # --- runs that never come to read ---
