@@ -177,7 +177,6 @@ def fetch(
     """
     shards = plan.tasks[task]
     attempt = runtime.new_id()
-    yield _proofs([(shard.range, None) for shard in shards], attempt)
     output: queue.Queue[pa.RecordBatch | _Done] = queue.Queue(QUEUED_BATCHES)
     allowance = plan.allowance(task)
     deadline = deadline or plan.deadline(runtime.clock)
@@ -198,6 +197,8 @@ def fetch(
                 daemon=True,
             ).start()
     try:
+        # The shards are being read already, because the first array that pyarrow makes imports pandas.
+        yield _proofs([(shard.range, None) for shard in shards], attempt)
         while len(trailers) < len(shards):
             try:
                 item = output.get(timeout=LOOK_SECONDS)

@@ -3,9 +3,11 @@
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -216,6 +218,9 @@ def start_session(settings: SparkSettings, name: str) -> SparkSession:
             conf[JAVA_OPTIONS] = class_archive(java, os.environ).used_by(conf[JAVA_OPTIONS])
     for key, value in plan.environment.items():
         os.environ.setdefault(key, value)
+    if settings.mode == "local":
+        # PySpark imports pandas before it uses the JVM. Here, this is done while the JVM starts.
+        threading.Thread(target=_import_pandas, name="kcl-import-pandas", daemon=True).start()
     try:
         session = _started(plan, conf, is_classic=settings.mode == "local" and not _is_connect(conf))
     except (PySparkException, Py4JError, RuntimeError, OSError) as error:
@@ -227,6 +232,11 @@ def start_session(settings: SparkSettings, name: str) -> SparkSession:
     if settings.mode != "existing":
         _silence_query_loggers()
     return session
+
+
+def _import_pandas() -> None:
+    with suppress(ImportError):  # Spark reports it, where it needs it
+        import_module("pandas")
 
 
 def _is_connect(conf: Mapping[str, str]) -> bool:
