@@ -453,7 +453,7 @@ def launched(town: Town, seconds: float) -> Worker:
     worker.heartbeat.state = WorkerState.STARTING
     town.runs[slot] = SlotRun(f"run-{slot}", worker.id, "running", town.clock.now())
     town.workers[worker.id] = worker
-    town.clock.call_in(seconds, worker.heartbeat.step)
+    town.clock.call_in(seconds, worker.heartbeat.write)
     return worker
 
 
