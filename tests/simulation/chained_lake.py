@@ -89,8 +89,8 @@ class ChainedLake(Lake):
     _forgotten: set[str] = field(default_factory=set)
     """Chains all of whose entries were deleted. An entry that is made afterwards means nothing."""
 
-    _claims: dict[str, set[ClaimId]] = field(default_factory=dict)
-    """Of each shard, under which entries were made."""
+    _claims: dict[tuple[str, str], set[ClaimId]] = field(default_factory=dict)
+    """Of each stream and shard, under which entries were made."""
 
     _former: set[ClaimId] = field(default_factory=set)
     """Claims of leases that were put back or deleted by hand since."""
@@ -149,7 +149,8 @@ class ChainedLake(Lake):
             return
         for one in entry.ranges:
             self._check_claim(decided, one)
-            self._claims.setdefault(self._streams[one.lease][1], set()).add(one.claim)
+            stream, shard = self._streams[one.lease]
+            self._claims.setdefault((stream.name, shard), set()).add(one.claim)
         self._all.append(decided)
         if self._has_two:
             self._unseen[chain].append(decided)
@@ -292,8 +293,8 @@ class ChainedLake(Lake):
                 truth.last_part, truth.is_put_back = last, is_put_back
 
     def repeats(self, stream: str, shard: str | None) -> None:
-        for name, claims in self._claims.items():
-            if shard in (name, None):
+        for place, claims in self._claims.items():
+            if shard is None or place == (stream, shard):
                 self._former |= claims
         Lake.repeats(self, stream, shard)
 
