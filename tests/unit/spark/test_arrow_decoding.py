@@ -90,7 +90,7 @@ def test_each_record_has_its_row_however_many_are_decoded_at_once() -> None:
 
 
 def test_a_schema_as_text_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"must be a pyarrow\.Schema, such as .*, and not str"):
+    with pytest.raises(ConfigurationError, match=r"must be a pyarrow\.Schema, as .*, and not str"):
         decode_json(pa.table({"data": [b"{}"]}), cast("Any", "user string"))
 
 
