@@ -312,7 +312,8 @@ def kcl_consumer(
             )
         if arrow:
             _refuse_arrow(whole.name, transform, chosen_sink)
-        _refuse_other_rows(whole.name, transform, arrow=arrow)
+        if not is_processor:
+            _refuse_other_rows(whole.name, transform, arrow=arrow)
         _refuse_windows(whole.name, chosen_sink, event_time, allowed_lateness)
         chosen = chosen_sink if chosen_sink is not None else processors(transform, processes)
         described, stored = whole, chosen
@@ -385,12 +386,16 @@ def _refuse_arrow(application: str, transform: Callable[..., Any], sink: SinkCho
 
 
 def _refuse_other_rows(application: str, transform: Callable[..., Any], *, arrow: bool) -> None:
-    """Refuse a function whose annotations say that it takes or returns rows of the other kind."""
-    wrong = "DataFrame" if arrow else "Table"
-    package = "pyspark" if arrow else "pyarrow"
-    for annotation in getattr(transform, "__annotations__", {}).values():
-        of = getattr(annotation, "__module__", "")
-        if getattr(annotation, "__name__", "") == wrong and of.partition(".")[0] == package:
+    """Refuse a function that, by its annotations, takes or returns rows of the other kind."""
+    wrong, package = ("DataFrame", "pyspark") if arrow else ("Table", "pyarrow")
+    try:
+        of_function = inspect.signature(transform)
+    except (TypeError, ValueError):  # built in
+        return
+    records = next(iter(of_function.parameters.values()), None)
+    for kind in (of_function.return_annotation, None if records is None else records.annotation):
+        of = getattr(kind, "__module__", "")
+        if getattr(kind, "__name__", "") == wrong and of.partition(".")[0] == package:
             how = "leave out arrow=True" if arrow else "set arrow=True"
             raise ConfigurationError(
                 f"application {application}: {transform.__name__} is for rows of {package} ({wrong}): {how}, or "

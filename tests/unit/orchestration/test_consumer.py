@@ -309,6 +309,21 @@ def test_a_function_of_the_other_kind_of_rows_is_refused(function: Any, arrow: b
     kcl.kcl_consumer(application="clicks", stream="clicks", sink=PARQUET, arrow=not arrow)(function)
 
 
+def test_other_arguments_and_processors_can_have_any_rows() -> None:
+    def joined(records: DataFrame, lookup: pa.Table) -> DataFrame:
+        return records
+
+    class Processor:
+        rows: pa.Table
+
+        def process_records(self, given: Any) -> None:
+            """Nothing."""
+
+    kcl.kcl_consumer(application="clicks", stream="clicks", sink=PARQUET)(joined)
+    kcl.kcl_consumer(application="clicks", stream="clicks")(Processor)
+    kcl.kcl_consumer(application="clicks", stream="clicks", sink=PARQUET)(max)  # has no signature
+
+
 @pytest.mark.parametrize("store", [lambda rows: None, lambda: None, lambda rows, batch, more: None])
 def test_a_function_for_batches_takes_the_rows_and_the_batch(store: Any) -> None:
     with pytest.raises(ConfigurationError, match="must take two arguments, the rows and the batch"):
