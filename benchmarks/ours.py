@@ -60,7 +60,7 @@ from kcl_dagster.worker.staging import StagingSink
 from kcl_dagster.worker.surroundings import NoSink, Surroundings
 
 UNLIMITED: Final = ShardLimits.unlimited()
-TASKS: Final = 2  # the most of a fetch; only the first fetch of a worker has fewer without need
+TASKS: Final = 2  # as many as a worker uses after its first fetch
 BATCH_SECONDS: Final = 0.2  # what an empty batch waits for records
 NO_SECONDS: Final = 0.001  # one answer of each shard
 PATIENCE_SECONDS: Final = 60.0

@@ -20,6 +20,7 @@ from kcl_dagster.errors import KclError, LayoutRefused, TableNotFound
 from kcl_dagster.leader import expiry, handoff
 from kcl_dagster.leader.application_completeness import Completeness, Hindrance, complete_through
 from kcl_dagster.leader.failure_count import twice
+from kcl_dagster.leader.first_rows import wait_for_first_rows
 from kcl_dagster.leader.fleet import ABANDONED_SECONDS, FleetPlan, FleetSight, decide_fleet
 from kcl_dagster.leader.former_workers import spare_former_workers
 from kcl_dagster.leader.liveness import lag_of, scalable_lag_of
@@ -57,15 +58,6 @@ _DECISION_SHARE: Final = 0.5
 # If reading the tables took long, the deadline of the tick is extended, to at most this many seconds after the
 # start of the tick. Dagster abandons a tick after 60 s.
 _LATEST_END: Final = 50.0
-
-
-# If no worker reads yet, a tick waits this long for the rows of workers that were launched at most
-# JUST_LAUNCHED_SECONDS ago. From its launch to its row, a worker takes three seconds. With more workers, the reads
-# of single rows would cost more than the next tick.
-FIRST_ROWS_SECONDS: Final = 4.0
-JUST_LAUNCHED_SECONDS: Final = 15.0
-MOST_FIRST_ROWS: Final = 20
-LOOK_SECONDS: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -251,31 +243,12 @@ class Tick:
         if rest is not None and not self.dry and clock.monotonic() + rest < self.deadline:
             clock.sleep(rest)
             self.sight = self._look()
-        if not self.dry and self.leading and self._waits_for_first_rows(self.sight):
-            self.sight = self._look()
+        if not self.dry and self.leading:
+            workers = self.leader.tables.workers
+            if wait_for_first_rows(self.sight, self.runs, workers, clock, self.deadline):
+                self.sight = self._look()
         for slot in self.runs.slots:
             self.memory.saw_run(slot)
-
-    def _waits_for_first_rows(self, sight: Sight) -> bool:
-        """If no worker reads yet, wait some seconds for the rows of workers that were launched just now. Otherwise,
-        workers without a row would get their leases a tick later, or from the workers that had a row. Returns
-        whether a row has come."""
-        clock, workers = self.leader.runtime.clock, self.leader.tables.workers
-        if not sight.unserved or any(seen.alive and seen.ready for seen in sight.workers):
-            return False
-        known = {seen.id for seen in sight.workers}
-        since = clock.now() - JUST_LAUNCHED_SECONDS
-        runs = [run for run in self.runs.slots.values() if run.status in {"starting", "running"}]
-        missing = {run.worker_id for run in runs if run.started_at >= since} - known
-        until = min(clock.monotonic() + FIRST_ROWS_SECONDS, self.deadline)
-        wanted = len(missing)
-        while missing and wanted <= MOST_FIRST_ROWS and clock.monotonic() < until:
-            clock.sleep(LOOK_SECONDS)
-            try:
-                missing = {worker for worker in missing if workers.get(worker) is None}
-            except KclError:  # the rows come with a later tick
-                break
-        return len(missing) < wanted
 
     def _leave_time_to_decide(self) -> None:
         """Extend the deadline after a long read. Otherwise, if reading the tables took the whole budget, no tick

@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from kcl_dagster.application import Application, FleetSettings
+from kcl_dagster.leader.first_rows import FIRST_ROWS_SECONDS, JUST_LAUNCHED_SECONDS
 from kcl_dagster.leader.fleet import ABANDONED_SECONDS
 from kcl_dagster.leader.run_view import LoadedCode, RunView, SlotRun
-from kcl_dagster.leader.stages import FIRST_ROWS_SECONDS, JUST_LAUNCHED_SECONDS
 from kcl_dagster.leader.start_watch import START_SECONDS, STUCK_SECONDS, StartWatch
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import WorkerState

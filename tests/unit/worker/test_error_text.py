@@ -361,8 +361,10 @@ def test_words_of_the_file_that_failed_are_kept(call: str, shown: str, tmp_path:
     exec(compile(CONSUMER, str(file), "exec"), known)
     with pytest.raises((KeyError, ValueError)) as caught:
         eval(call, known)
-    below = caught.tb.tb_next.tb_next  # type: ignore[union-attr]  # without this file, which has all of the words
-    assert full(caught.value.with_traceback(below)).splitlines()[0] == shown
+    here = caught.tb.tb_next
+    assert here is not None
+    # Without the frames of this file, which has all of the words
+    assert full(caught.value.with_traceback(here.tb_next)).splitlines()[0] == shown
 
 
 @pytest.mark.audit("D15")
