@@ -58,4 +58,20 @@ def test_a_session_loads_extensions_only_if_spark_has_not_the_only_one(tmp_path:
     with ZipFile(tmp_path / "rights.jar", "w") as archive:
         archive.writestr(PROVIDERS, "com.example.Rights")  # the class is missing, which Spark ignores
     assert loads(f"spark.driver.extraClassPath={tmp_path / 'rights.jar'}") == "true"
+    with ZipFile(tmp_path / "other.jar", "w") as archive:
+        archive.writestr("com/example/other.txt", "")  # a user's code, which could use the functions of Spark
+    assert loads(f"spark.driver.extraClassPath={tmp_path / 'other.jar'}") == "true"
     assert loads("spark.sql.extensions.test.loadFromCp=true") == "true"
+
+
+CONNECT = """
+from kcl_dagster.spark.session import SparkSettings, start_session
+
+session = start_session(SparkSettings(conf={"spark.api.mode": "connect"}), "connect")
+print(type(session).__module__, session.range(3).count())
+"""
+
+
+def test_a_local_session_can_be_one_of_spark_connect() -> None:
+    done = subprocess.run([sys.executable, "-c", CONNECT], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["pyspark.sql.connect.session", "3"]

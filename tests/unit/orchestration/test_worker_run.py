@@ -13,6 +13,7 @@ from pyspark.sql import Row, SparkSession
 import kcl_dagster as kcl
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration import worker_run
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.run_event_log import RunEventLog
@@ -22,6 +23,7 @@ from kcl_dagster.spark.interruption import Interruption
 from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.table_layout import create_tables
 from kcl_dagster.testing import EmulatorResource
+from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.late import Late
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from tests.unit.spark.test_session import Session
@@ -137,7 +139,12 @@ def test_a_worker_is_ready_when_spark_is(aws: Emulator, consumer: Consumer, reso
     run = WorkerRun(consumer, resource, lambda: None, "worker-000", "0123456789", event_log)  # type: ignore[arg-type,return-value]
     is_up = threading.Event()
     late: Late[Any] = Late(lambda: is_up.wait(60))
-    surroundings = run._surroundings(late, run._sink(), run._staging_sink(), Interruption(), threading.Event())
+    has_lease = threading.Event()
+    surroundings = run._surroundings(late, run._sink(), run._staging_sink(), Interruption(), has_lease)
+    surroundings.on_event(WorkerEvent(EventKind.LEASE_LOST, "to another worker", LeaseKey("a")))
+    assert not has_lease.is_set()
+    surroundings.on_event(WorkerEvent(EventKind.LEASE_ACQUIRED, "at LATEST", LeaseKey("a")))
+    assert has_lease.is_set(), "the engine is told, and begins with a fetch"
     assert not surroundings.is_ready()
     is_up.set()
     late.get()
