@@ -129,18 +129,21 @@ __all__ = [  # noqa: RUF022 - grouped by topic
 
 
 _OF_DAGSTER = "dagster._grpc.impl"  # imported by code servers and runs, and not by `import dagster`
+_is_exempt = False  # whether the objects of that time are exempt from the collection of garbage
 
 
 def __getattr__(name: str) -> Any:
+    global _is_exempt
     home = _HOME_OF.get(name)
     if home is None:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    if _OF_DAGSTER in sys.modules and not gc.get_freeze_count():
+    if _OF_DAGSTER in sys.modules and not _is_exempt:
         # In a code server or a run of Dagster, hardly more than packages exist by now. If the collector of garbage
         # looked through them again and again during the following imports, these would take a fifth longer. In
         # other processes, objects of the user exist, which would never be freed.
         gc.freeze()
+        _is_exempt = True
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value

@@ -31,7 +31,7 @@ from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock, SystemClock
 from kcl_dagster.spark.batch_records import Records
-from kcl_dagster.spark.schema import RECORD_DDL
+from kcl_dagster.spark.row_types import RECORD_TYPE
 from kcl_dagster.spark.storage import Store
 from kcl_dagster.worker.batch import Batch, Part
 from kcl_dagster.worker.dead_letter import DeadLetter
@@ -262,7 +262,7 @@ class ToSink:
         ]
         batch = Batch(letters[0].application, self.worker, tuple(part for part, _ in parts))
         try:
-            self.sink.write(Records.of(self.spark.createDataFrame(rows, RECORD_DDL)), batch)
+            self.sink.write(Records.of(self.spark.createDataFrame(rows, RECORD_TYPE)), batch)
         except Exception:
             # The attempt may have stored the batch before it failed. If the error were raised, the letters would be
             # stored again under another number.

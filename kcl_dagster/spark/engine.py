@@ -9,6 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from math import ceil
 from typing import Final
 
@@ -21,15 +22,15 @@ from kcl_dagster.spark.ahead import ReadAhead
 from kcl_dagster.spark.fetch import Connection, FetchPlan, FetchTask
 from kcl_dagster.spark.fetched_batch import FetchedBatch, FetchedRanges
 from kcl_dagster.spark.frozen import FrozenRanges
-from kcl_dagster.spark.frozen_rows import FROZEN_DDL
+from kcl_dagster.spark.frozen_rows import FROZEN_TYPE
 from kcl_dagster.spark.health import SessionHealth
 from kcl_dagster.spark.interruption import limited_jobs, tag_jobs
 from kcl_dagster.spark.plans import EngineSettings, Plans
 from kcl_dagster.spark.reader_processes import FetchTasks, SubscribedLeases, reader_process
-from kcl_dagster.spark.schema import RECORD_DDL
+from kcl_dagster.spark.row_types import RECORD_TYPE
 from kcl_dagster.spark.session_kind import is_classic
 from kcl_dagster.spark.staged_ranges import FetchStaging, ReadAgain, StagedRanges
-from kcl_dagster.spark.warm_up import warm_up
+from kcl_dagster.spark.warm_up import interpreted, warm_up
 from kcl_dagster.streams.pacing import MAX_PAGE_BYTES
 from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.settings import TASK_BYTES
@@ -86,11 +87,13 @@ class SparkEngine:
         self._ahead = ReadAhead(spark, self._read_once, f"kcl-prefetch-{runtime.new_id()}")
         self.health = SessionHealth(spark)
         self._tagged: int | None = None
+        self._is_cold = is_classic(spark) and local_slots(spark) is not None
         self._bytes_of_range: float | None = None
 
     def warm_up(self) -> None:
         """Run a job that reads nothing, with the task of the first fetch. Called once, before this fetch."""
         warm_up(self._spark, self._connection)
+        self._is_cold = False
         if self._is_fanout:  # fetches by fan-out have separate Python processes
             with reader_process(self._spark, 0):
                 warm_up(self._spark, self._connection)
@@ -99,7 +102,9 @@ class SparkEngine:
         """Implements `worker.batch.Engine.fetch`."""
         try:
             self._tag()
-            return self._fetch(ranges, budget)
+            with interpreted(self._spark) if self._is_cold else nullcontext():
+                self._is_cold = False
+                return self._fetch(ranges, budget)
         except Exception as error:
             self.health.failed(error)
             raise
@@ -163,7 +168,7 @@ class SparkEngine:
 
         def again(pinned: Sequence[Range]) -> DataFrame:
             tasks_of_pinned, plan_of_pinned = self._tasks(pinned, budget)
-            return tasks_of_pinned.map(ReadAgain(plan_of_pinned), RECORD_DDL)
+            return tasks_of_pinned.map(ReadAgain(plan_of_pinned), RECORD_TYPE)
 
         tag = f"kcl-staging-{self._runtime.new_id()}"
         with limited_jobs(self._spark, budget.seconds + STAGING_SECONDS, tag):
@@ -173,7 +178,7 @@ class SparkEngine:
 
     def _kept(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
         tasks, plan = self._tasks(ranges, budget)
-        read = FrozenRanges(plan.ranges, tasks.map(FetchTask(plan), FROZEN_DDL))
+        read = FrozenRanges(plan.ranges, tasks.map(FetchTask(plan), FROZEN_TYPE))
         self._remember(ranges, read)
         return read
 

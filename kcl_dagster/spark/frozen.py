@@ -32,7 +32,7 @@ class FrozenRanges:
         self.ranges = tuple(ranges)
         with fetch_failures():
             self._frame = frame.localCheckpoint(eager=False)
-            proofs = self._frame.where(f"{TRAILER} IS NOT NULL").collect()
+            proofs = self._frame.where(F.col(TRAILER).isNotNull()).collect()
         by_place = {proof[PLACE]: proof for proof in proofs}
         if len(proofs) != len(ranges) or set(by_place) != set(range(len(ranges))):
             raise BatchContentChanged(f"{len(ranges)} ranges were fetched and {len(proofs)} accounted for")

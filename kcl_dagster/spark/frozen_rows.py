@@ -13,7 +13,8 @@ from typing import Final
 import pyarrow as pa
 
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORDS, ddl
+from kcl_dagster.spark.row_types import row_type
+from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORDS
 
 PLACE: Final = "place"
 ATTEMPT: Final = "attempt"
@@ -29,7 +30,7 @@ _ROWS: Final = pa.schema(
         (TRAILER, pa.string()),
     ]
 )
-FROZEN_DDL: Final = ddl(_ROWS)
+FROZEN_TYPE: Final = row_type(_ROWS)
 
 
 def attempt_number(attempt: str) -> int:

@@ -20,7 +20,8 @@ from pyspark.sql import DataFrame
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.failures import CONTENT_CHANGED, Marks
 from kcl_dagster.spark.frozen_rows import ATTEMPT, PLACE
-from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, RECORD_DDL
+from kcl_dagster.spark.row_types import RECORD_TYPE
+from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY
 from kcl_dagster.spark.session_kind import is_classic
 from kcl_dagster.worker.batch import Range
 
@@ -37,7 +38,7 @@ def records_of(rows: DataFrame, ranges: Sequence[Range], attempts: Mapping[Lease
     if is_classic(rows.sparkSession):
         with suppress(Py4JError, AttributeError):  # they are missing where a platform restricts access to the JVM
             return _without_plan(_checked(_in_own_session(rows), ranges, attempts))
-    return rows.mapInArrow(OpenRows.of(ranges, attempts), RECORD_DDL)
+    return rows.mapInArrow(OpenRows.of(ranges, attempts), RECORD_TYPE)
 
 
 def _in_own_session(rows: DataFrame) -> DataFrame:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.batch import Range
@@ -60,7 +61,7 @@ class FetchTasks:
     count: int
     processes: tuple[int, ...] | None = None
 
-    def map(self, function: InArrow, schema: str) -> DataFrame:
+    def map(self, function: InArrow, schema: StructType) -> DataFrame:
         """Return the output of `function` for all tasks. Its input in each task is a row with the task's number."""
         if self.processes is None:
             return self.spark.range(0, self.count, 1, self.count).mapInArrow(function, schema)

@@ -48,11 +48,6 @@ def sql_fields(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
     return tuple((field.name, _SQL_TYPES[field.type]) for field in schema)
 
 
-def ddl(schema: pa.Schema) -> str:
-    """The schema of an output for `mapInArrow`, in SQL."""
-    return ", ".join(f"{name} {kind}" for name, kind in sql_fields(schema))
-
-
 RECORDS: Final = pa.schema(
     [
         ("data", pa.binary()),
@@ -68,7 +63,6 @@ RECORDS: Final = pa.schema(
     ]
 )
 COLUMNS: Final = tuple(RECORDS.names)
-RECORD_DDL: Final = ddl(RECORDS)
 
 PROGRESS_TYPE: Final = pa.struct([("lease_key", pa.string()), ("attempt", pa.string()), ("trailer", pa.string())])
 

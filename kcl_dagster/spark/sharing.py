@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.spark.engine import local_slots
 from kcl_dagster.spark.failures import first_line
-from kcl_dagster.spark.schema import ddl
+from kcl_dagster.spark.row_types import row_type
 from kcl_dagster.spark.session_kind import is_classic
 from kcl_dagster.spark.storage import LocalStore, Store
 
@@ -57,7 +57,7 @@ def why_not_shared(spark: SparkSession, store: Store | None, name: str) -> str |
     if not isinstance(store, LocalStore) or (is_classic(spark) and local_slots(spark) is not None):
         return None
     tasks = spark.range(0, PROBES, 1, PROBES)
-    rows = tasks.mapInArrow(_WriteProbes(store, name), ddl(_PROBES)).collect()
+    rows = tasks.mapInArrow(_WriteProbes(store, name), row_type(_PROBES)).collect()
     probes = [SharingProbe(row.host, row.path, row.problem) for row in rows]
     wrong = what_is_wrong(store.root, probes, lambda probe: _is_seen(store, probe))
     with suppress(OSError):  # readers ignore remaining files

@@ -40,7 +40,8 @@ from kcl_dagster.spark.fetch import FetchPlan, Trailer, client_of, fetch
 from kcl_dagster.spark.frozen import midpoint_of, poison_records_of
 from kcl_dagster.spark.outcome import FetchOutcome
 from kcl_dagster.spark.reader_processes import FetchTasks
-from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, ddl
+from kcl_dagster.spark.row_types import row_type
+from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS
 from kcl_dagster.spark.settling import settle
 from kcl_dagster.worker.batch import PoisonRecord, Range
 
@@ -52,7 +53,7 @@ published.
 """
 
 _STAGED: Final = pa.schema([("lease_key", pa.string()), ("trailer", pa.string()), ("files", pa.string())])
-STAGED_DDL: Final = ddl(_STAGED)
+STAGED_TYPE: Final = row_type(_STAGED)
 
 
 class WriteRows(Protocol):
@@ -219,7 +220,7 @@ class StagedRanges:
         self._is_taken = False
         try:
             with fetch_failures():
-                rows = tasks.map(StageFetched(plan, staging), STAGED_DDL).collect()
+                rows = tasks.map(StageFetched(plan, staging), STAGED_TYPE).collect()
             said = {LeaseKey(row.lease_key): str(row.trailer) for row in rows if row.lease_key is not None}
             lists = [row.files for row in rows if row.lease_key is None]
             if len(said) != len(rows) - len(lists) or set(said) != {range_.lease for range_ in ranges}:

@@ -1,12 +1,15 @@
-"""Warms up Spark before a worker counts as ready to read, so that the first batch is not delayed.
+"""The first job of a session.
 
 The first job with a Python function takes seconds: the JVM loads and compiles the planner, and starts the Python
-daemon and its workers. The workers import the modules of a fetch and make their clients.
+daemon and its workers. The workers import the modules of a fetch and make their clients. A worker without leases
+does all this before it counts as ready to read. The first job of a worker with leases is a fetch.
 """
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -18,6 +21,9 @@ from kcl_dagster.spark.fetch import Connection
 
 log = logging.getLogger(__name__)
 
+INTERPRETED: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""The configuration with which Spark interprets the plans of queries instead of compiling them."""
+
 
 def warm_up(spark: SparkSession, connection: Connection | None = None) -> None:
     """Run a job that is like a fetch of one task but reads nothing. Does not raise Spark's errors: if their cause
@@ -26,6 +32,21 @@ def warm_up(spark: SparkSession, connection: Connection | None = None) -> None:
         spark.range(0, 1, 1, 1).mapInArrow(_WarmUp(connection), "id long").collect()
     except (PySparkException, Py4JError, OSError) as error:
         log.warning("the first job of Spark has failed, before there was anything to read: %s", first_line(error))
+
+
+@contextmanager
+def interpreted(spark: SparkSession) -> Iterator[None]:
+    """A context in which Spark compiles no plans. To compile the plan of a fetch takes longer than to interpret it
+    once. For the first job of a local session: then no other thread uses the session yet."""
+    before = {name: spark.conf.get(name) or "" for name in INTERPRETED}
+    for name, value in INTERPRETED.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        with suppress(PySparkException, Py4JError, OSError):  # if the JVM has ended, its error is that of the job
+            for name, value in before.items():
+                spark.conf.set(name, value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import system
-from kcl_dagster.spark.schema import COLUMNS, RECORD_DDL
+from kcl_dagster.spark.row_types import RECORD_TYPE
+from kcl_dagster.spark.schema import COLUMNS
 from kcl_dagster.testing.resource import EmulatorResource
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.report import BatchReport, Outcome
@@ -69,7 +70,7 @@ def records(spark: SparkSession, payloads: Sequence[bytes], *, stream: str = "st
         }
         for number, payload in enumerate(payloads)
     ]
-    return spark.createDataFrame([tuple(row[name] for name in COLUMNS) for row in rows], RECORD_DDL)
+    return spark.createDataFrame([tuple(row[name] for name in COLUMNS) for row in rows], RECORD_TYPE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.parquet_file import Footer, ParquetFile, read_footer
-from kcl_dagster.spark.schema import ddl
+from kcl_dagster.spark.row_types import row_type
 from kcl_dagster.spark.settling import settle
 from kcl_dagster.spark.sinks.layout import Layout
 from kcl_dagster.spark.sinks.minutes import MinuteCounts, minute_rows
@@ -43,7 +43,7 @@ _MANIFEST: Final = pa.schema(
         ("columns", pa.string()),
     ]
 )
-MANIFEST_DDL: Final = ddl(_MANIFEST)
+MANIFEST_TYPE: Final = row_type(_MANIFEST)
 
 
 @dataclass(frozen=True, slots=True)

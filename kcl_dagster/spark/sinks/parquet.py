@@ -30,7 +30,7 @@ from kcl_dagster.spark.failures import Marks, write_failures
 from kcl_dagster.spark.partitioning import partition_columns
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.batch_files import (
-    MANIFEST_DDL,
+    MANIFEST_TYPE,
     BatchFile,
     RequireColumns,
     StageFiles,
@@ -251,7 +251,7 @@ class ParquetSink:
         only_lease = batch.parts[0].lease if len(batch.parts) == 1 else None
         for _ in range(ATTEMPTS_AT_TYPES):
             task = replace(self._files_of_tables(arrow, chain, number, known), only_lease=only_lease)
-            manifest = data.frame.mapInArrow(task, MANIFEST_DDL).collect()
+            manifest = data.frame.mapInArrow(task, MANIFEST_TYPE).collect()
             files = batch_files([row.asDict() for row in manifest])
             types = united((file.columns for file in files), known)
             if _have_types(files, types) and self._columns.add(types):

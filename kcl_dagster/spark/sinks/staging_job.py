@@ -22,7 +22,7 @@ from kcl_dagster.runtime import Clock, system
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.batch_files import (
-    MANIFEST_DDL,
+    MANIFEST_TYPE,
     BatchFile,
     ForTable,
     RenameColumns,
@@ -191,7 +191,7 @@ class StagingJob:
             steps=steps,
             table=self.table,
         )
-        manifest = yield rows.mapInArrow(task, MANIFEST_DDL)
+        manifest = yield rows.mapInArrow(task, MANIFEST_TYPE)
         files = batch_files(manifest)
         if is_as_read:
             try:

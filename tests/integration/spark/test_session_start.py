@@ -75,3 +75,22 @@ print(type(session).__module__, session.range(3).count())
 def test_a_local_session_can_be_one_of_spark_connect() -> None:
     done = subprocess.run([sys.executable, "-c", CONNECT], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["pyspark.sql.connect.session", "3"]
+
+
+COMPILATIONS = """
+from kcl_dagster.spark.session import SparkSettings, start_session
+from kcl_dagster.spark.warm_up import interpreted, warm_up
+
+session = start_session(SparkSettings(), "compilations")
+compilations = session._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME()
+with interpreted(session):
+    warm_up(session)
+first = compilations.getCount()
+warm_up(session)
+print(first, compilations.getCount() > first)
+"""
+
+
+def test_spark_compiles_nothing_for_the_first_fetch() -> None:
+    done = subprocess.run([sys.executable, "-c", COMPILATIONS], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "True"]

@@ -22,7 +22,8 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.spark.batch_records import Records
-from kcl_dagster.spark.schema import COLUMNS, RECORD_DDL, RECORDS
+from kcl_dagster.spark.row_types import RECORD_TYPE
+from kcl_dagster.spark.schema import COLUMNS, RECORDS
 from kcl_dagster.spark.sinks.contract import SparkSink
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
@@ -130,7 +131,7 @@ def records(spark: SparkSession, batch: Batch) -> DataFrame:
         for part in batch.parts
         for sequence in range(int(part.through.sequence) - part.records + 1, int(part.through.sequence) + 1)
     ]
-    return spark.createDataFrame(rows, RECORD_DDL).repartition(2, "lease_key").localCheckpoint()
+    return spark.createDataFrame(rows, RECORD_TYPE).repartition(2, "lease_key").localCheckpoint()
 
 
 def write(sink: Parts, spark: SparkSession, *parts: Part) -> None:

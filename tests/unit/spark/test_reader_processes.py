@@ -18,6 +18,7 @@ from kcl_dagster.spark.reader_processes import (
     SubscribedLeases,
     reader_process,
 )
+from kcl_dagster.spark.row_types import RECORD_TYPE
 from kcl_dagster.worker.batch import Range
 
 
@@ -72,13 +73,13 @@ def nothing(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def test_each_task_runs_in_its_process() -> None:
     session: Any = Tasks()
-    FetchTasks(session, 2, (0, 3)).map(nothing, "")
+    FetchTasks(session, 2, (0, 3)).map(nothing, RECORD_TYPE)
     assert session.mapped == [((0, 1, 1, 1), "0"), ((1, 2, 1, 1), "3")]
 
 
 def test_tasks_of_polling_run_anywhere() -> None:
     session: Any = Tasks()
-    FetchTasks(session, 2).map(nothing, "")
+    FetchTasks(session, 2).map(nothing, RECORD_TYPE)
     assert session.mapped == [((0, 2, 1, 2), None)]
 
 

@@ -14,7 +14,7 @@ from kcl_dagster.spark import fetch
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.reader_processes import VARIABLE
-from kcl_dagster.spark.warm_up import _WarmUp, warm_up
+from kcl_dagster.spark.warm_up import INTERPRETED, _WarmUp, interpreted, warm_up
 from kcl_dagster.worker.batch import Budget, Range
 from tests.unit.spark.test_session import Session
 
@@ -104,3 +104,83 @@ def test_a_fetch_of_nothing_has_one_task(consumer: str | None) -> None:
     tasks, plan = engine._tasks([], Budget(records=1, bytes=1 << 30, seconds=1.0))
     engine.close()
     assert (tasks.count, plan.tasks) == (1, ((),))
+
+
+class Conf(dict[str, str]):
+    def set(self, name: str, value: str) -> None:
+        self[name] = value
+
+
+COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+
+
+def local_session() -> Any:
+    session: Any = Processes()
+    session.conf = Conf({"spark.master": "local[4]", **COMPILED})
+    return session
+
+
+def settings_of_fetches(engine: SparkEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """The settings about compilation that Spark has during each fetch of the engine."""
+    seen: list[dict[str, str]] = []
+
+    def fetch(*_: Any) -> None:
+        seen.append({name: engine._spark.conf.get(name) or "" for name in INTERPRETED})
+
+    monkeypatch.setattr(engine, "_tag", lambda: None)
+    monkeypatch.setattr(engine, "_fetch", fetch)
+    return seen
+
+
+def fetch_twice(engine: SparkEngine) -> None:
+    for _ in range(2):
+        engine.fetch([], Budget(records=1, bytes=1 << 30, seconds=1.0))
+    engine.close()
+
+
+def test_spark_compiles_the_plans_of_all_fetches_but_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = local_session()
+    engine = SparkEngine(session, CONNECTION)
+    seen = settings_of_fetches(engine, monkeypatch)
+    fetch_twice(engine)
+    assert seen == [INTERPRETED, COMPILED]
+
+
+def test_after_a_warm_up_the_first_fetch_is_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = SparkEngine(local_session(), CONNECTION)
+    engine.warm_up()
+    seen = settings_of_fetches(engine, monkeypatch)
+    fetch_twice(engine)
+    assert seen == [COMPILED, COMPILED]
+
+
+def test_the_settings_of_a_cluster_are_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = local_session()
+    session.conf["spark.master"] = "spark://host:7077"
+    engine = SparkEngine(session, CONNECTION)
+    seen = settings_of_fetches(engine, monkeypatch)
+    fetch_twice(engine)
+    assert seen == [COMPILED, COMPILED]
+
+
+def test_settings_of_the_user_come_back_after_a_fetch_that_failed() -> None:
+    session = local_session()
+    session.conf["spark.sql.codegen.factoryMode"] = "CODEGEN_ONLY"
+    with pytest.raises(ValueError, match="of the fetch"), interpreted(session):
+        raise ValueError("of the fetch")
+    assert session.conf["spark.sql.codegen.wholeStage"] == "true"
+    assert session.conf["spark.sql.codegen.factoryMode"] == "CODEGEN_ONLY"
+
+
+def test_the_error_of_a_fetch_is_not_hidden_by_a_session_that_has_ended() -> None:
+    session = local_session()
+
+    def fetch() -> None:
+        def refuse(*_: str) -> None:
+            raise ConnectionRefusedError("the JVM has ended")
+
+        session.conf.set = refuse
+        raise ValueError("of the fetch")
+
+    with pytest.raises(ValueError, match="of the fetch"), interpreted(session):
+        fetch()
