@@ -82,6 +82,7 @@ class StatusOperation(Operation):
                 f"complete through {through}",
                 *filter(None, [status.about_last_run]),
                 *status.about_unended_runs,
+                *status.about_streams,
                 *(f"{key} is unserved" for key in unserved),
                 *(f"{key} is stopped: {why}" for key, why in sorted(status.why_stopped.items())),
                 *status.about_failing,

@@ -208,6 +208,22 @@ class Status:
         return [lease for lease in self.leases if not lease.is_finished and lease.stream not in former]
 
     @cached_property
+    def streams_without_leases(self) -> list[str]:
+        """The streams of the application that have no lease, so nothing of them is read. The first tick of a leader
+        makes the leases, unless it cannot list the shards of the stream."""
+        if any(lease.stream is None for lease in self.leases):  # of an application that reads one stream
+            return []
+        known = {lease.stream.name for lease in self.leases if lease.stream is not None}
+        return sorted(stream.name for stream in self.application.streams if stream.name not in known)
+
+    @property
+    def about_streams(self) -> list[str]:
+        return [
+            f"stream {name} has no lease, so nothing of it is read: see the leader's ticks or `kcl-dagster doctor`"
+            for name in self.streams_without_leases
+        ]
+
+    @cached_property
     def living(self) -> Mapping[WorkerId, WorkerRow]:
         """The workers whose last heartbeat is recent."""
         heartbeat = self.application.timings.heartbeat
@@ -328,12 +344,13 @@ class Status:
 
     @property
     def is_well(self) -> bool:
-        """Whether there is no reason for an alert: no lease is unserved, no shard is stopped, no code and no thread
-        hangs, no bounded run is missed or overdue, and every row can be read. A failed attempt that will be
-        repeated is no reason."""
+        """Whether there is no reason for an alert: every stream has leases, no lease is unserved, no shard is
+        stopped, no code and no thread hangs, no bounded run is missed or overdue, and every row can be read. A
+        failed attempt that will be repeated is no reason."""
         hangs = self.slow_since or self.held_since
         is_late = self.is_overdue or self.is_run_missed
-        return not (is_late or self.unserved or self.why_stopped or hangs or self.unreadable)
+        is_unread = self.streams_without_leases or self.unserved
+        return not (is_late or is_unread or self.why_stopped or hangs or self.unreadable)
 
     def behind_ms(self, lease: Lease) -> int | None:
         """The lag of a lease in milliseconds. None if it is not known.
@@ -422,6 +439,7 @@ class Status:
             "leases": [self._lease(lease) for lease in self.leases],
             "workers": [self._worker(row) for row in self.workers],
             "well": self.is_well,
+            "streams_without_leases": self.streams_without_leases,
             "unserved": [lease.key for lease in self.unserved],
             "stopped": sorted(self.why_stopped),
             "hung": sorted(self.slow_since),

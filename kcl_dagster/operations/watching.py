@@ -106,7 +106,7 @@ def _heading(status: Status) -> Text:
     if about_run is not None:
         text.append("\n")
         text.append_text(cell(about_run, "bold red" if status.failed_run is not None else ""))
-    for line in status.about_unended_runs:
+    for line in (*status.about_streams, *status.about_unended_runs):
         text.append("\n")
         text.append_text(cell(line, "bold red"))
     control = status.control

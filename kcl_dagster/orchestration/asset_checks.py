@@ -335,9 +335,9 @@ CHECKS = (
         Role.LAG,
         "No shard is stopped because one of its batches keeps failing.",
         _stopped,
-        "The worker's log has the traceback, and `kcl-dagster peek` shows records. If the consumer's code fails, "
-        "repair it and reload: the leader replaces the worker, whose run keeps the code it began with. Or set the "
-        "failure policy to dead_letter or skip. The shard goes on where it stopped. "
+        "The worker's log has the error and its place in the code, and `kcl-dagster peek` shows records. If the "
+        "consumer's code fails, repair it and reload: the leader replaces the worker, whose run keeps the code it "
+        "began with. Or set the failure policy to dead_letter or skip. The shard goes on where it stopped. "
         "If the sink or the platform fails, the shard goes on by itself when that is over.",
     ),
     SET_ASIDE,
@@ -348,9 +348,9 @@ CHECKS = (
         Role.RECORDS,
         "The consumer's code stops no shard.",
         _stopped_by_code,
-        "The error names the file and the line in your code where they are known; the worker's log has the "
-        "traceback. Repair the consumer and reload: the leader replaces the worker, and "
-        "the shard goes on where it stopped. Or set the failure policy to dead_letter or skip.",
+        "The error names the file and the line in your code where they are known. Repair the consumer and reload: "
+        "the leader replaces the worker, and the shard goes on where it stopped. Or set the failure policy to "
+        "dead_letter or skip.",
     ),
 )
 

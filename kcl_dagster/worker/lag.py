@@ -97,10 +97,10 @@ class Lag:
         for lease in leases:
             if lease.outcome is Outcome.FINISHED:
                 behind.pop(lease.lease, None)
-            elif lease.outcome in _READ and lease.millis_behind is not None:
+            elif lease.millis_behind is not None and lease.outcome in _READ:
                 behind[lease.lease] = (lease.millis_behind, now)
-            else:
-                behind.setdefault(lease.lease, (lease.millis_behind or 0, now))
+            elif lease.millis_behind is not None:
+                behind.setdefault(lease.lease, (lease.millis_behind, now))
         self._behind = {key: seen for key, seen in behind.items() if key in held}
 
     def measure(

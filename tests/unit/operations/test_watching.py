@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from kcl_dagster import aws, cli
-from kcl_dagster.application import Application
+from kcl_dagster.application import Application, StreamSettings
 from kcl_dagster.errors import TableNotFound, Throttled
 from kcl_dagster.leader.liveness import CLOCK_TOLERANCE, KCL_ROW_SECONDS, MISSED_BEATS, is_recent
 from kcl_dagster.model.checkpoint import Checkpoint
@@ -109,6 +109,27 @@ def test_while_it_is_not_known_through_when_all_is_stored_status_says_why(shop: 
     known = replace(status, complete=WrittenThrough(1_700_000_000))
     assert known.to_document()["complete_unknown"] is None
     assert "complete through 2023-11-14T22:13:20+00:00\n" in shown(view(known), 300)
+
+
+def test_a_stream_that_does_not_exist_is_named_and_is_a_reason_for_an_alert() -> None:
+    shop = Shop()
+    shop.kinesis.delete_stream(StreamName=STREAM)
+    shop.clock.advance(60)
+    shop.tick()
+    status = status_of(shop)
+    assert f"stream {STREAM} has no lease, so nothing of it is read" in shown(view(status))
+    assert not status.is_well
+    assert status.to_document()["streams_without_leases"] == [STREAM]
+
+
+def test_each_stream_of_an_application_needs_leases(shop: Shop) -> None:
+    shop.serve()
+    status = status_of(shop)
+    assert status.streams_without_leases == [], "the leases of an application with one stream do not name it"
+    streams = tuple(StreamSettings(name=name) for name in ("clicks", "orderz"))
+    clicks = [replace(lease, stream=StreamIdentifier("clicks")) for lease in status.leases]
+    both = replace(status, application=shop.application.model_copy(update={"streams": streams}), leases=clicks)
+    assert both.streams_without_leases == ["orderz"]
 
 
 def after_a_run(shop: Shop, problem: str = "", *, reached: tuple[LeaseKey, ...] = (A, B)) -> Status:

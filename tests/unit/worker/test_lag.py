@@ -61,6 +61,17 @@ def test_a_shard_that_was_never_read_falls_behind_by_the_clock() -> None:
     assert lag.measure({A, B}) == {A: 40_000}
 
 
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.IDLE])
+def test_a_shard_whose_lag_the_stream_has_never_reported_is_not_taken_for_one_at_its_tip(outcome: Outcome) -> None:
+    clock = FakeClock()
+    lag = Lag(clock, patience=30)
+    assert lag.measure({A}) == {}
+    for expected in ({}, {A: 40_000}):
+        lag.see([replace(READ, outcome=outcome, millis_behind=None)], {A})
+        assert lag.measure({A}) == expected
+        clock.advance(40)
+
+
 def test_a_shard_that_had_no_room_in_a_batch_is_not_taken_for_one_at_its_tip() -> None:
     clock = FakeClock()
     lag = Lag(clock, patience=30)
