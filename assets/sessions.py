@@ -46,7 +46,7 @@ def sessions_of(clicks: DataFrame, start: datetime, end: datetime) -> DataFrame:
 
 
 def _within(start: datetime, end: datetime) -> Column:
-    """The condition that a click arrived in this time. It names the folders, so Spark opens no files elsewhere."""
+    """The condition that a click arrived in this time. It also names the folders, so Spark opens no others."""
     arrived, folder = F.col("arrival_timestamp"), F.col("arrival_timestamp_hour").cast("string")
     hours = {moment.strftime(HOUR_FOLDERS) for moment in (start, end - timedelta(microseconds=1))}
     between = folder.between(min(hours), max(hours))

@@ -1,15 +1,19 @@
-"""What storing costs in files and requests: `make bench-cost`, or `python -m benchmarks.cost`.
+"""Measures what storing costs in files and requests: `make bench-cost`, or `python -m benchmarks.cost`.
 
-One worker with the default settings stores shards that are always busy on the embedded S3. Requests are counted
-where they arrive. They are those of the steady state: the first batches, in which leases are taken, are left out.
+One worker with the default settings stores the records of shards that are always busy, in the embedded S3. The
+emulator counts the requests that arrive. Only the steady state counts: the first batches, in which the worker takes
+leases, are left out.
 
-Then what commits of tables cost, see `benchmarks.cost_tables`: `--commits 20000` for a week of them, which takes an
-hour for each format. Then how long storing each record exactly once takes, over storing it in any way, see
-`benchmarks.ours`, and how long a shard stays unread after its worker was killed, see `benchmarks.failover`.
-`--only` chooses one of these.
+Then the following is measured. `--only` chooses one part of the benchmark.
 
-Prints a table and one JSON line for each figure, beside those of commit cf50fa6, which decided its batches in
-leases, where they are known. About twenty minutes.
+- What commits of tables cost, see `benchmarks.cost_tables`. `--commits 20000` measures a week of commits, which
+  takes an hour for each format.
+- How much longer it takes to store each record exactly once than to store records without this guarantee, see
+  `benchmarks.ours`.
+- How long a shard stays unread after its worker was killed, see `benchmarks.failover`.
+
+Prints a table and one JSON line for each figure. If it is known, the figure of commit cf50fa6 is shown beside it.
+This commit stored the decision on a batch in leases instead of chains. Takes about twenty minutes.
 """
 
 import argparse
@@ -50,31 +54,33 @@ from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from tests.doubles.dynamodb.values import item_size
 
-FIRST_BATCHES: Final = 4  # not counted: leases are taken, and claimed
-# A worker's part of 100 shards that get 1 MB/s, and are read by 4 workers.
+FIRST_BATCHES: Final = 4  # batches that do not count, because the worker takes and claims leases in them
+# The shards of one worker, if 4 workers read 100 shards. The 100 shards together get 1 MB/s.
 SHARDS: Final = 25
 RECORD_BYTES: Final = 5000
-PUT_SECONDS: Final = 0.5  # from one round of records for all shards to the next
-IDLE_SECONDS: Final = 600.0  # as long as completeness of an idle stream is stored once
-# After the last record: checkpoints are written, entries are deleted, and a moment of completeness later than the
-# record is stored. On a busy machine that moment is the second or third one, and they are a minute apart.
+PUT_SECONDS: Final = 0.5  # between two rounds of records; a round has a record for each shard
+IDLE_SECONDS: Final = 600.0  # in this time, the completeness of an idle stream is stored once
+# Idle requests are counted only after this time. Until then, requests still follow from the last record: the worker
+# writes checkpoints, deletes entries, and stores a moment of completeness that is later than the record. Such
+# moments are a minute apart. On a busy machine, only the second or third one is later than the record.
 SETTLING_SECONDS: Final = 250.0
 HOUR: Final = 3600.0
 GB: Final = 1e9
 LEASE_WRITES: Final = "writes to leases"
 WRITE_UNITS: Final = "halves of write units"
 READ_UNITS: Final = "halves of read units"
-S3_WRITES: Final = ("s3 PutObject", "s3 CopyObject", "s3 ListObjectsV2")  # what S3 charges as writes
+S3_WRITES: Final = ("s3 PutObject", "s3 CopyObject", "s3 ListObjectsV2")  # requests that S3 charges as writes
 S3_READS: Final = ("s3 GetObject",)
-# An idle worker lists only to delete old chains: once an hour, and the first time ten minutes after its start, when
-# the requests of an idle stream are counted.
+# An idle worker lists objects only to delete old chains, once an hour. It does this for the first time ten minutes
+# after its start, while the requests of the idle stream are counted. So this number is not multiplied to get that
+# of an hour.
 HOURLY: Final = "s3 ListObjectsV2"
 S3_PER_GB: Final = "S3 PUT, COPY, LIST per GB"
 S3_IDLE: Final = "S3 requests per idle hour"
 BYTES_PER_HOUR: Final = "bytes stored per hour"
 BUCKET: Final = "lake"
 PLACE: Final = f"s3://{BUCKET}/records"
-# At most, of batches in chains.
+# The bars: the largest values that are allowed. They apply to batches in chains.
 DOLLARS_COUNTED: Final = "DynamoDB, dollars a month, as counted"
 BARS: Final = {
     "data files per batch": 2.0,
@@ -83,24 +89,27 @@ BARS: Final = {
     f"{DOLLARS_COUNTED}, over what `cost` says": 1.1,
 }
 DOLLARS: Final = 19.0
-# Of commit cf50fa6, whose batches had a file of each shard, which was put and copied, and two writes to each lease.
+# The figures of commit cf50fa6. Its batches had one file for each shard, which was put and then copied. Each batch
+# wrote each lease twice.
 FORMER_WRITES: Final = 1440.0
 FORMER_REQUESTS_OF_FILE: Final = 2
 MOST_OF_FORMER_REQUESTS: Final = 1 / 20
 FORMER_OVER_UNSAFE: Final = 1.03
-# Seconds from a kill to the first records of all shards, with leases of ten seconds: the median of three.
+# Seconds from the kill of a worker until records of all its shards are read again, with a lease duration of ten
+# seconds. The median of three measurements.
 FORMER_TAKEOVER: Final = 13.3
 TAKEOVER_LEASE: Final = 10.0
 TAKEOVERS: Final = 3
-SPEED_MEGABYTES: Final = 448.0  # eight batches, nearly as large as batches may be by default
-SPEED_RUNS: Final = 9  # of which the first is not counted
+SPEED_MEGABYTES: Final = 448.0  # eight batches that are nearly as large as the default limit
+SPEED_RUNS: Final = 9  # the first one does not count
 SPEED_WARM_UPS: Final = 12
-FORMER_BATCHES: Final = 720  # an hour
+FORMER_BATCHES: Final = 720  # per hour
 FORMER_DOLLARS: Final = 71.0
 
 
 def operation(request: HttpRequest) -> str | None:
-    """What the request is counted as; None for those of the leader, and for heartbeats."""
+    """The name under which a request is counted. None for requests that are not counted, such as those of the
+    leader, and heartbeats."""
     target = request.headers.get("x-amz-target", "")
     if target.startswith("DynamoDB"):
         is_of_lease = target.endswith(".UpdateItem") and b'"shardId-' in request.body
@@ -120,13 +129,14 @@ def operation(request: HttpRequest) -> str | None:
 
 
 def content(message: HttpRequest | Response) -> bytes:
-    """Of a message that is not streamed."""
+    """The body of a request, or of a response that is not streamed."""
     assert isinstance(message.body, bytes)
     return message.body
 
 
 def units(target: str, request: Mapping[str, Any], answer: Mapping[str, Any]) -> tuple[float, float]:
-    """Write and read units of a request to DynamoDB. No row has more than 1 KB."""
+    """The write units and the read units of a request to DynamoDB. Assumes that no row that is written has more
+    than 1 KB."""
     match target.rpartition(".")[2]:
         case "PutItem" | "UpdateItem" | "DeleteItem":
             return 1.0, 0.0
@@ -148,7 +158,7 @@ def counted(requests: Counter[str]) -> Iterator[None]:
     async def metered(waiting: Any, request: HttpRequest, target: str) -> Response:
         response: Response = await waiting if isawaitable(waiting) else waiting
         writes, reads = units(target, json.loads(content(request)), json.loads(content(response)))
-        requests[WRITE_UNITS] += round(2 * writes)  # a Counter counts wholes: halves of units
+        requests[WRITE_UNITS] += round(2 * writes)  # in halves of units, because a Counter has whole numbers
         requests[READ_UNITS] += round(2 * reads)
         return response
 
@@ -168,21 +178,23 @@ def counted(requests: Counter[str]) -> Iterator[None]:
 
 @dataclass
 class SteadyEventLog(RunEventLog):
-    """Begins to count with the first batches stored, and stops the worker after so many more seconds."""
+    """Counts the requests of a busy worker, and then those of an idle worker. The first count begins after
+    `FIRST_BATCHES` batches and takes `seconds`. Then no more records are produced. After the second count, the
+    worker is stopped."""
 
     requests: Counter[str] = field(default_factory=Counter)
     stop: StopSignal = field(default_factory=StopSignal)
     seconds: float = 60.0
     batches: int = 0
     stored_batches: int = 0
-    """All, also those that are not counted."""
+    """The number of all batches with records, including those that are not counted."""
 
     records: int = 0
     began: float | None = None
     ended: float = 0.0
     counted: Counter[str] = field(default_factory=Counter)
     produced: threading.Event = field(default_factory=threading.Event)
-    """Set when no more records are to be produced."""
+    """Set when the producer has to end."""
 
     idle_since: float | None = None
     idle: Counter[str] = field(default_factory=Counter)
@@ -212,7 +224,7 @@ class SteadyEventLog(RunEventLog):
 
 
 def produce(cloud: EmbeddedAws, stream: str, shards: int, over: threading.Event) -> None:
-    """Records for every shard."""
+    """Put a record into each shard, again and again, until `over` is set."""
     payload = b"x" * RECORD_BYTES
     width = 2**128 // shards
     kinesis = cloud.emulator.client("kinesis")
@@ -248,7 +260,7 @@ def run(cloud: EmbeddedAws, spark: SparkSession, shards: int, seconds: float) ->
         seconds=seconds,
     )
     producer = threading.Thread(target=produce, args=(cloud, stream, shards, event_log.produced), daemon=True)
-    # The leader's own requests do not depend on the sink, and are few.
+    # The leader runs in the same process. Its requests do not depend on the sink, and are few.
     with counted(requests), leading(application, resource):
         producer.start()
         WorkerRun(consumer, resource, lambda: spark, "worker-000", system().new_id(), event_log).work(stop)
@@ -318,7 +330,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def former_figures(shards: int, bytes_per_hour: float) -> dict[str, float]:
-    """Of so many shards of one worker, each with records in every batch."""
+    """The figures of commit cf50fa6, for one worker with this number of shards, if each shard has records in each
+    batch."""
     per_hour = shards * FORMER_REQUESTS_OF_FILE * FORMER_BATCHES
     return {
         "data files per batch": shards,
@@ -358,7 +371,7 @@ def storing_figures(shards: int, seconds: float) -> list[CostFigure]:
 
 
 def speed_figures() -> list[CostFigure]:
-    """What exactly once costs in time, in turns with a job that only reads and writes."""
+    """How much longer it takes to store each record exactly once than to only read and write. Both run in turns."""
     spark, folder = start_session(SparkSettings(memory="1g"), "bench-cost"), tempfile.mkdtemp()
     try:
         with emulator() as (endpoint, pid):

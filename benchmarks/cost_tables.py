@@ -1,7 +1,9 @@
-"""What commits of a table cost, early and late, and of few workers and many; how soon a folder shows a batch.
+"""Measures the cost of commits to a table, and the time until a folder shows a batch.
 
-The production classes, without Spark: one file is written, and the entries of all batches name it, each time by
-another name. Time is moved on between commits, so that 2,000 of them are sixteen hours of an application.
+Early commits of a table are compared with late ones, and a fleet of one worker with a larger one. The classes are
+those of production, without Spark. Only one data file is written. The entries of all batches refer to it, each time
+by another name. A fake clock is advanced between commits, so that 2,000 commits are sixteen hours of an
+application.
 """
 
 import json
@@ -49,35 +51,37 @@ from tests.doubles.clock import FakeClock
 
 APPLICATION: Final = "orders"
 WORKERS: Final = 5
-LEASES: Final = 25  # of a worker
-FILES: Final = 2  # of a batch: one for each task of a fetch
+LEASES: Final = 25  # leases of each worker
+FILES: Final = 2  # files of a batch: one for each task of a fetch
 ROWS: Final = 100
 BATCH_SECONDS: Final = BatchSettings().max_seconds
 COMMITS_AN_HOUR: Final = round(3600 / COMMIT_SECONDS)
 EARLY: Final = 100
-AROUND: Final = 50  # commits before and after: the figure of a commit is the median of them
-FLEETS: Final = (1, 8)  # workers
+AROUND: Final = 50  # the figure of a commit is the median of twice this many; for the last commit, they end with it
+FLEETS: Final = (1, 8)  # the numbers of workers
 FLEET_SECONDS: Final = 600.0
 MOST_LINKS: Final = 30_000
 VISIBLE_BATCHES: Final = 200
-VISIBLE_BYTES: Final = 2_500_000  # of a file: half of 1 MB/s for five seconds
+VISIBLE_BYTES: Final = 2_500_000  # bytes of a file: half of the records of five seconds at 1 MB/s
 
 MOST_LATE_OVER_EARLY: Final = 1.5
-# Of the metadata that are kept, from half of the commits to all of them. Metadata that only grew would double.
-# Delta names each removed file for a week, so the metadata of a Delta table grow until a week of commits is made.
+# The ratio of the size of the metadata after all commits to their size after half of the commits. If metadata were
+# never removed, this ratio would be 2. Delta names each removed file for a week, so the metadata of a Delta table
+# grow until a week of commits is made.
 MOST_GROWTH: Final = 1.5
-MOST_COMMITS: Final = 2.0  # a minute
+MOST_COMMITS: Final = 2.0  # per minute
 MOST_VISIBLE_SECONDS: Final = 1.0
 
-# Of the write path before chains, at commit cf50fa6. An Iceberg table that got ten files a batch took 68 ms of CPU
-# after 40 commits, and 473 ms after 320. Each worker made a commit for each of its batches.
+# The figures of commit cf50fa6, which had no chains yet. A commit to an Iceberg table that got ten files in each
+# batch took 68 ms of CPU after 40 commits, and 473 ms after 320. Each worker made a commit for each of its batches.
 FORMER_LATE_OVER_EARLY: Final = 0.473 / 0.068
 FORMER_COMMITS: Final = {workers: workers * 60 / BATCH_SECONDS for workers in FLEETS}
 
 
 @dataclass(frozen=True)
 class CostFigure:
-    """One measured number. `former`: of cf50fa6, where it is known."""
+    """One measured number. `bar`: the largest value that is allowed. `former`: the number of commit cf50fa6; None
+    if it is not known."""
 
     name: str
     value: float
@@ -102,7 +106,7 @@ class CostFigure:
 
 
 class Table(ABC):
-    """A table in a folder, and the workers whose batches it gets."""
+    """A table in a folder."""
 
     def __init__(self, folder: Path, clock: FakeClock) -> None:
         self.folder = folder
@@ -113,15 +117,16 @@ class Table(ABC):
 
     @abstractmethod
     def process(self) -> TableFormat:
-        """The table, as a process of its own uses it."""
+        """Open the table as another process would."""
 
     @property
     @abstractmethod
     def metadata(self) -> Path:
-        """The folder of all that the format keeps beside the data."""
+        """The folder with the metadata of the table."""
 
     def _staged(self) -> tuple[StagedFile, TableRules]:
-        """The one file that is written."""
+        """Write the one data file. Returns the file as it is in an entry, and the rules with which it was
+        written."""
         rows = pa.record_batch(
             {
                 "shard_id": ["shardId-000000000000"] * ROWS,
@@ -141,20 +146,22 @@ class Table(ABC):
         return
 
     def added(self, path: str) -> None:  # noqa: ARG002
-        """A file that a batch names: readers of the table need it."""
+        """Called for each file that a batch refers to. Makes the file available, if readers of the table need
+        it."""
         return
 
     def kept_bytes(self) -> int:
         return sum(path.stat().st_size for path in self.metadata.rglob("*") if path.is_file())
 
     def listed(self) -> tuple[int, int]:
-        """Bytes of the list of the table's data files, where it is apart, and how many data files these are. Both
-        grow with the table as long as no engine merges the files; the rest of the metadata does not."""
+        """The bytes of the list of the table's data files, and the number of these files. Both are 0 if the list is
+        not separate from the other metadata. The list grows with the table as long as no engine merges the files;
+        the other metadata do not."""
         return 0, 0
 
 
 class IcebergTable(Table):
-    """In a SQL catalog, on a local disk."""
+    """A table in a SQL catalog, on a local disk."""
 
     @property
     def _where(self) -> dict[str, str]:
@@ -177,8 +184,8 @@ class IcebergTable(Table):
 
 
 class DeltaTable(Table):
-    """Compacted every hour. Its log is kept for two hours, where Delta keeps thirty days, and what it says of
-    removed files for a minute of the machine's clock, where Delta keeps a week."""
+    """A Delta table that is compacted every hour. Its log is kept for two hours instead of Delta's thirty days. Its
+    entries about removed files are kept for a minute of the machine's clock instead of Delta's week."""
 
     def __init__(self, folder: Path, clock: FakeClock) -> None:
         super().__init__(folder, clock)
@@ -203,7 +210,7 @@ class DeltaTable(Table):
         now = self.clock.now()
         for path in self.metadata.iterdir():
             self._since.setdefault(path, now)
-        if number % COMMITS_TO_CLEANING == 0:  # delta-rs looks at the ages of files, by the machine's clock
+        if number % COMMITS_TO_CLEANING == 0:  # delta-rs compares the times of files with the machine's clock
             for path in self.metadata.iterdir():
                 modified = time.time() - (now - self._since[path])
                 os.utime(path, (modified, modified))
@@ -211,7 +218,8 @@ class DeltaTable(Table):
             compact_delta(str(self.folder / "table"))
 
     def added(self, path: str) -> None:
-        """A compaction reads the files. A file system allows so many links to one of them."""
+        """Make a hard link with this name, because a compaction reads the files. A file system limits the number of
+        links to a file, so there is a new copy for every `MOST_LINKS` links."""
         if self._links % MOST_LINKS == 0:
             self._linked = self.folder / f"linked-{self._links}.parquet"
             shutil.copyfile(self.folder / "table" / self.template.path, self._linked)
@@ -224,7 +232,7 @@ TABLES: Final[dict[str, type[Table]]] = {"Iceberg": IcebergTable, "Delta": Delta
 
 @dataclass
 class CommittingWorker:
-    """Decides batches, and commits like a worker: its committer is asked before each of them."""
+    """Decides batches, and commits them as a worker does."""
 
     table: Table
     name: str
@@ -246,7 +254,8 @@ class CommittingWorker:
         return {} if is_visible else {self.chain.id: self.chain.last}
 
     def decide(self) -> None:
-        """A batch of all leases. What the table contains is deleted, as if the rows of the leases had it."""
+        """Decide a batch with records of all leases. First deletes the entries whose batches the table contains, as
+        a worker does when it has written checkpoints to the rows of the leases."""
         self.chain.written(dict.fromkeys(self.leases, Checkpoint(str(self.chain.last))))
         self.chain.delete_entries(self.committer.visible(self.chain.id))
         number = self.chain.last + 1
@@ -266,7 +275,7 @@ class CommittingWorker:
 
 @contextmanager
 def moved_on(clock: FakeClock) -> Iterator[None]:
-    """Snapshots get their times of this clock: their age decides when they are expired."""
+    """Give Iceberg snapshots the time of this clock, because their age determines when they expire."""
     with patch("pyiceberg.table.snapshots.time", SimpleNamespace(time=clock.now)):
         yield
 
@@ -283,7 +292,7 @@ class Commits:
     def __post_init__(self) -> None:
         self.workers = [CommittingWorker(self.table, f"w{number}") for number in range(WORKERS)]
         for worker in self.workers:
-            worker.committer = self.workers[0].committer  # what they see of the table is the same
+            worker.committer = self.workers[0].committer  # all workers would see the same state of the table
 
     def make_next(self) -> None:
         for worker in self.workers:
@@ -300,8 +309,8 @@ class Commits:
 
 
 def late_and_early(kind: str, folder: Path, commits: int) -> list[CostFigure]:
-    """The last commits of one table are made in turns with the early ones of another one like it, because other
-    processes of the machine change the speed of both."""
+    """Compare late commits with early ones. The last commits of one table and the early commits of an equal table
+    are made in turns, so that other processes of the machine change the speed of both in the same way."""
     tables = [folder / name for name in ("late", "early")]
     for path in tables:
         path.mkdir()
@@ -348,8 +357,8 @@ def late_and_early(kind: str, folder: Path, commits: int) -> list[CostFigure]:
 
 
 def commits_a_minute(kind: str, folder: Path, workers: int) -> float:
-    """Of a fleet at defaults: each worker decides a batch every five seconds, at a moment of its own, and looks
-    before it whether a commit is due."""
+    """The commits per minute of a fleet with the default settings. Each worker decides a batch every five seconds,
+    at a different time from the other workers. Before each batch, the worker makes a commit if one is due."""
     clock = FakeClock()
     with moved_on(clock):
         table = TABLES[kind](folder, clock)
@@ -382,7 +391,8 @@ def commits_of_fleets(kind: str, folder: Path) -> list[CostFigure]:
 
 
 def visible_in(store: Store) -> list[float]:
-    """Seconds from the moment at which a batch is to be decided until a folder shows its files, sorted."""
+    """The seconds from the beginning of the decision on a batch until a folder shows the files of the batch. One
+    number for each batch, sorted."""
     application = chain_id(APPLICATION, "w0", "1")
     chain, publisher = (
         Chain(Entries(store), application, Runtime(random=random.Random(1)).new_id),

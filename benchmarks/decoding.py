@@ -1,8 +1,9 @@
-"""How much decoding costs: `make bench-decoding`.
+"""Measures what decoding costs: `make bench-decoding`.
 
-The same records as JSON, decoded by Spark itself, and as Avro, decoded in Python: small ones, wide ones, and ones
-with optional fields. Both are measured in CPU seconds of this process's tree (JVM and Python workers), best of some
-rounds, so that the ratio depends neither on the machine nor on its other work. Two minutes.
+The same records are decoded twice: as JSON by Spark itself, and as Avro in Python. There are small records, wide
+records, and records with optional fields. Each decoding is measured in CPU seconds of this process and its child
+processes (the JVM and the Python workers). The lowest of some rounds counts, so that the ratio depends neither on
+the machine nor on its other work. Takes two minutes.
 """
 
 import argparse
@@ -36,7 +37,7 @@ class Shape:
 
     name: str
     fields: Mapping[str, str]
-    """Their types in Avro."""
+    """The type of each field in Avro."""
 
     value: Callable[[int], dict[str, Any]]
     """The record with this number."""
@@ -59,7 +60,7 @@ def click(number: int) -> dict[str, Any]:
 
 
 def sparse_click(number: int) -> dict[str, Any]:
-    """A click without each of its fields in a fifth of the records."""
+    """A click in which some fields are None. Each field is None in a fifth of the records."""
     fields = enumerate(click(number).items())
     return {name: None if (number + place) % 5 == 0 else value for place, (name, value) in fields}
 
@@ -85,7 +86,7 @@ def as_avro(schema: Any, value: dict[str, Any]) -> bytes:
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """The least of some rounds; the first one warms up."""
+    """The CPU seconds of `work`: the lowest of some rounds. The first round only warms up."""
     found = []
     for _ in range(ROUNDS + 1):
         before = cpu_times(os.getpid())
@@ -95,7 +96,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 
 def times_json(spark: SparkSession, shape: Shape, records: int, folder: Path) -> float:
-    """The CPU that decoding Avro takes, in that of JSON."""
+    """The CPU time for decoding Avro, divided by the CPU time for decoding JSON."""
     schema = fastavro.parse_schema(shape.schema)
 
     def stored(name: str, encode: Callable[[dict[str, Any]], bytes]) -> DataFrame:

@@ -1,8 +1,8 @@
-"""How fast the embedded AWS is: `make bench-emulator`, or `python benchmarks/emulator.py`.
+"""Measures how fast the embedded AWS is: `make bench-emulator`, or `python benchmarks/emulator.py`.
 
-The server is a process of its own. Raw figures are taken without parsing, so that they are the server's and not
-the client's; the boto3 figure shows what stock boto3 makes of the same server. Each figure is the best of ten short
-rounds. About half a minute.
+The server is a process of its own. For the raw figures, the client does not parse the replies, so that it does not
+limit the speed of the server. For the figure with boto3, stock boto3 reads from the same server. Each figure is the
+best of ten short rounds. Takes about half a minute.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ KINESIS = "Kinesis_20131202."
 DYNAMODB = "DynamoDB_20120810."
 RECORDS_PER_PUT = 500
 LARGEST_REPLY = 32 * 1024 * 1024
-ROUNDS = 10  # the best one counts: the others tell more about the machine's other work
+ROUNDS = 10  # the best round counts: the machine's other work slowed the others down
 SECONDS_PER_ROUND = 0.3
 MB = 1_000_000
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number and the least it should be."""
+    """One measured number. `bar`: the least value that is good enough."""
 
     name: str
     value: float
@@ -52,7 +52,8 @@ class Figure:
 
 
 class RawClient:
-    """One keep-alive connection that sends finished requests and does not look into replies."""
+    """A client with one keep-alive connection. `call` does not parse replies, and `pages` parses only their
+    ends."""
 
     def __init__(self, endpoint_url: str) -> None:
         self._authority = urlsplit(endpoint_url).netloc
@@ -69,7 +70,8 @@ class RawClient:
         return content
 
     def pages(self, iterator: str) -> Iterator[int]:
-        """Read a shard to its tip by GetRecords into one buffer; yields the size of each reply."""
+        """Read a shard to its tip with GetRecords. All replies are read into the same buffer. Yields the size of
+        each reply, in bytes."""
         address = urlsplit(f"//{self._authority}")
         buffer = bytearray(LARGEST_REPLY)
         with socket.create_connection((address.hostname, address.port)) as raw:
@@ -115,7 +117,7 @@ def _measure(endpoint_url: str) -> Iterator[Figure]:
 
 
 def _fill(client: RawClient, stream: str, size: int, count: int) -> float:
-    """Put random records into a new stream; answers the rate."""
+    """Put random records into a new stream. Returns the number of records per second."""
     client.call(f"{KINESIS}CreateStream", {"StreamName": stream, "ShardCount": 1})
     data = [base64.b64encode(os.urandom(size)).decode() for _ in range(RECORDS_PER_PUT)]
     records = [{"Data": piece, "PartitionKey": f"key-{i}"} for i, piece in enumerate(data)]
@@ -137,7 +139,7 @@ def _fill(client: RawClient, stream: str, size: int, count: int) -> float:
 
 
 def _read_rate(client: RawClient, stream: str, count: int) -> float:
-    """Records a second when a stream of `count` records is read again and again."""
+    """The number of records per second if a stream of `count` records is read again and again."""
     request = {"StreamName": stream, "ShardId": SHARD, "ShardIteratorType": "TRIM_HORIZON"}
     iterator = json.loads(client.call(f"{KINESIS}GetShardIterator", request))["ShardIterator"]
 
@@ -149,7 +151,8 @@ def _read_rate(client: RawClient, stream: str, count: int) -> float:
 
 
 def _update_rate(client: RawClient) -> float:
-    """Renewals a second of one lease, each conditional on the counter before."""
+    """The number of renewals of one lease per second. Each requires the counter that the renewal before has
+    written."""
     client.call(
         f"{DYNAMODB}CreateTable",
         {
@@ -197,7 +200,7 @@ def _scan_rate(client: RawClient) -> float:
 
 
 def _boto3_rate(endpoint_url: str, stream: str) -> float:
-    """Megabytes a second that stock boto3 reads and parses."""
+    """The megabytes of payload per second that stock boto3 reads and parses."""
     session = boto3.Session("bench", "bench", region_name="us-east-1")
     kinesis = session.client("kinesis", endpoint_url=endpoint_url)
     iterator = kinesis.get_shard_iterator(StreamName=stream, ShardId=SHARD, ShardIteratorType="TRIM_HORIZON")[
@@ -215,7 +218,7 @@ def _boto3_rate(endpoint_url: str, stream: str) -> float:
 
 
 def _times_a_second(act: Callable[[], object]) -> float:
-    act()  # the first time pays for imports and connections
+    act()  # the first call also imports modules and opens connections
     rounds = []
     for _ in range(ROUNDS):
         started = time.perf_counter()
@@ -228,7 +231,7 @@ def _times_a_second(act: Callable[[], object]) -> float:
 
 
 def _receive(raw: socket.socket, buffer: bytearray) -> int:
-    """One reply into the buffer; answers its length."""
+    """Read one reply into the buffer. Returns the length of the reply."""
     view = memoryview(buffer)
     received, total = 0, LARGEST_REPLY
     while received < total:

@@ -1,20 +1,22 @@
-"""How long shards stay unread after their worker is gone, beside the KCL 3.1.3.
+"""Measures how long shards stay unread after their worker has ended, also with the KCL 3.1.3.
 
     python -m benchmarks.failover [--lease 10] [--repeats 5] [--java-repeats 2]     0 for no Java
 
-Two workers share a stream on the embedded AWS; one of them is killed or stopped. The figure is the time from that
-moment until the other one has been handed new records of every shard the first one had. Real processes, real
-tables; our workers read without Spark (the engine of `tests.doubles`), as a JVM adds nothing to a takeover
-by a worker that runs already.
+Two workers read a stream of the embedded AWS, and one of them is killed or stopped. The figure is the time from
+this moment until the other worker gets new records of each shard of the first worker. Workers and leader are
+processes of their own. The workers of this package read without Spark (with the engine of `tests.doubles`), because
+a JVM does not affect a takeover by a worker that is already running.
 
-    by counter    kill -9; nobody tells the leader, it watches the leases' counters    bar: lease + 2 ticks
+    by counter    kill -9; the leader only observes the leases' counters               bar: lease + 2 ticks
     run seen dead kill -9; the orchestrator saw the process end, as Dagster does       bar: 2 ticks
-    clean stop    SIGTERM; the worker finishes its batch and releases                  bar: 1 tick
+    clean stop    SIGTERM; the worker finishes its batch and releases its leases       bar: 1 tick
 
-A tick is 5 s. Both sides have the same failover time. Prints a table and one JSON line for each figure.
+A tick is 5 s. The lease duration of this package and the failover time of the KCL are equal. Prints a table and one
+JSON line for each figure.
 
-Most of the time is waiting, so what is measured is measured side by side, each in processes of its own: first our
-three ways, then every repetition of the KCL, which is started anew each time and needs minutes to share its shards.
+A measurement mostly waits, so several measurements run at the same time, each in processes of its own: first the
+three ways of this package, then all repetitions of the KCL. The KCL is started anew for each repetition, and takes
+minutes to distribute the shards to its workers.
 """
 
 import argparse
@@ -49,8 +51,8 @@ from tests.chaos import orders
 SEED = 20_270_101
 SHARDS = 8
 STREAM = "clicks"
-PUT_SECONDS = 0.25  # between two rounds of a record for every shard: what a reader can miss of a figure
-SETTLE_SECONDS = 90.0  # until both workers read their half
+PUT_SECONDS = 0.25  # between two rounds of one record for each shard; figures can be too large by this time
+SETTLE_SECONDS = 90.0  # time limit until each worker reads half of the shards
 GIVE_UP_SECONDS = 240.0
 LOOK_SECONDS = 0.05
 
@@ -61,7 +63,8 @@ WAYS: tuple[Way, ...] = ("by counter", "run seen dead", "clean stop")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Seconds without a reader. `bar`: what they may be at most; the KCL has none here."""
+    """The seconds for which shards had no reader, one number for each repetition. `bar`: the most seconds that are
+    allowed; None for the KCL."""
 
     who: str
     way: str
@@ -93,7 +96,7 @@ def bar_of(way: Way, lease_seconds: float) -> float:
 
 @contextmanager
 def traffic(emulator: Emulator) -> Iterator[None]:
-    """A record for every shard, over and over. Keys are found that spread over all of them."""
+    """Create the stream, and put a record into each shard, again and again, until the end of the block."""
     kinesis = emulator.client("kinesis")
     kinesis.create_stream(StreamName=STREAM, ShardCount=SHARDS)
     width = 2**128 // SHARDS
@@ -133,7 +136,7 @@ class OurWorker:
         return worker_id(self.slot, self.run_id)
 
     def read_after(self, moment: float) -> dict[str, float]:
-        """When it first had records of each shard, of those it had after `moment`."""
+        """When the worker first got records of each shard after `moment`, by shard."""
         found: dict[str, float] = {}
         for line in self.said.read_text().splitlines(keepends=True):
             if line.endswith("\n"):
@@ -145,7 +148,7 @@ class OurWorker:
 
 @dataclass
 class OurFleet:
-    """A leader and workers, each a process; and the orchestrator, which is this process."""
+    """A leader and workers, each in a process of its own. This process takes the place of the orchestrator."""
 
     emulator: Emulator
     lease_seconds: float
@@ -190,7 +193,7 @@ class OurFleet:
         self._settle()
         victim, other = self.random.sample(sorted(self.workers.values(), key=lambda worker: worker.slot), 2)
         shards = {lease.shard_id for lease in self._leases() if lease.actual_owner == victim.id}
-        time.sleep(self.random.uniform(0, TICK_SECONDS))  # ticks and renewals come at any moment
+        time.sleep(self.random.uniform(0, TICK_SECONDS))  # so that the kill is at a random time between two ticks
         began = time.monotonic()
         victim.process.send_signal(signal.SIGTERM if way == "clean stop" else signal.SIGKILL)
         victim.process.wait()
@@ -203,7 +206,7 @@ class OurFleet:
         return max(read[shard] for shard in shards) - began
 
     def _settle(self) -> None:
-        """Two workers, each of which reads half of the shards."""
+        """Start workers until there are two, and wait until each of them reads half of the shards."""
         for slot in map(slot_name, range(2)):
             if slot not in self.workers:
                 number = next(self._numbers)
@@ -225,7 +228,8 @@ class OurFleet:
         )
 
     def _publish(self, hides: OurWorker | None = None) -> None:
-        """`hides`: a worker whose death nobody noticed, so that its run is still said to be running."""
+        """Write the file with the runs. `hides`: a worker that has ended, but whose run is still listed as running,
+        because the orchestrator has not observed its end."""
         workers = [*self.workers.values(), *([hides] if hides else [])]
         active = {
             worker.slot: SlotRun(worker.run_id, worker_id(worker.slot, worker.run_id), "running", time.time())
@@ -286,7 +290,7 @@ JAVA_WAYS: tuple[JavaWay, ...] = ("kill -9", "clean stop")
 
 
 def java(way: JavaWay, lease_seconds: float) -> Figure | None:
-    """The KCL 3.1.3, once; None where there is none."""
+    """Measure the KCL 3.1.3 once. Returns None if this machine cannot run it."""
     from tests.interop import java_kcl
 
     try:
@@ -332,7 +336,7 @@ def _java_once(kcl: Any, lease_seconds: float, way: JavaWay) -> float:
             return [set(reads(worker, time.monotonic() - 2.0)) for worker in workers]
 
         wait_for(lambda: all(recent()) and len(set.union(*recent())) == SHARDS, "both Java workers read")
-        time.sleep(lease_seconds)  # to be past the first assignments
+        time.sleep(lease_seconds)  # so that the first assignments are over
         victim, other = workers
         shards = recent()[0]
         began = time.monotonic()
@@ -370,7 +374,8 @@ def show(figures: list[Figure]) -> None:
 
 
 def side_by_side(jobs: Iterable[Sequence[str]]) -> list[Figure]:
-    """Runs this module once for each job, all at once. Raises CalledProcessError for one that failed."""
+    """Run this module once for each job, with all jobs at the same time. `jobs`: the arguments of each. Raises
+    CalledProcessError if a job has failed."""
     with ExitStack() as stack:
         running = []
         for job in jobs:
@@ -387,7 +392,7 @@ def side_by_side(jobs: Iterable[Sequence[str]]) -> list[Figure]:
 
 
 def together(figures: Iterable[Figure]) -> list[Figure]:
-    """Repetitions of the same thing as one figure."""
+    """Combine figures that are repetitions of the same measurement."""
     found: dict[tuple[str, str], Figure] = {}
     for figure in figures:
         known = found.get((figure.who, figure.way))
@@ -405,7 +410,7 @@ def main() -> int:
     parser.add_argument("--only-java", choices=JAVA_WAYS, help="one of the KCL's, once; its JSON line alone")
     options = parser.parse_args()
     if options.only or options.only_java:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and take the processes along
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # `finally` blocks then end the processes
         if options.only:
             figure: Figure | None = ours(options.only, options.lease, options.repeats)
         else:

@@ -1,7 +1,8 @@
 """The processes of `benchmarks.failover`: `python -m benchmarks.failover_process worker|leader PLAN ...`.
 
-Worker and leader as in production, but for two things: the worker's engine reads without Spark, so that a process
-starts in a second and what is measured is the failover; and runs are read from a file instead of from Dagster.
+The worker and the leader are those of production, with two differences. The engine of the worker reads without
+Spark, so that a process starts in a second, and the start of Spark is not measured. The leader reads the runs from
+a file and not from Dagster.
 """
 
 import signal
@@ -26,20 +27,20 @@ from kcl_dagster.worker.stop import StopReason, StopSignal
 from tests.chaos import orders
 from tests.doubles.engine import MemoryEngine, Row
 
-TICK_SECONDS = 5.0  # what Dagster makes of a sensor whose minimum interval is 4
+TICK_SECONDS = 5.0  # between two ticks; a sensor of Dagster with a minimum interval of 4 s ticks every 5 s
 
 
 class Plan(BaseModel):
-    """What the processes share; a file of its own for each measurement."""
+    """The settings that the processes share. Each measurement stores them in a file of its own."""
 
     application: Application
     endpoint_url: str
     runs: Path
-    """What the orchestrator says of the workers' runs."""
+    """The file with the workers' runs, which the leader reads in place of Dagster's storage."""
 
 
 class Telling:
-    """A sink that says when it got records of which shard."""
+    """A sink that prints the time and the shard each time it gets records."""
 
     def write(self, data: Sequence[Row], batch: Batch) -> None:  # noqa: ARG002 - what is in it does not matter
         at = time.monotonic()

@@ -1,4 +1,4 @@
-"""Records with 20 fields of JSON, and the ways of ours to decode, project and store them."""
+"""Records with 20 fields of JSON, and the ways in which this package decodes, projects and stores them."""
 
 import functools
 import json
@@ -26,8 +26,8 @@ from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.staged_ranges import FetchStaging
 from kcl_dagster.worker.loop import Worker
 
-# A source holds as many. A run reads all but the last one, which would wait for more records. The first batch shows
-# a sink what its transform does.
+# The number of batches into which a source is divided. A run does not read the last one, because a worker would
+# wait for more records in it. In the first batch, the sink finds out which columns its transform makes.
 BATCHES: Final = 5
 VALUES: Final[dict[str, Callable[[], Any]]] = {
     "text": lambda: f"value {random.getrandbits(48):x}",
@@ -59,14 +59,14 @@ def in_tables(records: pa.Table) -> pa.Table:
 
 
 class SinkThroughSpark(ParquetSink):
-    """For which no fetch stages files."""
+    """A sink for which the fetch stages no files, so that all records go through Spark."""
 
     def staging(self) -> FetchStaging | None:
         return None
 
 
 class Transforms(Ours):
-    """Stores one source in every way, in batches."""
+    """Stores the records of one source in each way, in batches."""
 
     def ways(self) -> dict[str, Callable[[], Cost]]:
         return {
@@ -79,7 +79,7 @@ class Transforms(Ours):
         }
 
     def _stored(self, new_sink: Callable[[str], ParquetSink]) -> Cost:
-        """What the batches between the first one and the last one cost."""
+        """The cost of the batches after the first one and before the last one."""
         part = 1 / BATCHES
         settings = BatchSettings(
             max_seconds=PATIENCE_SECONDS,

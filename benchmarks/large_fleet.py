@@ -1,16 +1,19 @@
-"""The leader's tick with up to 100,000 leases and 1,000 workers: part of `make bench-scale`.
+"""Measures the leader's tick with up to 100,000 leases and 1,000 workers: part of `make bench-scale`.
 
-Against the embedded AWS, which is a process of its own. Between two ticks every lease and every worker's row are
-written anew, as in a running fleet: no row is as the leader has parsed it before.
+The tables are those of the embedded AWS, which is a process of its own. Between two ticks, each lease that has an
+owner and each worker's row are written again, as in a running fleet. So the leader has to parse all these rows
+again.
 
     first tick     a twentieth of the leases has no owner and is given to the workers
     steady tick    every lease is renewed, and there is nothing to do
 
-The time of a tick includes the time for which the embedded AWS answers, which serves one request after the other.
-It is measured apart, as what the leader waits for answers to scans. CPU is that of this process, so it is what a
-tick costs the process of Dagster that runs the sensor: AWS's client library, reading the rows, the decision, and
-what the sensor makes of the tick's report (assets and checks). Read units are counted by DynamoDB's rules, from the
-rows that were returned. Per hour, the leader reads as often as `ScanPace` allows with the default lease duration.
+The time of a tick includes the time in which the leader waits for the embedded AWS. The embedded AWS serves one
+request at a time. The time in which the leader waits for scans is also a figure of its own.
+
+CPU is that of this process: the client library of AWS, the parsing of the rows, the decision, and the report of the
+sensor (assets and checks). In production, the process of Dagster that runs the sensor needs this CPU. Read units
+are counted by the rules of DynamoDB, from the rows that were returned. For the figures per hour, the leader reads
+as often as `ScanPace` allows with the default lease duration.
 """
 
 import math
@@ -42,7 +45,7 @@ from kcl_dagster.tables.attributes import Item
 from kcl_dagster.tables.items import lease_to_item
 from tests.doubles.dynamodb.values import item_size
 
-UNSERVED: Final = 0.05  # of the leases, at the first tick
+UNSERVED: Final = 0.05  # the part of the leases that has no owner at the first tick
 STEADY_TICKS: Final = 2
 MOST_SECONDS: Final = 10.0
 TICK_SECONDS: Final = 5.0  # between two ticks, with the default `tick_interval`
@@ -51,17 +54,17 @@ LONG: Final = 3600.0  # seconds
 
 READ_UNIT_BYTES: Final = 4096
 KBPS: Final = 50.0
-WRITERS: Final = 8  # between ticks
+WRITERS: Final = 8  # threads that write rows between ticks
 
 
 @dataclass
 class ReadUnits:
-    """Counts the read units of a client of DynamoDB, while `is_on`, and its requests."""
+    """Counts the requests of a client of DynamoDB and the read units that they need, while `is_on` is True."""
 
     is_on: bool = False
     units: float = 0.0
     waited: float = 0.0
-    """Seconds for which scans were not answered, including the client's own work."""
+    """The seconds that all scans took, including the work of the client itself."""
 
     requests: Counter[str] = field(default_factory=Counter)
 
@@ -75,7 +78,7 @@ class ReadUnits:
 
 
 class Metered:
-    """A client of DynamoDB whose requests are counted."""
+    """A client of DynamoDB that counts its requests in `counted`."""
 
     def __init__(self, of: Any, counted: ReadUnits) -> None:
         self._of, self._counted = of, counted
@@ -125,8 +128,9 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Ticked:
-    """`decision`: seconds of the policy alone. `reporting`: CPU of the sensor after the tick. `read`: seconds until
-    all leases were read and judged."""
+    """The measurements of one tick. `decision`: the seconds in which the policy ran. `reporting`: the CPU seconds
+    of the report of the sensor after the tick. `read`: the seconds of the stage in which all leases are read and
+    judged."""
 
     seconds: float
     cpu: float
@@ -153,7 +157,7 @@ def put_leases(dynamodb: Any, table: str, leases: Sequence[Lease]) -> None:
 
 
 class Trial:
-    """A leader of one fleet."""
+    """A leader, and the tables of one fleet with its leases."""
 
     def __init__(self, fleet: Fleet, endpoint: str) -> None:
         self.fleet = fleet
@@ -176,7 +180,7 @@ class Trial:
         put_leases(self._dynamodb, self._table, [fleet.lease(number) for number in range(fleet.leases)])
 
     def renew(self) -> None:
-        """All workers renew what they have."""
+        """Renew all leases that have owners."""
         leases = self._leader.tables.leases.scan().leases
         owned = [lease for lease in leases if lease.owner is not None]
         put_leases(
@@ -200,7 +204,7 @@ class Trial:
                 decided[0] += time.perf_counter() - began
 
         leader.policy = timed
-        leader.pace.reset()  # read now, however long the last read took
+        leader.pace.reset()  # the leader reads in this tick, even if the last read took long
         began, cpu = time.perf_counter(), time.process_time()
         try:
             report = leader.tick(view)
@@ -215,7 +219,7 @@ class Trial:
         return Ticked(took, used, decided[0], reporting, stages["observe"], len(report.moves), stages)
 
     def _report(self, report: TickReport, view: RunView) -> float:
-        """Make the events of the tick, as the sensor does. The seconds of CPU."""
+        """Make the events of the tick, as the sensor does. Returns the CPU seconds that this took."""
         cpu = time.process_time()
         seen = application_state.of_tick(report, view.slots, time.time())
         now = time.monotonic()
@@ -224,7 +228,7 @@ class Trial:
         return time.process_time() - cpu
 
     def _beat(self) -> dict[str, SlotRun]:
-        """All workers write their rows; their runs."""
+        """Write the rows of all workers. Returns the runs of the workers, by slot."""
         self._beats += 1
         now = time.time()
 
@@ -256,7 +260,8 @@ def consumer(name: str) -> Any:
 
 
 def seconds_between_reads(read: float) -> float:
-    """How often the leader reads if nothing is to be done and a read takes so long: at one of its ticks."""
+    """The seconds from one read of the leader to the next, if nothing is to be done. `read`: how long a read takes.
+    The leader reads only at a tick."""
     pace = ScanPace(Timings().lease_duration)
     pace.note(0.0, read, None, math.inf)
     return math.ceil(pace.due / TICK_SECONDS) * TICK_SECONDS

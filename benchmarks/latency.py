@@ -1,17 +1,17 @@
-"""How soon records can be seen: `make bench-latency`, or `python -m benchmarks.latency`.
+"""Measures how soon records can be seen: `make bench-latency`, or `python -m benchmarks.latency`.
 
-The time from the moment at which PutRecords has returned until readers of a sink can see the record, or until the
-consumer's code is given it. One worker with the default settings reads four shards of an embedded AWS, which is a
-process of its own and has the limits of Kinesis. Two loads, one after the other:
+The latency of a record is the time from the return of PutRecords until readers of a sink can see the record, or
+until the consumer's code gets it. One worker with the default settings reads four shards of an embedded AWS, which
+is a process of its own and has the limits of Kinesis. There are two loads, one after the other:
 
     busy     a record for each shard, four times a second
     sparse   one record for one shard, after pauses of one to five seconds
 
-Beside them Java's KCL 3.1.3 with its default pauses between reads. It hands records to a processor, and stores
-nothing.
+For comparison, Java's KCL 3.1.3 reads the same loads, with its default pauses between reads. It passes records to a
+processor, and stores nothing.
 
-Prints a table, and one JSON line for each figure. About twelve minutes; `--only` chooses ways by a part of their
-names.
+Prints a table, and one JSON line for each figure. Takes about twelve minutes. `--only` chooses ways by a part of
+their names.
 """
 
 import argparse
@@ -53,14 +53,14 @@ from kcl_dagster.worker.stop import StopReason, StopSignal
 from tests.interop import java_kcl
 
 SHARDS: Final = 4
-DIGITS: Final = 8  # of a record's number, which is its payload
-SECONDS: Final = 45.0  # of each load
+DIGITS: Final = 8  # the payload of a record is its number, with so many digits
+SECONDS: Final = 45.0  # the duration of each load
 BUSY_PAUSE: Final = 0.25
 SPARSE_PAUSES: Final = (1.0, 5.0)
 LOOK_SECONDS: Final = 0.02
 TABLE_LOOK_SECONDS: Final = 0.1
-WARM_SECONDS: Final = 150.0  # until the first records are seen
-LAST_SECONDS: Final = 60.0  # until the last records are
+WARM_SECONDS: Final = 150.0  # time limit until the first records are seen
+LAST_SECONDS: Final = 60.0  # time limit until the last records are seen
 WARM_ROUNDS: Final = 3
 WARM_UP_SECONDS: Final = 2.0
 WARM_UP: Final = "warm-up"
@@ -68,21 +68,21 @@ SEED: Final = 20_261_123
 LOADS: Final = ("busy", "sparse")
 BUCKET: Final = "lake"
 ICEBERG_TABLE: Final = "lake.records"
-# The KCL's defaults: between two reads of a shard, and of one read.
+# The KCL's defaults: the pause between two reads of a shard, and the most records of one read.
 JAVA_IDLE_MS: Final = 1500
 JAVA_RECORDS: Final = 10_000
-TABLE_SECONDS: Final = 30.0  # `visible_within` of a table, as is the default
-MARGIN_SECONDS: Final = 0.5  # above the freshness that was asked for, 99 of 100 sparse records
-FANOUT_SECONDS: Final = 0.2  # half of the records, to the consumer's code
+TABLE_SECONDS: Final = 30.0  # the default of `visible_within` for a table
+MARGIN_SECONDS: Final = 0.5  # 99 of 100 sparse records must be seen at most this long after `visible_within`
+FANOUT_SECONDS: Final = 0.2  # half of the records must reach the consumer's code within this time
 PERCENTS: Final = (50, 90, 99)
 
 Seen = dict[int, float]
-"""When each record was seen, by its number."""
+"""When each record was seen first, by the number of the record. In seconds of `time.monotonic()`."""
 
 
 @dataclass
 class Producer:
-    """Puts numbered records, and knows when Kinesis had them."""
+    """Puts numbered records, and records when each PutRecords call returned."""
 
     kinesis: Any
     stream: str
@@ -122,15 +122,15 @@ class Producer:
 
 
 class Sights(ABC):
-    """What was seen of the records of a stream so far."""
+    """Finds out which records of a stream have been seen so far, and when."""
 
     @abstractmethod
     def seen(self) -> Seen: ...
 
 
 class Visible(Sights):
-    """Looks at a folder or table again and again. `read` gives the numbers of the records in what was found, by the
-    name under which `look` has listed it."""
+    """Lists a folder or table again and again. `look` returns the names of the files or snapshots that are there.
+    `read` returns the numbers of the records in the file or snapshot with a name."""
 
     def __init__(
         self, look: Callable[[], Iterable[Any]], read: Callable[[Any], Iterable[int]], pause: float
@@ -163,7 +163,7 @@ class Visible(Sights):
 
 @dataclass
 class Noted(Sights):
-    """The consumer's code has written down when it was given which record."""
+    """Reads the file in which the consumer's code notes when it gets each record."""
 
     file: Path
 
@@ -178,7 +178,7 @@ class Noted(Sights):
 
 @dataclass
 class Printed(Sights):
-    """Java's consumer prints each record when its processor is given it."""
+    """Reads the output of the Java consumer, which prints each record when its processor gets the record."""
 
     worker: java_kcl.JavaWorker
 
@@ -195,7 +195,7 @@ def numbers_in(column: pa.ChunkedArray) -> list[int]:
 
 @dataclass(frozen=True)
 class Place:
-    """Of one measurement. `folder`: its own."""
+    """The environment of one measurement. `folder`: a folder that no other measurement uses."""
 
     endpoint: str
     spark: SparkSession
@@ -208,8 +208,7 @@ Reading = Callable[[Place], AbstractContextManager[Sights]]
 
 @dataclass(frozen=True)
 class Way:
-    """A sink, or a kind of consumer, of which is measured how soon it has records. `bars`: seconds, by load and
-    percentile."""
+    """A sink or a kind of consumer whose latency is measured. `bars`: the most seconds, by load and percentile."""
 
     name: str
     reading: Reading
@@ -222,7 +221,7 @@ def with_text(records: DataFrame) -> DataFrame:
 
 @contextmanager
 def working(place: Place, consumer: Consumer) -> Iterator[None]:
-    """A leader and a worker, each on a thread."""
+    """Run a leader and a worker, each on a thread, until the end of the block."""
     resource, stop, log = EmulatorResource(endpoint_url=place.endpoint), StopSignal(), logging.getLogger(__name__)
     event_log = RunEventLog(AssetKey("records"), "worker-000", lambda _: None, log, lambda *_: None)
     worker = WorkerRun(consumer, resource, lambda: place.spark, "worker-000", system().new_id(), event_log)
@@ -289,7 +288,7 @@ def iceberg(place: Place) -> Iterator[Sights]:
         "uri": f"sqlite:///{place.folder}/catalog.db",
         "warehouse": f"file://{place.folder}/warehouse",
     }
-    load_catalog(DEFAULT_CATALOG, **properties)  # makes its tables, which two may not do at the same time
+    load_catalog(DEFAULT_CATALOG, **properties)  # creates its tables; two threads must not do this at the same time
 
     def table() -> Any:
         return load_catalog(DEFAULT_CATALOG, **properties).load_table(ICEBERG_TABLE)
@@ -377,7 +376,7 @@ def fanout_limits() -> dict[tuple[str, int], float]:
 
 
 LINGER: Final = 0.05
-SOON: Final = 2.0  # `visible_within` of a folder that is to be fresher than by default
+SOON: Final = 2.0  # a `visible_within` of a folder that is shorter than the default
 WAYS: Final = (
     Way("Parquet on disk, default", folder(is_in_s3=False)),
     Way("Parquet in S3, default", folder(is_in_s3=True)),
@@ -407,7 +406,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
 
 
 def measure(way: Way, place: Place, seconds: float) -> dict[str, list[float]]:
-    """Seconds of each record, by load."""
+    """Measure one way. Returns the latencies of the records in seconds, by load."""
     kinesis = aws.client("kinesis", endpoint_url=place.endpoint, **KEYS)
     kinesis.create_stream(StreamName=place.stream, ShardCount=SHARDS)
     producer = Producer(kinesis, place.stream)
@@ -431,7 +430,7 @@ def measure(way: Way, place: Place, seconds: float) -> dict[str, list[float]]:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The smallest value that so many of a hundred do not exceed."""
+    """The smallest value that `percent` percent of the values do not exceed."""
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 

@@ -1,13 +1,16 @@
-"""How well leaders assign: `balanced` beside the KCL's 3.x (`kcl`) and 2.x (`taker`) rules on the same fleets.
+"""Measures how well policies assign leases: `balanced`, and the rules of KCL 3.x (`kcl`) and 2.x (`taker`).
 
     python -m benchmarks.leader            a table, the bars, and one JSON line per row
     python -m benchmarks.leader --small    without the large fleets and the whole tick
 
-Fleets are seeded, so every run and every policy sees the same shards. A pass is what the policy does in its own
-rhythm: ours every 5 s, the KCL's every 20 s, balancing at every third. Moves are compared with a lower bound: at
-least so many leases must change hands to serve all of them and bring every worker between 90 % and 105 % of its
-share. `max/even` is the load of the fullest worker by what it would be if shards could be cut; a shard that is
-heavier than a worker's share counts as a share of its own.
+Fleets are made from a fixed seed, so every run and every policy gets the same shards. A pass is one call of a
+policy, at the interval of this policy: 5 s for `balanced`, and 20 s for the two others. `kcl` balances only in
+every third pass.
+
+The moves of a policy are compared with a lower bound. This is the smallest number of leases that must get another
+owner, so that all leases are served and each worker has between 90 % and 105 % of its share. `max/even` is the load
+of the worker with the highest load, divided by the load that it would have if shards could be divided. If a shard
+is heavier than a worker's share, its load counts as the share of its worker.
 """
 
 import argparse
@@ -31,19 +34,19 @@ from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.lease_taking import TakingRules
 
 SEED = 20_270_101
-LOW, HIGH = 0.90, 1.05  # where a worker counts as balanced
-MOST_PASSES, MOST_MOVES, MOST_SECONDS = 2, 1.2, 1.0  # what `balanced` may need
+LOW, HIGH = 0.90, 1.05  # the loads between which a worker counts as balanced, as parts of its share
+MOST_PASSES, MOST_MOVES, MOST_SECONDS = 2, 1.2, 1.0  # the bars for `balanced`
 GIVE_UP = 120  # passes
-GIVE_UP_LARGE = 5  # of the fleets of 1,000 workers, where the others need a second a pass
-QUIET = 15  # passes without a move: nothing more will happen
+GIVE_UP_LARGE = 5  # passes of fleets with 1,000 workers, because a pass of `kcl` or `taker` then takes a second
+QUIET = 15  # after this many passes without a move, the policy will make no more moves
 JITTER = 0.10
 JITTER_SECONDS = 3600.0
-EVEN_CPU = 50.0  # percent at an even share, for policies that go by CPU
+EVEN_CPU = 50.0  # percent of CPU of a worker with an even share, for policies that balance CPU
 
 
 @dataclass
 class Fleet:
-    """The truth: what every shard carries and who reads it."""
+    """The real state of a fleet: the throughput of every shard, and the worker that reads it."""
 
     name: str
     kbps: dict[LeaseKey, float]
@@ -61,12 +64,14 @@ class Fleet:
         return loads
 
     def share(self) -> float:
-        """An even load; a shard that is heavier counts for a worker of its own."""
+        """The load of each worker if shards could be divided. A shard that is heavier than this load fills one
+        worker alone."""
         return fair_share(self.kbps.values(), [1.0] * len(self.workers))
 
     def even(self) -> float:
-        """The least that the fullest worker can have of the shards that can be shared: with more shards than n
-        times k, somebody has k + 1 of them."""
+        """The lowest load that the worker with the highest load can have, without shards that are heavier than a
+        share. If n workers have more than n times k shards, at least one worker has k + 1 of them, so this load can
+        be higher than a share."""
         share, workers = self.share(), len(self.workers)
         shared = sorted((kbps for kbps in self.kbps.values() if kbps <= share), reverse=True)
         workers -= len(self.kbps) - len(shared)
@@ -85,7 +90,7 @@ class Fleet:
         return sum(worker not in set(self.workers) for worker in self.owner.values())
 
     def fewest_moves(self) -> int:
-        """A lower bound for plans that hand every lease over once at most."""
+        """A lower bound for the number of moves in plans that move each lease at most once."""
         even, loads = self.even(), self.loads()
         held: dict[WorkerId, list[float]] = {worker: [] for worker in self.workers}
         for lease, worker in self.owner.items():
@@ -93,7 +98,8 @@ class Fleet:
                 held[worker].append(self.kbps[lease])
         highest = {worker: max([even, *held[worker]]) * HIGH for worker in held}
         excess = {worker: loads[worker] - highest[worker] for worker in held}
-        # Whoever is above its share already is given nothing, however little that would be beside its hot shard.
+        # A worker above its share has no room, even if it has a hot shard, beside which another lease would weigh
+        # little.
         rooms = sorted((max(0.0, even * HIGH - loads[worker]) for worker in held), reverse=True)
         spare = {worker: min(rooms[0], max(loads[worker] - even * LOW, excess[worker])) for worker in held}
         given = sum(
@@ -103,8 +109,8 @@ class Fleet:
         orphans = [self.kbps[lease] for lease, worker in self.owner.items() if worker not in held]
         homeless = sorted((weight for weight in orphans if weight <= even), reverse=True)
         surplus = sum(each for each in excess.values() if each > 0)
-        # A lease that is heavier than any room drives others out. Each of those lands on a worker of its own, or
-        # takes no more room than that worker has.
+        # If a lease is heavier than the room of each worker, other leases have to leave the worker that gets it.
+        # Each of these leases gets a worker of its own, or takes no more room than its new worker has.
         driven_out = max(
             _fewest(rooms, surplus + weight) - heaviest
             for heaviest, weight in enumerate(accumulate(homeless, initial=0.0))
@@ -116,7 +122,7 @@ class Fleet:
 
 
 def _fewest(amounts: list[float], needed: float) -> int:
-    """How many of `amounts` make up `needed`, if the largest are used."""
+    """The smallest number of `amounts` whose sum is at least `needed`. The largest amounts are used first."""
     count = 0
     for amount in sorted(amounts, reverse=True):
         if needed <= 1e-9:
@@ -128,7 +134,7 @@ def _fewest(amounts: list[float], needed: float) -> int:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy in its own rhythm."""
+    """A policy, with the seconds between its passes. It balances in every `balances_every`-th pass."""
 
     name: str
     seconds: float
@@ -159,7 +165,7 @@ class Row:
     decision_seconds: float
 
     def figures(self) -> list[tuple[str, float, str, float]]:
-        """What, how much, in which unit, and what `balanced` is held to at the most."""
+        """The figures of the row: name, value, unit, and the largest value that is allowed for `balanced`."""
         return [
             ("max/even", self.max_by_even, "x", HIGH),
             ("passes", self.passes, "passes", MOST_PASSES),
@@ -170,7 +176,7 @@ class Row:
         ]
 
     def missed(self) -> list[str]:
-        """The bars that `balanced` is held to, and that this row misses."""
+        """The bars that the figures of this row exceed. The bars apply only to `balanced`."""
         return [f"{name} <= {bar:g} {unit}" for name, value, unit, bar in self.figures() if value > bar]
 
     def to_json(self) -> list[str]:
@@ -190,7 +196,7 @@ class Row:
 
 
 class Trial:
-    """One policy on one fleet."""
+    """Applies one policy to one fleet, pass by pass."""
 
     def __init__(self, candidate: Candidate, fleet: Fleet) -> None:
         self.candidate, self.fleet = candidate, fleet
@@ -200,7 +206,8 @@ class Trial:
         self.outside: dict[WorkerId, int] = {}
 
     def step(self, jitter: Random | None = None) -> int:
-        """One pass; how many leases changed hands."""
+        """Carry out one pass. Returns the number of leases that were moved. `jitter`: changes the observed
+        throughputs at random."""
         seen = {
             lease: kbps * (1 + (jitter.uniform(-JITTER, JITTER) if jitter is not None else 0.0))
             for lease, kbps in self.fleet.kbps.items()
@@ -246,7 +253,8 @@ class Trial:
 
 
 def run(candidate: Candidate, fleet: Fleet, jitter_seconds: float) -> Row:
-    """Until nothing moves any more, and then an hour of jitter."""
+    """Apply a policy to a fleet until it makes no more moves, and then for `jitter_seconds` with jitter in the
+    observed throughputs."""
     fleet = fleet.copy()
     fewest = fleet.fewest_moves()
     trial = Trial(candidate, fleet)
@@ -274,7 +282,7 @@ def run(candidate: Candidate, fleet: Fleet, jitter_seconds: float) -> Row:
 
 
 def zipf(shards: int, mean_kbps: float = 50.0, exponent: float = 0.9) -> dict[LeaseKey, float]:
-    """A few hot shards and many cool ones, in no particular order."""
+    """The throughputs of a few hot shards and many cool ones, in random order."""
     weights = [1 / (rank + 1) ** exponent for rank in range(shards)]
     scale = mean_kbps * shards / sum(weights)
     Random(SEED).shuffle(weights)
@@ -286,7 +294,8 @@ def names(workers: int, first: int = 0) -> list[WorkerId]:
 
 
 def settled(fleet: Fleet) -> Fleet:
-    """Evenly assigned to begin with, the same for every policy: heaviest first to the least loaded."""
+    """Assign the shards of a fleet evenly: each shard, the heaviest first, to the worker with the lowest load.
+    Every policy begins with this assignment."""
     loads = dict.fromkeys(fleet.workers, 0.0)
     for lease in sorted(fleet.kbps, key=lambda lease: (-fleet.kbps[lease], lease)):
         worker = min(loads, key=lambda name: (loads[name], name))
@@ -300,7 +309,7 @@ def cold(name: str, kbps: dict[LeaseKey, float], workers: list[WorkerId]) -> Fle
 
 
 def scenarios(*, large: bool) -> Iterator[tuple[Fleet, float]]:
-    """Fleets right after something happened, and for how many seconds to shake them afterwards."""
+    """Yield fleets right after an event, and for how many seconds jitter is applied to each of them afterwards."""
     yield cold("cold start, 10 workers, 1,000 shards", zipf(1000), names(10)), JITTER_SECONDS
 
     added = settled(Fleet("a worker is added to 10", zipf(1000), names(10)))

@@ -1,12 +1,12 @@
-"""A whole tick of the leader against a table of 10,000 leases: part of `make bench-leader`.
+"""Measures a whole tick of the leader with a table of 10,000 leases: part of `make bench-leader`.
 
     python -m benchmarks.leader_tick                                  against ministack and the embedded AWS
     python -m benchmarks.leader_tick --dynamodb http://127.0.0.1:4566 against another DynamoDB
 
-ministack is somebody else's DynamoDB; it is installed for the bench from the package index, where there is one.
+ministack is an emulator of another project. It is installed for this benchmark if a package index can be reached.
 
-The first tick finds the 500 leases of a worker that left, and gives them to the others. The steady tick finds
-everything served: it reads the whole table and decides that nothing is to be done.
+In the first tick, 500 leases have no owner, and the leader gives them to the workers. In the steady tick, all
+leases are served: the leader reads the whole table and decides that nothing is to be done.
 """
 
 import argparse
@@ -42,7 +42,8 @@ STARTS_WITHIN = 60.0
 
 @dataclass(frozen=True)
 class Figure:
-    """How long one tick took, and of what. `dynamodb`: whose."""
+    """How long one tick took. `figure`: the kind of tick. `dynamodb`: the DynamoDB that was used. `stages`: the
+    seconds of each stage."""
 
     figure: str
     dynamodb: str
@@ -62,7 +63,7 @@ class Figure:
 
 @contextlib.contextmanager
 def embedded() -> Iterator[str]:
-    """The embedded AWS as a process of its own; its endpoint."""
+    """Run the embedded AWS as a process of its own. Yields its endpoint."""
     with tempfile.TemporaryDirectory() as directory:
         ready = Path(directory) / "ready.json"
         command = [sys.executable, "-m", "kcl_dagster.emulator", "--no-limits", "--port", "0"]
@@ -111,7 +112,7 @@ def fill(dynamodb: Any, table: str) -> None:
 
 
 def beat(leader: Leader, number: int) -> dict[str, SlotRun]:
-    """All workers write their rows; their runs."""
+    """Write the rows of all workers. Returns the runs of the workers, by slot."""
     now = time.time()
     runs = {}
     for index in range(WORKERS):
@@ -151,7 +152,7 @@ def measure(kinesis: Any, dynamodb: Any, whose: str) -> list[Figure]:
 
 @contextlib.contextmanager
 def others() -> Iterator[str | None]:
-    """The endpoint of ministack, or None where it cannot be had."""
+    """Run ministack. Yields its endpoint, or None if it cannot be installed."""
     from tests.integration.emulator.contract import referees
 
     with contextlib.ExitStack() as stack:
@@ -164,7 +165,7 @@ def others() -> Iterator[str | None]:
 
 
 def run(dynamodb_url: str | None = None) -> list[Figure]:
-    """Prints a line for each figure."""
+    """Measure the ticks, and print a line for each figure. `dynamodb_url`: measure only with this DynamoDB."""
     if dynamodb_url is not None:
         figures = run_against(dynamodb_url, dynamodb_url)
     else:
@@ -175,7 +176,8 @@ def run(dynamodb_url: str | None = None) -> list[Figure]:
 
 
 def run_against(whose: str, dynamodb_url: str | None) -> list[Figure]:
-    """With streams of the embedded AWS, and its tables where `dynamodb_url` is None."""
+    """Measure the ticks with the DynamoDB at `dynamodb_url`, or with that of the embedded AWS if it is None. The
+    stream is always in the embedded AWS."""
     with embedded() as endpoint:
         kinesis = client("kinesis", endpoint)
         figures = measure(kinesis, client("dynamodb", dynamodb_url or endpoint), whose)

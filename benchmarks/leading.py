@@ -13,7 +13,7 @@ from kcl_dagster.runtime import system
 
 @contextmanager
 def leading(application: Application, resource: KclResource) -> Iterator[None]:
-    """It has ticked once when the block begins."""
+    """Run a leader on a thread until the end of the block. Its first tick has ended when the block begins."""
     over = threading.Event()
     leader = open_leader(
         application,

@@ -1,4 +1,5 @@
-"""What processes use: CPU and memory of whole process trees, as /proc tells it."""
+"""Measures the CPU and the memory of process trees, with the data in /proc. A tree is a process and all its
+descendants."""
 
 import os
 import threading
@@ -10,7 +11,7 @@ BYTES_OF_MEGABYTE = 1_000_000  # /proc counts in units of 1024 bytes
 
 
 def tree(root: int) -> list[int]:
-    """`root` and all processes below it."""
+    """The ids of the process `root` and of all its descendants."""
     parents: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -27,7 +28,8 @@ def tree(root: int) -> list[int]:
 
 
 def cpu_times(root: int, without: int | None = None) -> dict[int, float]:
-    """Seconds of CPU that each process of the tree of `root` has had, without the tree of `without`."""
+    """The CPU seconds that each process in the tree of `root` has used so far, by process id. Leaves out the tree
+    of `without`."""
     excluded = set(tree(without)) if without is not None else set()
     times = {}
     for pid in tree(root):
@@ -41,16 +43,17 @@ def cpu_times(root: int, without: int | None = None) -> dict[int, float]:
 
 
 def cpu_between(before: Mapping[int, float], after: Mapping[int, float]) -> float:
-    """What the processes that live at the end had meanwhile. One that ended counts nothing: Spark ends Python
-    workers that had nothing to do, and nobody is told what they had used."""
+    """The CPU seconds that processes used between two calls of `cpu_times`. Only processes that run at the second
+    call count. Spark ends Python workers that have been idle, and the CPU that they used is then not known."""
     return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
 
 
 class PeakMemory:
-    """Watches the memory of a tree of processes, by kind of process, until it is closed.
+    """Measures the peak of the memory of a process tree, in total and by kind of process, until it is closed.
 
-    A page that several processes share, such as those of forked Python workers, is divided among them, so the sum
-    is what a container would be charged. `root`: this process if None. `without`: a tree that does not count.
+    If several processes share a page of memory, as forked Python workers do, each process counts an equal part of
+    the page. So the sum is the memory that a container would be charged for. `root`: the root of the tree; this
+    process if None. `without`: the root of a tree that does not count.
     """
 
     def __init__(self, without: int | None = None, root: int | None = None) -> None:

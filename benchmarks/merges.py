@@ -1,10 +1,13 @@
-"""What a commit of changes costs: `make bench-merges`, with `ARGS=--large` also at 100 million rows.
+"""Measures what a commit of changes costs: `make bench-merges`, with `ARGS=--large` also at 100 million rows.
 
-Delta and Iceberg tables of some sizes get changes of 10,000 keys, of which a tenth is new and a tenth is deleted:
-of keys at random in the whole table, and of keys at random among its newest tenth. Each case begins with a new
-table, whose files hold a million keys each, in their order; with `--large`, both cases use one table, the one after
-the other. For larger tables, there is also the ratio to the smallest one of the same run. The production classes,
-without Spark. A few minutes; with `--large` ten minutes of a quiet machine, and five gigabytes below TMPDIR.
+Each commit changes 10,000 keys of a Delta or Iceberg table. A tenth of these keys is new, and a tenth is deleted.
+There are two cases: the keys are chosen at random from the whole table, or from its newest tenth. Each case begins
+with a new table. Only the table of `--large` is used for both cases, one after the other. Each file of a new table
+has a million keys, in order.
+
+Tables of several sizes are measured. For a larger table, there is also the ratio to the smallest table of the same
+run. The classes of production commit the changes, without Spark. Takes a few minutes. With `--large`, it takes ten
+minutes on a machine without other work, and needs five gigabytes below TMPDIR.
 """
 
 import argparse
@@ -50,13 +53,13 @@ MILLION: Final = 1_000_000
 SIZES: Final = (1, 10)  # million rows
 LARGE: Final = 100
 CHANGED: Final = 10_000
-COMMITS: Final = 3  # the figure is their median; with LARGE there is one
+COMMITS: Final = 3  # commits in each case; the figure is their median; in the table of --large, there is only one
 ROWS_OF_A_FILE: Final = MILLION
 MEGABYTE: Final = 1e6
 
 
 class Customers(ABC):
-    """A table with `rows` rows, whose keys are 0, 1, 2, and its one worker."""
+    """A table with `rows` rows, and the one worker that changes it. The keys are 0, 1, 2 and so on."""
 
     store: FileStore
     format: TableFormat
@@ -73,15 +76,15 @@ class Customers(ABC):
 
     @abstractmethod
     def open(self, folder: Path, runtime: Runtime) -> None:
-        """Sets `store` and `format`. Makes the table, if the first append does not."""
+        """Set `store` and `format`. Create the table, unless the first append creates it."""
 
     @abstractmethod
     def append(self, rows: pa.Table) -> None:
-        """As another writer does: one file."""
+        """Append the rows in one file, as another writer would."""
 
     @abstractmethod
     def written(self) -> float:
-        """Megabytes that the last commit has added to the table."""
+        """The megabytes of the files that the last commit has added to the table."""
 
     def _new_id(self) -> str:
         return str(next(self._ids))
@@ -97,7 +100,7 @@ class Customers(ABC):
         }
 
     def decide(self, lowest: int) -> None:
-        """A batch of changes of keys at random that are not below `lowest`."""
+        """Decide a batch of changes. Its keys are chosen at random, and none is below `lowest`."""
         old = lowest + self.random.choice(self.rows - lowest, CHANGED * 9 // 10, replace=False)
         new = np.arange(self.rows, self.rows + CHANGED - len(old))
         self.rows += len(new)
@@ -162,7 +165,8 @@ TABLES: Final[dict[str, type[Customers]]] = {"delta": DeltaCustomers, "iceberg":
 
 
 def peak_of(action: Callable[[], None]) -> tuple[float, float]:
-    """Seconds, and megabytes by which the process has grown meanwhile."""
+    """Run the action. Returns the seconds that it took, and the megabytes by which the memory of the process grew
+    meanwhile."""
     Path("/proc/self/clear_refs").write_text("5")
     before, begun = _memory("VmRSS"), time.perf_counter()
     action()
@@ -176,7 +180,8 @@ def _memory(name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`share`: of the keys, the newest of which are changed."""
+    """Which keys are changed. `share`: the part of the keys from which they are chosen, counted from the newest
+    key."""
 
     keys: str
     share: float
@@ -187,7 +192,8 @@ CASES: Final = (Case("the newest tenth of keys", 0.1), Case("all keys", 1.0))
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """What commits of one case cost."""
+    """The cost of the commits of one case. `megabytes`: the size of the files that a commit writes. `memory`:
+    megabytes."""
 
     seconds: float
     megabytes: float
@@ -216,7 +222,7 @@ def measured(customers: Customers, case: Case, commits: int) -> Merge:
 
 
 def of_size(kind: str, millions: int) -> Iterator[tuple[Case, Merge]]:
-    """What commits of each case cost with a table of this size."""
+    """The cost of the commits of each case, with a table of this size."""
     if millions >= LARGE:
         with tempfile.TemporaryDirectory() as folder:
             customers = TABLES[kind](Path(folder), millions * MILLION)

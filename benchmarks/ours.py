@@ -1,14 +1,15 @@
-"""The ways to read a stream that are ours, and the two loops beside them.
+"""The ways in which this package reads a stream, and two loops for comparison.
 
-bare (boto3)   a loop of GetRecords with stock boto3: the floor, what a consumer in Python does at best. It opens
-               aggregates, as whoever reads them has to
-bare           the same loop with our parser
-fetch          our fetch in Spark, frozen, every record evaluated once, nothing stored
-unsafe         fetch and Parquet in one job: no leases, no entries, no checkpoint, and no second name for a file
-exactly once   the worker's batches one after another: leases in DynamoDB, Parquet, entries of a chain, checkpoints
-through Spark  the same with a transform, so that the records are kept in Spark and are rows of a DataFrame, in
-               eight batches; and in one batch
-worker         the same as users run it: the next batch is read while one is written
+bare (boto3)   a loop of GetRecords with stock boto3, the least work that a consumer in Python has. It opens
+               aggregates, because every consumer has to do this
+bare           the same loop with the parser of this package
+fetch          the fetch of this package in Spark. Each record is evaluated once, and nothing is stored
+unsafe         fetch and Parquet in one job, without leases, entries and checkpoints. Files are not renamed
+exactly once   batches of the worker, one after another, with leases in DynamoDB, Parquet, entries of a chain, and
+               checkpoints
+through Spark  like `exactly once`, with a transform. The records are therefore kept in Spark as rows of a
+               DataFrame. In eight batches, or in one
+worker         like `exactly once`, but as in production: the next batch is read while one is written
 """
 
 import itertools
@@ -61,22 +62,23 @@ from kcl_dagster.worker.surroundings import NoSink, Surroundings
 
 UNLIMITED: Final = ShardLimits.unlimited()
 TASKS: Final = 2  # as many as a worker uses after its first fetch
-BATCH_SECONDS: Final = 0.2  # what an empty batch waits for records
-NO_SECONDS: Final = 0.001  # one answer of each shard
+BATCH_SECONDS: Final = 0.2  # how long an empty batch waits for records
+NO_SECONDS: Final = 0.001  # a batch that is so short gets one response of each shard
 PATIENCE_SECONDS: Final = 60.0
 EMPTY_BATCHES: Final = 5
-BATCHES: Final = 8  # of a source, where they follow one another
-_numbers = itertools.count()  # an application of its own for each run: leases remember
+BATCHES: Final = 8  # batches into which a source is divided, if it is read in several batches
+_numbers = itertools.count()  # each run has its own application, because leases store checkpoints
 
 
 def with_length(records: DataFrame) -> DataFrame:
-    """What a user's transform does, at the least."""
+    """A transform that does as little as possible."""
     return records.withColumn("length", F.length("data"))
 
 
 @dataclass(frozen=True, slots=True)
 class WriteUnsafely:
-    """Function for `mapInArrow`: reads the shards of a task into a file, and yields how many records there were."""
+    """Function for `mapInArrow`: stores the records of the shards of a task in a file, and yields how many records
+    there were."""
 
     plan: FetchPlan
     store: Store
@@ -93,7 +95,7 @@ class WriteUnsafely:
 
 
 class Ours:
-    """Reads one source in every way. Each run reads all of it."""
+    """Reads one source in each way. Each run reads all records of the source."""
 
     def __init__(self, source: Source, spark: SparkSession, emulator_pid: int, folder: str) -> None:
         self.source = source
@@ -125,7 +127,7 @@ class Ours:
         return self._measured(read)
 
     def _opened(self, page: Sequence[StreamRecord]) -> int:
-        """How many user records a page holds. Aggregates are opened, as by every consumer."""
+        """The number of user records in a page. Opens the aggregates, because every consumer has to do this."""
         if self.source.load.aggregated == 1:
             return len(page)
         opened = [deaggregate(record["Data"]) for record in page]
@@ -146,7 +148,8 @@ class Ours:
             engine.close()
 
     def unsafe(self) -> Cost:
-        """Nobody knows how far it came, and a task that fails reads something else."""
+        """Read and store without checkpoints. The progress is not recorded, and if a task is repeated, it can read
+        other records."""
 
         def run(store: Store) -> int:
             plans = [ShardPlan(range_) for range_ in self._ranges()]
@@ -158,7 +161,8 @@ class Ours:
             return self._measured(partial(run, open_store(folder)))
 
     def exactly_once(self, transform: Transform = unchanged, batches: int = 1) -> Cost:
-        """All of the source. In one batch, it is read as the unsafe way reads it."""
+        """Read the whole source and store each record exactly once. With one batch, the source is read as `unsafe`
+        reads it."""
         budget = self._budget()
         large = BatchSettings(
             max_seconds=PATIENCE_SECONDS,
@@ -166,7 +170,7 @@ class Ours:
             max_bytes=max(MB, budget.bytes // batches),
             prefetch=False,
         )
-        # A worker ends its first batch after half a second, and this source takes longer to read.
+        # A worker ends its first batch after half a second, but reading this source takes longer.
         with patch.object(reading, "FIRST_SECONDS", PATIENCE_SECONDS):
             return self._work(large, transform)
 
@@ -177,7 +181,7 @@ class Ours:
         return self._work(BatchSettings(max_seconds=BATCH_SECONDS))
 
     def empty_batch_ms(self) -> float:
-        """Milliseconds of a batch in which nothing comes and nothing is waited for."""
+        """The milliseconds of a batch in which no records arrive, and which does not wait for records."""
         with self._worker(BatchSettings(max_seconds=NO_SECONDS, prefetch=False)) as worker:
             self._read_all(worker)
             return min(self._empty_batch(worker) for _ in range(EMPTY_BATCHES))
@@ -186,8 +190,8 @@ class Ours:
         with self._worker(batch, transform) as worker:
             cost = self._measured(lambda: self._read_all(worker))
             if batch.prefetch:
-                # Take what is being read ahead: a task that is cancelled takes its Python worker with it, and the
-                # next run would begin with starting another.
+                # The worker has begun to read the next batch. If this task were cancelled, its Python worker would
+                # end too, and the next run would have to start another one. So the batch is processed.
                 worker.step_batch()
             return cost
 
@@ -202,7 +206,7 @@ class Ours:
 
     @contextmanager
     def _worker(self, batch: BatchSettings, transform: Transform = unchanged) -> Iterator[Worker[Any]]:
-        """The worker as it runs, without its threads: the same steps, one after another."""
+        """A worker as in production, but without its threads: the caller runs its steps one after another."""
         with (
             self._new_folder() as folder,
             closing(self._engine((sink := ParquetSink(folder, transform=transform)).staging)) as engine,
@@ -264,14 +268,16 @@ class Ours:
         ]
 
     def _budget(self) -> Budget:
-        """Spent when all has been read, and not before. It counts records as Kinesis does."""
+        """A budget that is used up when all records are read, and not before. It counts Kinesis records, not user
+        records."""
         source = self.source
         return Budget(source.records // source.load.aggregated, max(source.bytes * 2, MB), PATIENCE_SECONDS)
 
     @contextmanager
     def _new_folder(self) -> Iterator[str]:
-        """For the files of one run. They are removed after it: where a machine has never used a page of memory, to
-        cache a file in it can cost ten times as much, and that is nobody's merit."""
+        """A folder for the files of one run. The files are removed after the run, so that later files are cached in
+        the same pages of memory. To cache a file in pages that the machine has never used can take ten times as
+        long, and would distort the figures."""
         folder = Path(self._folder, str(next(_numbers)))
         folder.mkdir(parents=True)
         try:

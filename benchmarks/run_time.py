@@ -1,4 +1,4 @@
-"""What a run over a stream took."""
+"""The cost of a run that reads a stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,8 @@ MB = 1_000_000
 
 @dataclass(frozen=True)
 class Cost:
-    """`records` are user records, `bytes` their payload, `cpu` seconds of all processes that had a part in it."""
+    """The cost of a run. `records`: the number of user records. `bytes`: the size of their payloads. `cpu`: the CPU
+    seconds of all processes that were involved."""
 
     records: int
     bytes: int
@@ -34,6 +35,7 @@ class Cost:
 
 
 def typical(runs: Sequence[Cost]) -> Cost:
-    """Of several runs of the same: the time of the quickest, as the machine has other things to do, and the CPU of
-    the middle one, as it is counted in hundredths of a second for each process, which is coarse."""
+    """The typical cost of several equal runs. The time is that of the fastest run, because the other work of the
+    machine only makes runs slower. The CPU is the median, because the system counts the CPU of a process in
+    hundredths of a second, so that the lowest value can be too low."""
     return replace(min(runs, key=lambda run: run.seconds), cpu=median(run.cpu for run in runs))

@@ -1,10 +1,10 @@
-"""What wide streams and large fleets cost: `make bench-scale`, or `python -m benchmarks.scale`.
+"""Measures what wide streams and large fleets cost: `make bench-scale`, or `python -m benchmarks.scale`.
 
     one worker with 1,000 shards               see `benchmarks.wide_worker`
     the leader with up to 100,000 leases       see `benchmarks.large_fleet`
 
-Prints a table, and one JSON line for each figure. About a quarter of an hour; `--only worker` or `--only leader`
-runs one part. Times depend on what else the machine does; CPU and memory do not.
+Prints a table, and one JSON line for each figure. Takes about a quarter of an hour. `--only worker` and `--only
+leader` run one part. Times depend on the other work of the machine; CPU and memory do not.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""Streams full of one kind of record, on an embedded AWS that is a process of its own, with its limits off."""
+"""Streams that are filled with one kind of record, on an embedded AWS. It is a process of its own, by default
+without limits."""
 
 import itertools
 import json
@@ -30,7 +31,8 @@ MOST_IN_A_PUT, LARGEST_PUT = 500, 4 * MB
 
 @dataclass(frozen=True)
 class Load:
-    """`aggregated` user records of `size` bytes in each Kinesis record; 1 means plain records."""
+    """A kind of record. Each Kinesis record has `aggregated` user records of `size` bytes. With 1, records are not
+    aggregated."""
 
     name: str
     size: int
@@ -39,13 +41,13 @@ class Load:
     """Whether consumers decode the payloads; see `benchmarks.json_transforms`."""
 
     def payload(self, keys: Sequence[str]) -> bytes:
-        """`keys` are those of the user records."""
+        """The payload of one Kinesis record. `keys`: the partition keys of its user records."""
         if self.aggregated == 1:
             return self.user_payload()
         return aggregate([UserRecord(keys[i % len(keys)], self.user_payload()) for i in range(self.aggregated)])
 
     def user_payload(self) -> bytes:
-        """Each another: a file that compresses well would be no measure."""
+        """A payload that differs each time, because stored files of equal payloads would be unusually small."""
         return os.urandom(self.size)
 
 
@@ -57,7 +59,7 @@ LOADS = {
 
 @dataclass(frozen=True)
 class Source:
-    """A stream that is full already. `records` are user records, `bytes` their payload."""
+    """A stream that has been filled. `records`: the number of user records. `bytes`: the size of their payloads."""
 
     load: Load
     stream: str
@@ -78,7 +80,7 @@ class Source:
         return replace(empty, records=empty.put(megabytes))
 
     def put(self, megabytes: float) -> int:
-        """Add records evenly to all shards; how many user records."""
+        """Add the same number of records to each shard. Returns the number of user records."""
         kinesis = aws.client("kinesis", endpoint_url=self.endpoint, **KEYS)
         load, keys = self.load, [keys_of(shard) for shard in self.shards]
         count = max(SHARDS, int(megabytes * MB) // (load.size * load.aggregated))
@@ -101,14 +103,16 @@ class Source:
 
 
 def keys_of(shard: Shard) -> list[str]:
-    """Some partition keys of a shard: the producer library puts records into one aggregate that go to one shard."""
+    """Some partition keys that belong to a shard. The producer library puts only records of one shard into an
+    aggregate."""
     mine = (key for key in map("key-{}".format, itertools.count()) if hash_key(key) in shard.hash_range)
     return list(itertools.islice(mine, KEYS_OF_A_SHARD))
 
 
 @contextmanager
 def emulator(*, has_limits: bool = False) -> Iterator[tuple[str, int]]:
-    """Its endpoint and pid. `has_limits`: those of Kinesis."""
+    """Run an embedded AWS in a process of its own. Yields its endpoint and its process id. `has_limits`: whether it
+    has the limits of Kinesis."""
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder, "ready.json")
         command = [sys.executable, "-m", "kcl_dagster.emulator", "--port", "0"]

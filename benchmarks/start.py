@@ -1,16 +1,17 @@
-"""Where the time goes from `dagster dev` to the first stored record: `make bench-start`.
+"""Measures the steps from `dagster dev` to the first stored record: `make bench-start`.
 
     python -m benchmarks.start [--repeat 1]
 
 The demo's deployment is started as `make demo` starts it: the embedded AWS, a producer, and `dagster dev` with the
-leader sensor, which launches two workers. The moments are those that processes, Dagster and AWS recorded: when a
-process began, the events in Dagster's storage, the requests that reached AWS, and when a file got its name.
+leader sensor, which launches two workers. The times of the steps are those at which a process began, an event
+entered Dagster's storage, a request reached the embedded AWS, or a data file got its final name.
 
     dagster dev to first stored record           bar: 30 s
     launched run to first read, slower worker    bar: 8 s, of two workers that start side by side
 
-Prints a table, the CPU that each kind of process had used by the first stored record, and one JSON line for each
-figure. Seconds depend on what else the machine does: its load when the run began is in the table.
+Prints a table, the CPU that each kind of process had used when the first record was stored, and one JSON line for
+each figure. The times depend on the other work of the machine. The table has the load of the machine at the
+beginning.
 """
 
 import argparse
@@ -50,11 +51,11 @@ OF_WORKER: Final = re.compile(r"[^.]+\.(worker-\d+)-")
 STOP_SECONDS: Final = 30.0
 GET_RECORDS: Final = "Kinesis_20131202.GetRecords"
 LEASE_ACQUIRED: Final = re.compile(r"lease acquired: (shardId-\d+)")
-LAUNCHER: Final = "org.apache.spark.launcher.Main"  # finds out the command line of the JVM
+LAUNCHER: Final = "org.apache.spark.launcher.Main"  # a JVM that prints the command line of Spark's JVM
 READY: Final = "ready to read"
 
 Moments = dict[str, float]
-"""Epoch seconds, by what happened."""
+"""The times of steps, in epoch seconds, by the name of the step."""
 
 DEPLOYMENT: Final = (
     "dagster dev",
@@ -84,7 +85,7 @@ RUN: Final = (
 
 @dataclass
 class Process:
-    """One that was seen. `cpu` in seconds, as seen last."""
+    """A process that `ProcessWatch` has seen. `cpu`: its CPU seconds when it was seen last."""
 
     parent: int
     began: float
@@ -97,7 +98,7 @@ class Process:
 
 
 class ProcessWatch:
-    """Looks at the processes below `root` until it is closed."""
+    """Records the process `root` and all its descendants, several times per second, until it is closed."""
 
     def __init__(self, root: int) -> None:
         self._root = root
@@ -127,12 +128,13 @@ class ProcessWatch:
                 self.seen[pid] = Process(int(fields[1]), began, command or (known.command if known else ""), cpu)
 
     def first(self, *words: str) -> float | None:
-        """When the first process began whose command has all of these words."""
+        """When the first process began that has all of these words in its command line. None if there is no such
+        process."""
         began = (one.began for one in self.seen.values() if all(word in one.command for word in words))
         return min(began, default=None)
 
     def cpu(self, runs: Mapping[int, str]) -> dict[str, float]:
-        """Seconds by kind of process. `runs`: slots by the pid of their run."""
+        """The CPU seconds by kind of process. `runs`: the slots of the runs, by process id."""
         used: dict[str, float] = {}
         for pid, one in self.seen.items():
             kind = self._kind(pid, runs)
@@ -180,7 +182,7 @@ KINDS: Final = {
 
 @contextmanager
 def noting_reads(reads: dict[str, list[float]]) -> Iterator[None]:
-    """Note when GetRecords reached this process's emulator, by shard."""
+    """Add to `reads`, by shard, the times at which GetRecords requests reach the emulator in this process."""
     handle = Gateway.__call__
 
     def noting(gateway: Gateway, request: HttpRequest) -> Any:
@@ -202,7 +204,7 @@ def noting_reads(reads: dict[str, list[float]]) -> Iterator[None]:
 
 @dataclass
 class Start:
-    """What was recorded of one start of the deployment."""
+    """The measurements of one start of the deployment. `load`: the load of the machine before it."""
 
     load: float
     has_archive: bool
@@ -219,7 +221,8 @@ class Start:
 
     @property
     def to_read(self) -> float | None:
-        """From the launch of a run to its first read, of the slower worker."""
+        """The seconds from the launch of a run to its first read, for the slower worker. None if a worker has not
+        read."""
         took = [one["first read"] - one["launched"] for one in self.runs.values() if "first read" in one]
         return max(took) if len(took) == WORKERS else None
 
@@ -291,7 +294,7 @@ def _free_port() -> int:
 
 
 def _stop(dagster: Any) -> None:
-    """As Ctrl-C in a terminal; then whatever is left of it."""
+    """Stop Dagster as Ctrl-C in a terminal does. Then kill the processes that are left."""
     family = tree(dagster.process.pid)
     dagster.stop(signal.SIGINT, group=True)
     dagster.wait(STOP_SECONDS)
@@ -308,7 +311,7 @@ def _instance(home: Path) -> Any:
 
 
 def _pids(home: Path) -> dict[str, int]:
-    """Of the workers' runs, by slot."""
+    """The process ids of the workers' runs, by slot."""
     found = {}
     with _instance(home) as instance:
         for run in instance.get_runs():
@@ -422,7 +425,7 @@ def _cell(at: float | None, began: float, last: float) -> str:
 
 
 def figures(starts: Sequence[Start]) -> list[Figure]:
-    """The middle of all starts."""
+    """The figures of all starts: the median of each measurement."""
 
     def middle(values: Sequence[float | None]) -> float | None:
         known = [value for value in values if value is not None]

@@ -1,7 +1,9 @@
-"""What traces cost the main thread of a worker: `make bench-tracing`.
+"""Measures what traces cost the main thread of a worker: `make bench-tracing`.
 
-The spans of one batch, without its work: seven of them, as a worker makes them, off and on. On, they go through the
-SDK of OpenTelemetry to an exporter that takes everything. CPU time of this thread, best of some rounds. Seconds.
+The benchmark makes the seven spans of a batch as a worker makes them, without the work of the batch: once with
+traces switched off, and once with traces switched on. If they are on, the spans go through the SDK of OpenTelemetry
+to an exporter that accepts all spans. The figure is the CPU time of the main thread for each batch, the lowest of
+some rounds. Takes seconds.
 """
 
 import json
@@ -19,7 +21,7 @@ from kcl_dagster.worker.delivery import DeliveryQueue, DeliveryThread
 from kcl_dagster.worker.spans import BATCH, DECIDE, FETCH, NO_SPANS, PUBLISH, TRANSFORM, Spans
 
 ROUNDS: Final = 7
-BATCHES: Final = 100  # of a round: their spans fit into the queue
+BATCHES: Final = 100  # batches in a round; the spans of all of them fit into the queue
 MOST_MICROSECONDS: Final = {"off": 10.0, "on": 2000.0}  # a batch takes a second or more
 
 
@@ -42,7 +44,8 @@ def batch(spans: Spans) -> None:
 
 
 def microseconds(spans: Spans, settled: Callable[[], object]) -> float:
-    """For a batch; the least of some rounds, the first of which warms up."""
+    """The CPU time of a batch, in microseconds: the lowest of some rounds. The first round only warms up. `settled`
+    is called after each round."""
     found = []
     for _ in range(ROUNDS):
         began = time.thread_time()

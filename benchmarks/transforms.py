@@ -1,14 +1,15 @@
-"""What a batch costs by what is done with its records: `make bench-transforms`.
+"""Measures the cost of a batch for each way of processing its records: `make bench-transforms`.
 
-The same records are stored in four ways, in turns, by the worker's steps one after another, from the embedded AWS
-to Parquet files. CPU is that of all the consumer's processes (driver, JVM, Python workers) without it.
+The same records are read from the embedded AWS and stored as Parquet files, in four ways in turns. The steps of the
+worker run one after another. CPU is that of all processes of the consumer (driver, JVM, Python workers), without
+the embedded AWS.
 
-as read      files for the batch, staged by the fetch
-by Spark     the same through Spark, as where the fetch does not know yet what is stored
-DataFrame    20 fields of JSON, parsed and projected by Spark
-Arrow        the same by a function of Arrow tables
+as read      the fetch stages the files of the batch
+by Spark     the same records go through Spark, as in a batch for which the fetch cannot stage files
+DataFrame    Spark parses and projects 20 fields of JSON
+Arrow        a function of Arrow tables parses and projects the same fields
 
-Prints a table and one JSON line for each figure. About two minutes.
+Prints a table and one JSON line for each figure. Takes about two minutes.
 """
 
 import argparse
@@ -26,14 +27,14 @@ from benchmarks.source import Source, emulator
 from benchmarks.worker import Figure
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
 
-LEAST_ARROW_OVER_FRAME: Final = 3.0  # times the records per CPU-second
-MOST_ARROW_OVER_READ: Final = 2.0  # times the CPU
+LEAST_ARROW_OVER_FRAME: Final = 3.0  # ratio of the records per CPU-second
+MOST_ARROW_OVER_READ: Final = 2.0  # ratio of the CPU time
 WARM_UPS: Final = 8
 WARM_UP_MEGABYTES: Final = 2.0
 
 
 def compared(costs: Mapping[str, Cost]) -> list[Figure]:
-    """The bars are about records per CPU-second."""
+    """The figures of all ways. The bars apply to ratios of records per CPU-second."""
     per_cpu = {name: cost.records_per_cpu for name, cost in costs.items()}
     arrow, read = per_cpu["Arrow"], per_cpu["as read"]
     return [
@@ -64,7 +65,7 @@ def measure(spark: SparkSession, megabytes: float, repeat: int) -> dict[str, Cos
                 run()
         whole = Transforms(Source.fill(JSON, megabytes, endpoint, "records"), spark, pid, folder)
         runs: dict[str, list[Cost]] = {name: [] for name in whole.ways()}
-        for _ in range(repeat):  # in turns, so that whatever else the machine does meets all
+        for _ in range(repeat):  # in turns, so that other work of the machine slows all ways down equally
             for name, run in whole.ways().items():
                 runs[name].append(run())
     return {name: typical(found) for name, found in runs.items()}

@@ -1,14 +1,16 @@
-"""One worker that reads 1,000 shards: part of `make bench-scale`.
+"""Measures one worker that reads 1,000 shards: part of `make bench-scale`.
 
-The worker, with its JVM and its Python workers, is what is measured. Beside it are two processes with the embedded
-AWS and the limits of Kinesis, one for streams and one for tables, so that neither delays the other; and the bench,
-which puts the records, runs the leader and observes the leases.
+Only the worker is measured, with its JVM and its Python workers. The benchmark process puts the records, runs the
+leader and observes the leases. The embedded AWS runs in two processes with the limits of Kinesis: one for streams
+and one for tables, so that neither delays the other.
 
-    a pass    ten small records are put into each shard. Its time is from the last response of PutRecords until
-              readers of the Parquet folder can see all of them. A batch of the default settings takes 5 s of it
-    memory    the most that the worker's processes have together. Pages that processes share count once, as in a pod
-    idle      CPU of the worker's processes while no records arrive
-    renewals  how long a lease was not renewed, as another worker sees it: between two changes of its row
+    a pass    the benchmark puts ten small records into each shard. The time of the pass is from the last response
+              of PutRecords until readers of the Parquet folder can see all these records. It includes 5 s of a
+              batch with the default settings
+    memory    the most memory that the worker's processes have together. Pages that processes share count once, as
+              in a pod
+    idle      the CPU of the worker's processes while no records arrive
+    renewals  the longest time between two changes of the row of a lease, as another worker would observe it
 """
 
 import os
@@ -41,12 +43,12 @@ from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.testing import EmulatorResource
 
 SHARDS: Final = 1_000
-RECORDS: Final = 10  # of a shard, in a pass
+RECORDS: Final = 10  # records for each shard in a pass
 PAYLOAD_BYTES: Final = 100
 PASSES: Final = 5
 WARM_UP_PASSES: Final = 2
 IDLE_SECONDS: Final = 60.0
-SETTLE_SECONDS: Final = 15.0  # before a worker counts as idle
+SETTLE_SECONDS: Final = 15.0  # without records, before a worker counts as idle
 
 MOST_PASS_SECONDS: Final = 10.0
 POD: Final = 3 * 2**30 / 1e6  # megabytes; deploy/kubernetes.yaml
@@ -54,15 +56,15 @@ POD: Final = 3 * 2**30 / 1e6  # megabytes; deploy/kubernetes.yaml
 LOOK_SECONDS: Final = 0.1
 TABLE_LOOK_SECONDS: Final = 1.0
 START_SECONDS: Final = 600.0
-PASS_SECONDS: Final = 300.0  # after which the bench gives up
+PASS_SECONDS: Final = 300.0  # after this time, the benchmark gives up a pass
 STOP_SECONDS: Final = 90.0
 MOST_IN_A_PUT: Final = 500
-PATIENT: Final = 60.0  # seconds for a request of the bench; it is not in a hurry
+PATIENT: Final = 60.0  # time limit in seconds for a request of the benchmark, so that it fails only in rare cases
 
 
 @contextmanager
 def working(resource: EmulatorResource, folder: str, shards: int, log: Path) -> Iterator[int]:
-    """The pid of a worker."""
+    """Run a worker process until the end of the block. Yields its process id."""
     endpoints = [str(resource.endpoint_url), str(resource.kinesis_endpoint_url)]
     command = [sys.executable, "-m", "benchmarks.wide_worker_process", *endpoints, folder, str(shards)]
     with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
@@ -101,8 +103,8 @@ class LeaseWatch:
 
     table: LeaseTable
     oldest: float = 0.0
-    """The longest time between two changes of a lease's counter, in seconds, since `begin`. Includes up to one look
-    more than it was."""
+    """The longest time between two changes of a lease's counter since `begin`, in seconds. It may be too long by
+    the time between two scans."""
 
     _changed: dict[LeaseKey, tuple[int, float]] = field(default_factory=dict)
     _closed: threading.Event = field(default_factory=threading.Event)
@@ -118,7 +120,7 @@ class LeaseWatch:
             self._thread.join()
 
     def begun(self) -> int:
-        """How many leases a worker has begun to renew."""
+        """The number of leases that have an owner and have been renewed."""
         with suppress(ServiceError):
             return sum(lease.owner is not None and lease.counter > 1 for lease in self.table.scan().leases)
         return 0
@@ -137,7 +139,7 @@ class LeaseWatch:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> float:
-    """Seconds that it took."""
+    """Wait until the condition holds. Returns the seconds that this took. Raises TimeoutError after `seconds`."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() > began + seconds:
@@ -147,7 +149,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> floa
 
 
 def has_tables(dynamodb: Any) -> bool:
-    """Whether DynamoDB answers. On a busy machine, the embedded one takes seconds for its first answer."""
+    """Whether DynamoDB responds. On a busy machine, the first response of the embedded DynamoDB takes seconds."""
     with suppress(ServiceError):
         aws.call(dynamodb, "list_tables")
         return True
@@ -167,7 +169,8 @@ def put_records(kinesis: Any, hash_keys: list[str]) -> None:
 
 
 def measure(add: Callable[[Figure], None], say: Callable[[str], None], shards: int = SHARDS) -> None:
-    """`add` is given each figure when it is known. Raises TimeoutError if the worker does not get through."""
+    """Measure a worker, and call `add` with each figure as soon as it is known. Raises TimeoutError if the worker
+    does not acquire all leases or store all records in time."""
     name = f"{shards:,} shards"
     with (
         emulator(has_limits=True) as (kinesis_endpoint, _),
@@ -211,7 +214,7 @@ class Passes:
     expected: int = 0
 
     def run(self) -> float:
-        """Seconds of one pass."""
+        """Carry out one pass. Returns the seconds that it took."""
         put_records(self.kinesis, self.hash_keys)
         self.expected += RECORDS * len(self.hash_keys)
         return wait_until(lambda: self.stored.count() >= self.expected, PASS_SECONDS, "not all rows were stored")

@@ -1,5 +1,5 @@
-"""The process of the worker of `benchmarks.wide_worker`, until SIGTERM: with nothing else in it, as its memory is
-measured."""
+"""The worker of `benchmarks.wide_worker`, which runs until SIGTERM. It has a process of its own, because the memory
+of this process is measured."""
 
 import argparse
 import logging
@@ -25,7 +25,8 @@ SLOT: Final = "worker-000"
 
 
 def consumer_of(folder: str, shards: int) -> Consumer:
-    """All settings but the number of shards for each worker have their defaults."""
+    """The consumer. All settings have their defaults, except the number of workers and of shards for each
+    worker."""
     make = kcl.kcl_consumer(
         application=Application(
             name=STREAM, streams=STREAM, fleet=FleetSettings(max_workers=1, shards_per_worker=shards)
@@ -37,7 +38,7 @@ def consumer_of(folder: str, shards: int) -> Consumer:
 
 
 def work(endpoint: str, kinesis: str, folder: str, shards: int) -> None:
-    """The process of the worker, until SIGTERM."""
+    """Run the worker until SIGTERM."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     stop, log = StopSignal(), logging.getLogger("worker")
     signal.signal(signal.SIGTERM, lambda *_: stop.request(StopReason.ASKED, "enough was measured"))
@@ -54,7 +55,7 @@ def work(endpoint: str, kinesis: str, folder: str, shards: int) -> None:
 
 
 def why_orphaned(parent: int) -> str | None:
-    """The worker ends if the bench was killed."""
+    """Return why the worker has to end: the benchmark was killed. None while the benchmark runs."""
     return None if os.getppid() == parent else "the bench has ended"
 
 

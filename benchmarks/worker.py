@@ -1,16 +1,20 @@
-"""What the data path costs: `make bench-worker`, or `python -m benchmarks.worker`.
+"""Measures what the data path costs: `make bench-worker`, or `python -m benchmarks.worker`.
 
-Records of 100 B, 1 KB, 10 KB and KPL aggregates, from the embedded AWS to Parquet. It is a process of its own with
-the limits off, so the figures are the consumer's; CPU is that of all the consumer's processes (driver, JVM, Python
-workers) without it. Beside each other: loops of GetRecords, our ways to read (`benchmarks.ours`), Amazon's KCL with
-a Python processor, and async-kinesis; the last two in virtual environments of their own, made at the first use.
+Records of 100 B, 1 KB, 10 KB, and KPL aggregates are read from the embedded AWS and stored as Parquet. The embedded
+AWS is a process of its own and has no limits, so it does not slow a consumer down. CPU is that of all processes of
+the consumer (driver, JVM, Python workers), without the embedded AWS. These ways are compared:
 
-Two more loads are decoded: 20 fields of JSON are parsed, projected and stored, plain and out of KPL aggregates. We
-do that with a DataFrame and with Arrow tables (`benchmarks.json_transforms`), the KCL's Python processor and
-async-kinesis with Arrow's JSON parser. A third rival is the Spark connector of `benchmarks.rivals.racing`, which is
-Structured Streaming with a Spark of its own.
+- loops of GetRecords, and the ways in which this package reads; see `benchmarks.ours`
+- Amazon's KCL with a Python processor, and async-kinesis. Each has its own virtual environment, which is made at
+  the first use.
+- the Spark connector of `benchmarks.rivals.racing`: Structured Streaming with a Spark of its own
 
-Prints tables, and one JSON line for each figure. About half an hour.
+In two more loads, the payloads are decoded: 20 fields of JSON are parsed, projected and stored. In the first of
+these loads, the records are plain. In the second, they are in KPL aggregates. This package decodes them with a
+DataFrame and with Arrow tables (`benchmarks.json_transforms`). The KCL's Python processor and async-kinesis use
+Arrow's JSON parser.
+
+Prints tables, and one JSON line for each figure. Takes about half an hour.
 """
 
 import argparse
@@ -33,31 +37,32 @@ from benchmarks.source import LOADS, Load, Source, emulator
 from kcl_dagster.spark.session import SparkSettings, start_session
 from kcl_dagster.spark.transform import unchanged
 
-RIVAL_BAR = 5.0  # times the records per CPU-second of the others, at 1 KB
-FLOOR_BAR = 0.60  # of the bare loop's bytes per second
-EXACTLY_ONCE_BAR = 1.15  # times what the same takes without
+RIVAL_BAR = 5.0  # the least ratio to the records per CPU-second of another consumer, at 1 KB
+FLOOR_BAR = 0.60  # the least ratio to the bytes per second of the bare loop
+EXACTLY_ONCE_BAR = 1.15  # the largest ratio to the time of storing the same records unsafely
 
 FRAME_BAR = 15.0  # CPU-s/GB of a large batch with a transform
 
-CONNECTOR_BAR = 3.0  # times the records per CPU-second of the Spark connector, with a transform
+CONNECTOR_BAR = 3.0  # the least ratio to the records per CPU-second of the Spark connector, with a transform
 
-COMPARED = "1KB"  # the load the bars are about
+COMPARED = "1KB"  # the load to which the bars apply
 PLAIN = LOADS
 TRANSFORMED = {load.name: load for load in (JSON, KPL_JSON)}
 # Records that are decoded are stored in several batches, see `BATCHES`.
 MEGABYTES = {"100B": 20.0, "1KB": 64.0, "10KB": 96.0, "KPL": 32.0, "JSON": 192.0, "KPL JSON": 192.0}
 WARM_UP_MEGABYTES = 4.0
-# Some seconds of work for the slower one
+# Megabytes with which the slowest of the other consumers works for some seconds.
 RIVAL_MEGABYTES = {"100B": 3.0, "1KB": 48.0, "10KB": 64.0, "KPL": 6.0, "JSON": 24.0, "KPL JSON": 24.0}
 TRANSFORM_WARM_UPS = 12
 MEMORY_MEGABYTES = 200.0
-PAIRS = 5  # for each repetition: each takes a third of a second, and the bars are about these
-WARM_UPS = 60  # a Python worker imports what it needs with its first batch; the JVM compiles for some dozens
+PAIRS = 5  # pairs of runs in each repetition; a run takes only a third of a second, and bars apply to these runs
+WARM_UPS = 60  # a Python worker imports modules in its first batch, and the JVM compiles during some dozens
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number. `why`: there is none, for this reason."""
+    """One measured number. `value` is None if it could not be measured; `why` is then the reason. `bar`: the least
+    value that is good enough, or the largest one with `at_most`."""
 
     name: str
     value: float | None
@@ -79,7 +84,8 @@ class Figure:
 
 
 class Report:
-    """Rows are printed when they are known, figures at the end."""
+    """Collects figures, and prints a row of the table as soon as it is known. The JSON lines of the figures are
+    printed at the end."""
 
     def __init__(self) -> None:
         self.figures: list[Figure] = []
@@ -120,7 +126,7 @@ def repeated(run: Callable[[], Cost], times: int) -> Cost:
 def measure(
     load: Load, megabytes: float, spark: SparkSession, endpoint: str, pid: int, repeat: int, report: Report
 ) -> dict[str, Cost]:
-    """Everything of ours on one load."""
+    """Measure each way of this package with one load. Returns the costs by way."""
     folder = tempfile.mkdtemp()
     try:
         warm_up = Ours(Source.fill(load, WARM_UP_MEGABYTES, endpoint, f"warm-up-{load.name}"), spark, pid, folder)
@@ -133,7 +139,7 @@ def measure(
         floor = repeated(lambda: ours.bare(stock=True), max(1, repeat - 1))
         costs = {"bare (boto3)": floor, "bare": repeated(lambda: ours.bare(stock=False), repeat)}
         costs["fetch"] = repeated(ours.fetch, repeat)
-        # In turns, so that whatever else the machine does meets both.
+        # Both ways run in turns, so that other work of the machine slows both down equally.
         pairs = [(ours.unsafe(), ours.exactly_once()) for _ in range(PAIRS * repeat)]
         costs["unsafe"] = typical([unsafe for unsafe, _ in pairs])
         costs["exactly once"] = typical([safe for _, safe in pairs])
@@ -178,7 +184,7 @@ def measure(
 def measure_transforms(
     load: Load, megabytes: float, spark: SparkSession, endpoint: str, pid: int, repeat: int, report: Report
 ) -> dict[str, Cost]:
-    """Ours on a load that is decoded."""
+    """Measure the ways of this package with a load whose payloads are decoded. Returns the costs by way."""
     folder = tempfile.mkdtemp()
     try:
         small = Transforms(Source.fill(load, WARM_UP_MEGABYTES, endpoint, "warm-up"), spark, pid, folder).ways()
@@ -197,7 +203,8 @@ def measure_transforms(
 
 
 def bar_of(load: Load, rival: Rival, way: str) -> float | None:
-    """The least that our best way has to be above a rival, in records per CPU-second."""
+    """The least ratio of the records per CPU-second of a way of this package to those of another consumer; None if
+    there is no bar."""
     if load.name == COMPARED and way == "exactly once" and rival is not CONNECTOR:
         return RIVAL_BAR
     if load.is_json and way == "Arrow":
@@ -208,8 +215,9 @@ def bar_of(load: Load, rival: Rival, way: str) -> float | None:
 def race(
     load: Load, megabytes: float, mine: dict[str, Cost], ways: Sequence[str], endpoint: str, report: Report
 ) -> None:
-    """`ways`: those of ours to compare. The bars are for large batches, as the others are given the largest pages
-    there are."""
+    """Measure all other consumers with one load, and add the ratio of each way in `ways` to each of them. `mine`:
+    the costs of the ways of this package. The bars apply to large batches, because the other consumers get the
+    largest pages that Kinesis returns."""
     for number, rival in enumerate(RIVALS):
         names = {way: f"{load.name} {way} over {rival.name}, records per CPU-second" for way in ways}
         try:
@@ -226,7 +234,8 @@ def race(
 
 
 def measure_memory(spark: SparkSession, endpoint: str, pid: int, report: Report) -> None:
-    """The most that is resident while one batch of 200 MB is read and stored, as read and then with a transform."""
+    """Measure the peak of the resident memory while one batch of 200 MB is read and stored: first without a
+    transform, and then with one."""
     folder = tempfile.mkdtemp()
     peaks: dict[str, dict[str, float]] = {}
     try:

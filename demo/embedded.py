@@ -1,5 +1,5 @@
-"""Starts and ends the embedded AWS of the demo, a process that stores nothing on disk. Creates the stream of the
-clickstream, and has the command that starts its producer."""
+"""Starts and ends the embedded AWS of the demo, a process that stores nothing on disk. Also creates the stream of
+the clickstream, and makes the command that starts the producer of the clickstream."""
 
 import sys
 from datetime import UTC, datetime

@@ -57,7 +57,7 @@ def made(path: Path) -> Path:
     marker = path / MADE_HERE
     if path.exists() and not marker.is_file() and any(path.iterdir()):
         # The folder .demo as a whole belongs to the demo. An older version made it without markers, so the message
-        # names .demo instead of one folder in it after the other.
+        # names the whole folder .demo, and not only one folder in it.
         stale = DEFAULT if path.is_relative_to(DEFAULT) else path
         raise ConfigurationError(
             f"{path} holds files and no {MADE_HERE}: a demo of an older version made it, or another program. If "

@@ -24,8 +24,8 @@ TERMINATE_SECONDS = 2.0  # between SIGTERM and SIGKILL; all steps together take 
 
 
 def start(root: Process, marker: str | None = None) -> int:
-    """Start a detached reaper for `root`. Returns the process id of the reaper, which ends when no process of the
-    family is left."""
+    """Start a detached reaper for `root`. Returns the process id of the reaper. The reaper ends when no process of
+    the family is left."""
     process = subprocess.Popen(
         [sys.executable, "-m", "demo.reaper", root.identity, *([marker] if marker else [])],
         cwd=Path(__file__).parents[1],

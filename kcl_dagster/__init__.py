@@ -129,7 +129,7 @@ __all__ = [  # noqa: RUF022 - grouped by topic
 
 
 _OF_DAGSTER = "dagster._grpc.impl"  # imported by code servers and runs, and not by `import dagster`
-_is_exempt = False  # whether the objects of that time are exempt from the collection of garbage
+_is_exempt = False  # whether this process has exempted objects from garbage collection
 
 
 def __getattr__(name: str) -> Any:
@@ -139,9 +139,10 @@ def __getattr__(name: str) -> Any:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     if _OF_DAGSTER in sys.modules and not _is_exempt:
-        # In a code server or a run of Dagster, hardly more than packages exist by now. If the collector of garbage
-        # looked through them again and again during the following imports, these would take a fifth longer. In
-        # other processes, objects of the user exist, which would never be freed.
+        # In a code server or a run of Dagster, nearly all objects that exist by now belong to imported packages.
+        # They are exempted from garbage collection. Otherwise, each collection during the following imports would
+        # check them again, and the imports would take a fifth longer. In other processes, no objects are exempted,
+        # because objects of the user exist there, which would never be freed.
         gc.freeze()
         _is_exempt = True
     value = getattr(import_module(home), name)

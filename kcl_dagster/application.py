@@ -154,8 +154,8 @@ class StreamSettings(_Settings):
         return None if found is None else found["region"]
 
 
-# A lease duration is divided into `renewals_per_lease` renewal intervals, of which the last one is shorter by this
-# fraction. No lease is renewed at the end of the lease duration, because that would be too late.
+# A lease duration is divided into `renewals_per_lease` renewal intervals. The last interval is shorter than the
+# others by this fraction. There is no renewal at its end, because that would be too late.
 LAST_RENEWAL: Final = 0.15
 
 

@@ -183,7 +183,8 @@ def mapped_errors(client: Client, method: str, parameters: Mapping[str, Any]) ->
 def retried(action: Callable[[], T], runtime: Runtime, deadline: float) -> T:
     """Return the result of `action`. If the action is throttled, cannot reach the endpoint or gets no response, it
     is repeated after a pause. Any other error is raised at once. If the next attempt would begin after `deadline`
-    (a time of `runtime.clock.monotonic()`), the last error is raised, and Unanswered as EndpointUnreachable.
+    (a time of `runtime.clock.monotonic()`), the last error is raised; if it is Unanswered, EndpointUnreachable is
+    raised instead.
 
     Only for reads, and for writes that can safely be applied twice, because requests without a response are
     repeated as well.
@@ -369,11 +370,11 @@ class Access:
     ) -> Client:
         """A boto3 client with explicit timeouts and without botocore's own retries.
 
-        botocore would repeat a conditional write whose response was lost, and report the failure of the repetition
-        as if the write had failed. Callers decide which requests to repeat. `total_seconds` limits `call` as a
-        whole, whereas `read_seconds` applies to each read of the socket, and a response can arrive in as many reads
-        as it has bytes. Incomplete responses count as lost. Raises ConfigurationError if no client can be created
-        with these settings. Sends nothing.
+        botocore would repeat a conditional write whose response was lost. If the first write was applied, the
+        repetition fails, and botocore would report only this failure. Callers therefore decide which requests to
+        repeat. `total_seconds` limits `call` as a whole. `read_seconds` limits only each read of the socket, and a
+        response can arrive in as many reads as it has bytes. Incomplete responses count as lost. Raises
+        ConfigurationError if no client can be created with these settings. Sends nothing.
         """
         config = Config(
             connect_timeout=connect_seconds,
@@ -468,8 +469,8 @@ def stream_arn(client: Client, stream: str) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=64)
 def partition_of(region: str) -> str:
-    """Return the AWS partition of a region, such as `aws` or `aws-cn`. It follows `arn:` in each ARN. Returns `aws`
-    if the region is not known."""
+    """Return the AWS partition of a region, such as `aws` or `aws-cn`. Each ARN begins with `arn:` and the
+    partition. Returns `aws` if the region is not known."""
     try:
         found: str = botocore.session.get_session().get_partition_for_region(region)
     except botocore_errors.BotoCoreError:

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 WELL: Final = 0
 WRONG: Final = 1
 UNANSWERED: Final = 2
-# The fields of a KclResource that have no meaning beside another profile or role.
+# If the options name another profile or role, these fields of the KclResource no longer apply.
 _FIELDS_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "profile_name": ("aws_access_key_id", "aws_secret_access_key", "aws_session_token"),
     "role_arn": ("external_id",),
@@ -574,8 +574,9 @@ def _to_catch_up(options: argparse.Namespace) -> "tuple[Built, dict[str, Any]]":
 
 
 def _connected(options: argparse.Namespace, built: "Built", resources: Mapping[str, Any]) -> Any:
-    """The project's KclResource. A value in the options replaces that of all services, but not one that the
-    resource has for S3 only. Raises ConfigurationError if the resource cannot take the options."""
+    """The project's KclResource, with the values in the options. A value in the options replaces the resource's
+    value for all services and its values for single services, except those for S3. Raises ConfigurationError if the
+    resource cannot take the options."""
     from kcl_dagster.orchestration.resources import KclResource
 
     given = {

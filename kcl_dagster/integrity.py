@@ -33,8 +33,8 @@ _MEMBERS: Final[dict[str, tuple[str, ...]]] = {
 def lacks(method: str, request: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:
     """Return the member that is missing in the response to this request; None if the response is complete.
 
-    A second check, for clients without `verify_answers`. GetItem is not checked, because its response is empty if
-    the row does not exist.
+    This is a second check, for clients for which `verify_answers` was not called. GetItem is not checked, because
+    its response is empty if the row does not exist.
     """
     members = _MEMBERS.get(method)
     if members is None or any(member in answer for member in members):
@@ -46,8 +46,8 @@ def lacks(method: str, request: Mapping[str, Any], answer: Mapping[str, Any]) ->
 
 def verify_answers(client: Any) -> None:
     """Make this client raise ResponseParserError instead of parsing an incomplete response. Does nothing for
-    services without JSON responses. For example, S3 responds to HEAD with the length of a body that it does not
-    send."""
+    services without JSON responses, because the length need not be that of the body there. For example, S3 responds
+    to HEAD with the length of a body that it does not send."""
     model = client.meta.service_model
     if model.metadata.get("protocol") == "json":
         client.meta.events.register_first(

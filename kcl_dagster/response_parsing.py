@@ -2,7 +2,8 @@
 
 botocore's parser handles each value of a response in Python, which would take most of the CPU time of a worker or a
 leader. msgspec parses the same JSON in C, including base64. The parser of this module runs before botocore's own,
-and botocore returns its result. If msgspec cannot parse a body, botocore parses it as usual.
+and botocore then returns the result of this parser. If msgspec cannot parse a body, botocore parses the body as
+usual.
 """
 
 from collections.abc import Callable, Mapping

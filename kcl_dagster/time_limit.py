@@ -1,8 +1,9 @@
 """Calls with a time limit that applies to the whole call.
 
-The timeouts of a socket apply to each read. A response that arrives byte by byte never exceeds them, and a name
-server or a metadata service may take minutes before there is a socket. So each call runs on a thread of its own.
-When its time is over, the caller continues without it. If the call returns later, its thread is used again.
+The timeouts of a socket apply to each read, so a response that arrives byte by byte never exceeds them. Before
+there is a socket, a name server or a metadata service may take minutes. Each call therefore runs on a thread of its
+own. When its time is over, the caller continues without the result. If the call returns later, its thread is used
+again.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The settings that differ between production and the demo, which sets KCL_DEMO_SINCE to its first minute."""
+"""The settings that differ between production and the demo. The demo sets KCL_DEMO_SINCE to its first minute."""
 
 import os
 from dataclasses import dataclass

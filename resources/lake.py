@@ -1,4 +1,4 @@
-"""The place of all data: a folder or s3://bucket/prefix, which the variable KCL_LAKE names."""
+"""The place of all data: a folder or s3://bucket/prefix. The environment variable KCL_LAKE names it."""
 
 import os
 

@@ -1,7 +1,8 @@
 """`python async_kinesis_consumer.py STREAM ENDPOINT plain|aggregated`: async-kinesis, storing payloads as Parquet.
 
-Run in a virtual environment of its own. The package hands out payloads alone, one at a time; ten thousand make a
-file. The number of records so far is in `$COUNTS/all`. Checkpoints stay in memory, which is the package's default.
+Run in a virtual environment of its own. The package yields only the payloads of records, one at a time. Each file
+gets up to ten thousand payloads. The number of records that are stored so far is in `$COUNTS/all`. Checkpoints
+remain in memory, as by default in this package.
 """
 
 # mypy: ignore-errors
@@ -58,7 +59,7 @@ async def consume(stream, endpoint, processor):
         shard_fetch_rate=5,
     ) as consumer:
         while True:
-            # Ends when nothing has come for a while, and can be begun again.
+            # This loop ends if no record has come for a while. It can be started again.
             async for payload in consumer:
                 payloads.append(payload)
                 if len(payloads) >= IN_A_FILE:

@@ -1,7 +1,8 @@
-"""A record processor for Amazon's KCL for Python that stores what it is given as Parquet.
+"""A record processor for Amazon's KCL for Python that stores its records as Parquet.
 
-Run by the KCL's MultiLangDaemon, one process for each shard, in a virtual environment of its own. Every call writes
-one file, then checkpoints, then adds the number of its records to `$COUNTS/<shard>`.
+The KCL's MultiLangDaemon runs it in a virtual environment of its own, with one process for each shard. Each call of
+`process_records` writes one file, then a checkpoint, and then the number of all records so far to
+`$COUNTS/<shard>`.
 """
 
 # mypy: ignore-errors

@@ -1,8 +1,9 @@
-"""Run another consumer over a stream and measure it from the moment it is warm.
+"""Runs another consumer on a stream, and measures it after a warm-up.
 
-It first reads a stream that is half as long, so that neither the start of a JVM nor its just-in-time compiler is
-counted against anybody. Then it is frozen while the records that count are put, so that it has read none of them
-when the clock starts. CPU is that of all the consumer's processes, never the embedded AWS's.
+The consumer first reads half as many records as are measured. So neither the start of a JVM nor its just-in-time
+compiler is measured. Then the consumer's processes are stopped while the measured records are put, so that it has
+read none of them when the measurement begins. CPU is that of all processes of the consumer, without the embedded
+AWS.
 """
 
 import os
@@ -32,7 +33,7 @@ CONNECTOR_ARCHIVE = "com.qubole.spark:spark-sql-kinesis_2.12:1.2.0_spark-3.0"
 SPARK_OF_CONNECTOR = "pyspark==3.5.9"
 DAEMON = "software.amazon.kinesis.multilang.MultiLangDaemon"
 
-WARM = 0.5  # of what is measured
+WARM = 0.5  # megabytes for the warm-up, as a part of those that are measured
 LOOK_SECONDS = 0.05
 PATIENCE_SECONDS = 150.0
 STOP_SECONDS = 15.0
@@ -40,18 +41,20 @@ INSTALL_SECONDS = 300.0
 
 
 class Unavailable(Exception):
-    """This machine cannot run that consumer; the message says why."""
+    """This machine cannot run a consumer. The message says why."""
 
 
 @dataclass(frozen=True)
 class Rival:
-    """`command` gives the command line for a stream; its working folder is the second argument."""
+    """Another consumer. `command` returns its command line for a stream. The second argument of `command` is the
+    working folder."""
 
     name: str
     command: Callable[[Source, Path], list[str]]
 
     def race(self, load: Load, megabytes: float, endpoint: str, stream: str) -> Cost:
-        """Raises Unavailable when it cannot be installed, ends, or does not get through."""
+        """Measure the consumer. Raises Unavailable if it cannot be installed, if it ends, or if it does not read
+        all records in time."""
         source = Source.fill(load, megabytes * WARM, endpoint, stream)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -110,12 +113,12 @@ class _Race:
             time.sleep(LOOK_SECONDS)
 
     def _count(self) -> int:
-        # A file that is just being written may be empty.
+        # A file that the consumer is writing at this moment may be empty.
         return sum(int(file.read_text() or 0) for file in self.counts.iterdir())
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """The consumer and whatever it started, which is in its process group."""
+    """Stop the consumer, and all processes that it has started. They are in its process group."""
     for kill in (process.terminate, process.kill):
         if process.poll() is None:
             kill()
@@ -129,11 +132,12 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
         return
 
 
-# How each is installed and started
+# How each consumer is installed and started
 
 
 def _environment(name: str, *packages: str) -> Path:
-    """The interpreter of a virtual environment with these packages; made at the first use."""
+    """The path of the interpreter of a virtual environment with these packages. The environment is made at the
+    first use."""
     folder = CACHE / name
     python, ready = folder / "bin" / "python", folder / ".ready"
     if not ready.exists() or ready.read_text() != " ".join(packages):
@@ -173,10 +177,10 @@ def _kclpy(source: Source, folder: Path) -> list[str]:
         "initialPositionInStream": "TRIM_HORIZON",
         "retrievalMode": "POLLING",
         "metricsLevel": "NONE",
-        # The most it can be given: a full page at a time, and no more pause than Kinesis itself asks for.
+        # The fastest settings: full pages, and the shortest pause with which Kinesis does not throttle.
         "maxRecords": "10000",
         "idleTimeBetweenReadsInMillis": "200",
-        "failoverTimeMillis": "10000",  # its default: longer than it sleeps while the stream is filled
+        "failoverTimeMillis": "10000",  # the default; the consumer is stopped for a shorter time than this
     }
     file = folder / "kcl.properties"
     file.write_text("".join(f"{name} = {value}\n" for name, value in settings.items()))

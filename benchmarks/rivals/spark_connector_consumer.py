@@ -1,7 +1,7 @@
 """`python spark_connector_consumer.py STREAM ENDPOINT JAR FOLDER [json]`: a Kinesis source of Structured Streaming.
 
-Run in a virtual environment of its own, with the release of Spark that the connector's archive runs in. Every batch
-writes Parquet files and Spark's own checkpoint. The number of stored records is in `$COUNTS/all`.
+It runs in a virtual environment of its own, with a release of Spark in which the connector's archive works. Each
+batch writes Parquet files and Spark's own checkpoint. The number of stored records is in `$COUNTS/all`.
 """
 
 # mypy: ignore-errors

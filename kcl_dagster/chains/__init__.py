@@ -4,7 +4,7 @@ A chain is a sequence of numbered entries. Each entry is a file that is made wit
 processes try to make an entry with the same number, exactly one succeeds. An entry either decides that the staged
 files of one batch will be published (the batch is then "decided"), or closes the chain. Only the worker that began
 a chain decides batches in it. The row of a lease names the chain that may have entries for the lease. This name is
-the "claim". When another worker gets the lease, this worker first "settles" the chain: it closes the chain and
+the "claim". A worker that gets the lease from another one first "settles" the chain: it closes the chain and
 publishes the decided batches.
 
     entry         the contents of an entry, and their form in a file

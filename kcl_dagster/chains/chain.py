@@ -1,8 +1,9 @@
 """A chain as its owner uses it: decide batches, and delete entries that are no longer needed.
 
 The owner stops using a chain if a successor closes it, or if it is not known whether an entry was made. The owner
-then begins another chain, and claims its leases again. Before it claims a lease, it settles the former chain in the
-same way as the chain of another worker. For further cases, see `kcl_dagster.worker.claims`.
+then begins another chain, and claims its leases again: it writes the name of the new chain into their rows. Before
+it claims a lease, it settles the former chain. It does this in the same way as with the chain of another worker: it
+closes the chain and publishes the decided batches. For further cases, see `kcl_dagster.worker.claims`.
 
 Modelled in spec/Chain.tla.
 """
@@ -42,8 +43,8 @@ class Chain:
     is_over: bool = False
     _last: int = 0
     _waiting: dict[int, dict[LeaseKey, Checkpoint]] = field(default_factory=dict)
-    """The numbers of the entries that were not deleted. For each entry, the leases whose rows do not have the
-    entry's checkpoint yet, and this checkpoint for each of these leases."""
+    """The entries that were not deleted, by number. For each entry, the checkpoints that the rows of its leases
+    have not reached yet, by lease."""
 
     def decide(
         self,
@@ -55,8 +56,9 @@ class Chain:
         """Decide a batch with the next entry of the chain. Returns the entry. Returns None if the chain is closed;
         the batch is then never published.
 
-        All files have to be staged before. For `others`, see `PublishingEntry`. If this raises, it is not known
-        whether the batch is decided. This chain then takes no more batches, and settling it shows the outcome.
+        All files must be staged before the call. For `others`, see `PublishingEntry`. If an error is raised, it is
+        not known whether the batch is decided. This chain then takes no more batches, and the outcome becomes known
+        when the chain is settled.
         """
         if self.is_over:
             return None
@@ -81,18 +83,18 @@ class Chain:
         raise OutcomeUnknown(f"entry {number} of chain {self.id} is neither made nor found")
 
     def written(self, rows: Mapping[LeaseKey, Checkpoint]) -> None:
-        """Record that the rows of these leases have reached the given checkpoints. Everything that is stored
-        through these checkpoints must be published. If a lease has SHARD_END in `rows`, its row includes all
-        entries and no longer names this chain."""
+        """Record the checkpoints that the rows of these leases have reached. All entries through these checkpoints
+        must be published before the call. SHARD_END means that the row of the lease includes all entries, and no
+        longer names this chain."""
         for number, waiting in self._waiting.items():
             self._waiting[number] = {
                 lease: through for lease, through in waiting.items() if lease not in rows or rows[lease] < through
             }
 
     def waits_without(self, held: Collection[LeaseKey]) -> bool:
-        """Whether an entry, apart from the last one, has a lease that is not in `held` and whose row lacks the
-        entry's checkpoint. This worker has lost such a lease and never writes its row again. The worker could
-        therefore never delete the entry and the entries after it.
+        """Whether an entry, apart from the last one, waits for a lease that is not in `held`: the row of the lease
+        lacks the entry's checkpoint. This worker has lost such a lease, and never writes the row again. So the
+        worker could never delete this entry and the entries after it.
         """
         return any(
             number != self._last and not waiting.keys() <= set(held) for number, waiting in self._waiting.items()
@@ -107,7 +109,8 @@ class Chain:
         Returns how many were deleted.
 
         The last entry is always kept, because the process that closes the chain needs its number. Entries with a
-        number above `visible` are kept, too. None means that all entries are visible.
+        number above `visible` are kept, too, because they are not published yet. If `visible` is None, all entries
+        are visible.
         """
         over = []
         for number in sorted(self._waiting):

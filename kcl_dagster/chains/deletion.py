@@ -1,10 +1,10 @@
 """Deletes the entries of chains that no lease names any more.
 
 A worker can be paused before its chain is closed, and continue after the chain is deleted. It can then find the
-chain empty and decide a batch in it, which must have no effect. A worker uses a lease for at most one lease
-duration without renewal. It has therefore staged the files of this batch before the chain was closed, or soon
-after. The chain is deleted much later. The deletion removes staged files before the entries, so the batch has no
-files to publish.
+chain empty and decide a batch in it. This batch must have no effect. Without a renewal, a worker uses a lease for
+at most one lease duration. So the worker staged the files of this batch before the chain was closed, or soon after.
+The chain is deleted much later. The deletion removes the staged files of the chain before its entries, so the batch
+has no files to publish.
 
 Modelled in spec/Chain.tla.
 """
@@ -34,8 +34,9 @@ def delete_chains(
     """Delete an application's old chains that no lease names. Returns the deleted chains.
 
     - Handles at most CHAINS_A_TURN chains per call, and only chains whose last entry was made before `before`
-      (epoch seconds by the store's clock). If such a chain is closed, it is deleted. If it is open, it is closed.
-      A chain for which `Publisher.passes_over` returns True is deleted even if it is open.
+      (epoch seconds by the store's clock). If such a chain is closed, it is deleted. If it is open, it is closed,
+      and a later call deletes it. A chain for which `Publisher.passes_over` returns True is deleted even if it is
+      open.
     - Also removes files that were staged before `before` for chains without entries.
 
     `named`: the chains that the application's lease rows name, read at least MIN_AGE_SECONDS after `before`.

@@ -43,7 +43,8 @@ class TableRules(msgspec.Struct, frozen=True):
     - `required`: columns in which the rows have no nulls.
     - `conditions`: SQL conditions that the rows satisfy, by name.
     - `table`: the unique id of the table, if its format has one.
-    - `changes`: set if the files contain change rows. These files themselves are not added to the table.
+    - `changes`: set if the files contain change rows. The commit then applies these rows to the table, instead of
+      adding the files.
     """
 
     schema: str
@@ -58,10 +59,10 @@ class StoredRange(msgspec.Struct, frozen=True):
     begins at the row's checkpoint at the time of the claim. Each later range begins where the previous one ended.
 
     - `claim`: the claim under which the records were read. The range counts as progress only while the lease's row
-      has the same claim, because an operator may have reset the lease since.
+      has this claim. A reset with the tools of this package removes the claim's id from the row.
     - `stored_through`: see `Lease`.
     - `counts`: what is added to the counts of the lease; None if not known.
-    - `number`: the number of the batch. None in entries of an earlier version. In these entries, a range can begin
+    - `number`: the number of the batch. None in entries of an earlier version. A range of such an entry can begin
       after the end of the previous range, although no entry is missing.
     """
 
@@ -78,7 +79,7 @@ class StoredRange(msgspec.Struct, frozen=True):
 
 class TableOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a batch stores in one table or folder. `rules`: None for folders, and for batches without rows. `place`:
-    the `place_id` of the table; the files can be used at this place only."""
+    the `place_id` of the table. The files can be published only to a table with this id."""
 
     files: tuple[StagedFile, ...] = ()
     rules: TableRules | None = None

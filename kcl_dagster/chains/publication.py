@@ -109,16 +109,16 @@ class Publisher(Protocol):
         """Raise SinkError while no further batch should be decided, because nothing can be published."""
 
     def begin(self) -> None:
-        """Raise SinkError if the first batch must not be decided, because it might never be published. A call of
-        `check` includes this check."""
+        """Prepare for the first batch. Raises SinkError if this batch must not be decided, because it might never
+        be published. A call of `check` includes this."""
 
     def publish(self, chain: ChainId, number: int, entry: PublishingEntry) -> None:
-        """Publish `entry`, which was just made as the entry `number` of a chain of this worker. A publisher can
-        postpone this to a later `step`."""
+        """Publish an entry that this worker has just made in a chain of its own. `number`: the number of the entry.
+        A publisher can postpone this to a later `step`."""
 
     def visible(self, chain: ChainId) -> int:
-        """The number through which all entries of a chain of this worker are known to be visible; 0 if none is.
-        Sends no request."""
+        """The number of the last entry of a chain of this worker that is known to be visible, together with all
+        entries before it; 0 if there is none. Sends no request."""
 
     def step(self, wanted: Mapping[ChainId, int]) -> None:
         """Publish the entries that are due. `wanted`: for each chain of this worker, the number of the last entry
@@ -133,15 +133,15 @@ class Publisher(Protocol):
         by number."""
 
     def passes_over(self, chain: ChainId, first: int) -> bool:
-        """Whether a paused worker made the entries of this chain after the chain was deleted. Such entries are
-        never published. `first`: the number of the chain's first entry."""
+        """Whether the entries of this chain were made after the chain was deleted, by a worker that had been
+        paused. Such entries are never published. `first`: the number of the chain's first entry."""
 
     def discard(self, chain: ChainId, paths: Mapping[str, Sequence[str]]) -> None:
         """Remove the files of a batch that was not decided. `paths`: their final paths, by table."""
 
     def forget(self, chain: ChainId) -> None:
-        """Remove what the publisher keeps for a chain of this worker, such as staged files. Does not remove the
-        entries of the chain, which must all be visible."""
+        """Remove what the publisher keeps for a chain of this worker, such as staged files. The entries of the
+        chain must all be visible before. This method does not remove them."""
 
     def remove_left_behind(self, beginning: str, before: float, known: Collection[ChainId]) -> None:
         """Remove the files that `left_behind` describes."""
@@ -176,8 +176,8 @@ class FolderPublisher:
 
     def settle(self, chain: ChainId, decided: Mapping[int, PublishingEntry]) -> None:
         """See `Publisher.settle`. The staged files are listed after the chain was closed, and all files of an entry
-        were staged before the entry was made. If the listing lacks a file of an entry, this file was therefore
-        published before, and needs no request."""
+        were staged before the entry was made. So if a file of an entry is not in the listing, it was published
+        before, and needs no request."""
         left = set(staged(self.files, chain))
         for _, entry in sorted(decided.items()):
             names = {path: file.path for file in entry.files if (path := staged_path(chain, file.path)) in left}

@@ -30,8 +30,9 @@ class Settlement:
     entries: tuple[PublishingEntry, ...]
 
     def progress(self, lease: LeaseKey, claim: ClaimId | None, after: Checkpoint) -> list[StoredRange]:
-        """The ranges of a lease that end beyond `after`, the checkpoint in its row, in order. `claim`: the claim in
-        the row; if None, there are no such ranges. Raises OutcomeUnknown if the entries of the claim leave a gap.
+        """The ranges of a lease that end beyond `after`, in order. `after` and `claim`: the checkpoint and the
+        claim in the row of the lease. If `claim` is None, there are no such ranges. Raises OutcomeUnknown if the
+        entries of the claim leave a gap.
         """
         found = [one for entry in self.entries if (one := entry.range_of(lease, claim)) is not None]
         problem = missing_part(found, after)
@@ -46,7 +47,8 @@ class Settlement:
 def missing_part(ranges: Sequence[StoredRange], after: Checkpoint) -> str | None:
     """Describe a gap between the ranges of a claim; None if there is none. Each range begins where the previous one
     ended, and the owner deletes an entry only when the row's checkpoint `after` has reached the end of the range. A
-    gap beyond `after` therefore means that entries were lost. A gap before a range without a number is ignored."""
+    gap beyond `after` therefore means that entries were lost. A gap before a range without a number is ignored,
+    because an earlier version made the entry (see `StoredRange`)."""
     reached = after
     for one in ranges:
         if one.number is not None and one.after > reached:
@@ -58,8 +60,8 @@ def missing_part(ranges: Sequence[StoredRange], after: Checkpoint) -> str | None
 def progress_beyond(ranges: Sequence[StoredRange], after: Checkpoint) -> list[StoredRange]:
     """The ranges, in the order of their entries, that end beyond the checkpoint `after`.
 
-    The first of them begins before `after` if a Java worker has stored the beginning of the range again before it
-    lost the lease. Only the rest of this range is progress.
+    The first of these ranges can begin before `after`. This is so if a Java worker had the lease meanwhile, and has
+    stored the beginning of the range again. Only the rest of the range is then progress.
     """
     return [one for one in ranges if one.through > after]
 

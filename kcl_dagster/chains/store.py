@@ -129,7 +129,8 @@ def found_content(files: FileStore, path: str) -> bytes | None:
 
 def check_store(files: FileStore, unique: str) -> None:
     """Check that the store refuses to create a file that exists. Raises ConfigurationError if the store replaces
-    the file: some imitations of S3 ignore the condition of a put. `unique` must never be used again."""
+    the file. Some imitations of S3 do so: they ignore the condition of a put. `unique`: a part of the file's name,
+    which must never be used again."""
     path = f"{FOLDER}/check-{unique}"
     try:
         files.create(path, b"")

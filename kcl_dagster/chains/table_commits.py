@@ -7,9 +7,10 @@ files. If a worker gets no response to a commit, it reads that number. No entry 
 if two workers carry out one plan at once.
 
 Plan n is made when the table contains commit n - 1. For each chain, it names the last entry that the table will
-contain after the commit. Only the last plan is kept. It names only chains that have entries, or had entries within
-the last hour. The hour is needed because a request to make an entry may be sent again when it has no response. The
-first request may then arrive late, after the entry that the second request made was deleted.
+contain after the commit. Only the last plan is kept. A plan names only chains that have entries, or had entries
+within the last hour. The hour is needed because a request to make an entry is repeated if it gets no response. The
+first request can then arrive late, when the entry that the second request made is already deleted. While plans name
+the chain, such a late entry is not committed again.
 
 A plan without entries changes no table, and counts as carried out. A worker that removes its chain makes such a
 plan if the last plan is carried out. If all workers have stopped in this way, the last plan has no entries, and no
@@ -65,15 +66,15 @@ class TableCommit(msgspec.Struct, frozen=True):
 
 
 def series_of(application: str, table: str, place: str) -> str:
-    """Return the name of a series. A series consists of the commits that a table numbers together: for each series,
-    the table keeps the number of the last commit that it contains. The commits of a series are commits of one
-    application, and were planned in one folder, beside the first table of a sink. The series of the first table is
-    named like the application. A further table can have several series, because sinks with different first tables
-    can write to it.
+    """Return the name of a series of commits. Each series has its own numbers: for each series, the table keeps the
+    number of the last commit that it contains. All commits of a series are commits of one application. They were
+    planned in one folder, which is beside the first table of a sink. The series of the first table is named like
+    the application. A further table can have several series, because sinks with different first tables can write to
+    it.
 
-    `place`: the `place_id` of the folder in which the commit was planned. If this folder is moved, its last plan
-    keeps its series, and the next plan begins another series. Plans that are made in a folder and plans that are
-    made in its copy therefore never have the same series."""
+    `place`: the `place_id` of the folder in which the commit was planned. If this folder is moved, the last plan in
+    it keeps its series, and the next plan begins another series. So if a folder is copied, the plans that are made
+    in the copy have another series than the plans that are made in the original."""
     return application if table == FIRST else f"{application}{_PLANNED_AT}{place}"
 
 
@@ -91,16 +92,16 @@ class Selection:
     entries: tuple[FoundEntry, ...]
     contained: Mapping[ChainId, int]
     gone: Mapping[ChainId, float] = field(default_factory=dict)
-    """The chains in `contained` whose entries are deleted. For each of them, the time at which this was first
-    found, or at which a late entry was last found (epoch seconds by the store's clock). The chains are dropped
-    KEPT_SECONDS after this time."""
+    """The chains in `contained` whose entries are deleted. For each of them, the time (epoch seconds by the store's
+    clock) at which the deletion was first found. If late entries were found afterwards, it is the time at which
+    this happened last. A chain is dropped KEPT_SECONDS after its time."""
 
     gaps: tuple[ChainId, ...] = ()
     """Chains of which an entry is missing. Entries after the missing one are not selected."""
 
     passed_over: tuple[ChainId, ...] = ()
-    """Chains whose entries were made after the chain was deleted: the chain is in `gone`, or the table contains no
-    entry of the chain and entry 1 is missing."""
+    """Chains whose entries were made after the chain was deleted. This is known in two cases: the chain is in
+    `gone`; or the table contains no entry of the chain, and the chain's entry 1 is missing."""
 
     is_complete: bool = True
     """False if entries are left for the next commit, because they do not fit into this commit."""

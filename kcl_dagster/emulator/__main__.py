@@ -70,8 +70,8 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 async def _watch(process: psutil.Process | None, grace_seconds: float, stop: asyncio.Event) -> None:
-    """Set `stop` when `process` has ended and `grace_seconds` more have passed. In this time, processes that it
-    started can finish their last requests."""
+    """Set `stop` when `process` has ended and `grace_seconds` more have passed. In these seconds, processes that
+    `process` started can finish their last requests."""
     while process is not None and watch.lives(process):
         await asyncio.sleep(WATCH_SECONDS)
     await asyncio.sleep(grace_seconds)

@@ -69,7 +69,7 @@ class Gateway:
         self._faults = faults
         self._account = account
         self._region = region
-        # There is one thread for each service, which serves requests in the order in which they arrived.
+        # Each service has one thread. The thread serves requests in the order in which they arrived.
         self._dynamodb_thread = ThreadPoolExecutor(1, "emulator-dynamodb")
         self._s3_thread = ThreadPoolExecutor(1, "emulator-s3")
         self._dynamodb: DynamoDb | None = None

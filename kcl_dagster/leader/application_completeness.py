@@ -207,8 +207,8 @@ class WindowCounts:
     late: int = 0
     is_known: bool = True
     shards: Mapping[str, ShardPart] = field(default_factory=dict)
-    """The sequence numbers for each lease key. If the application reads one stream, the lease key is the shard's
-    id."""
+    """The first and the last sequence number in the window, by lease key. If the application reads one stream, the
+    lease key is the shard's id."""
 
     late_batches: Mapping[str, int] = field(default_factory=dict)
     """For each lease key, the number of the newest batch that stored late rows. If a number is higher than in the
@@ -217,9 +217,9 @@ class WindowCounts:
 
 
 def late_batches(leases: Iterable[Lease], windows: Windows | None = None) -> dict[int, dict[str, int]]:
-    """Return `WindowCounts.late_batches` of each window with late rows, by the start of the window. If `windows` is
-    given, late rows of a window of a former partitioning count for the window in `windows` that contains the start
-    of the former one."""
+    """Return `WindowCounts.late_batches` of each window with late rows, by the start of the window. `windows`: the
+    present partitioning. If it is given, late rows of a window of a former partitioning count for the present
+    window that contains the start of the former window."""
     found: dict[int, dict[str, int]] = {}
     for lease in leases:
         for one in lease.stored.late_batches if lease.stored is not None else ():
@@ -232,7 +232,8 @@ def window_counts(
     leases: Iterable[Lease], start: int, rules: int = 0, windows: Windows | None = None
 ) -> WindowCounts:
     """Return the counts of the window that begins at `start`, from all leases of an application, including finished
-    leases. `rules`: see `model.stored.rules_of`; 0 accepts counts by any rules."""
+    leases. `rules`: the digest of the rules by which rows are counted (see `model.stored.rules_of`). Counts by
+    other rules are not added; 0 accepts counts by any rules."""
     every = list(leases)
     held = {(lease.stream, lease.shard_id): lease for lease in every}
     counted = [(lease, lease.stored) for lease in every if lease.stored is not None and lease.stored.is_by(rules)]
@@ -261,14 +262,14 @@ def _part(lease: Lease, rows: StoredRows) -> ShardPart:
 def _counts_in_full(
     lease: Lease, start: int, rules: int, held: Mapping[tuple[StreamIdentifier | None, str], Lease]
 ) -> bool:
-    """Whether the counts of this lease, together with the counts of its parents, include all stored rows of a
-    window from these shards."""
+    """Whether the counts of this lease, together with those of its parents, include all rows of a window that were
+    stored from the shards of these leases."""
     counts = lease.stored
     if counts is None:
         return _is_untouched(lease)
     if not counts.is_of(lease.checkpoint):
         return False
-    if not counts.is_by(rules):  # by other rules: only windows that begin after the counted ones are complete
+    if not counts.is_by(rules):  # counts by other rules are complete only for windows after all counted ones
         return start >= max(counts.since, counts.until)
     if start >= counts.since:
         return True

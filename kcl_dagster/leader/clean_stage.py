@@ -77,7 +77,7 @@ class Cleaner:
     def _departed(self, sight: Sight) -> list[WorkerSight]:
         """Return the workers without leases whose rows can be deleted: their run is over, or their row was not
         written for `stale_row_seconds`. If a worker still writes its row, the row is kept, because the worker reads
-        in it that it has to end."""
+        in the row that it has to end."""
         owners = {lease.actual_owner for lease in sight.unfinished} | {lease.owner for lease in sight.unfinished}
         now = self._clock.now()
         return [

@@ -2,8 +2,8 @@
 
 As in the KCL, a finished lease is deleted when all its children have been started, which means that they were read
 beyond their initial position. Leases of parents are deleted before the leases of their children. Unlike in the KCL,
-a finished lease without known children is kept while its shard is in the stream. Otherwise, an empty response of
-the service would cause the deletion of the only information about where the children begin.
+a finished lease without known children is kept while its shard is in the stream. Such a lease is the only
+information about where the children begin, and must not be deleted because of an empty response of the service.
 
 Modelled in spec/Reshard.tla as Clean.
 """
@@ -14,7 +14,8 @@ from typing import Final
 
 from kcl_dagster.model.lease import Lease
 
-# The time that the orchestrator has to store the counts of a window that has become complete
+# For this time after a window has become complete, leases with counts of the window are kept, so that the
+# orchestrator can store the counts
 DECLARED_SECONDS: Final = 300
 _NOT_STARTED: Final = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
 

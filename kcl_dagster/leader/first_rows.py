@@ -1,7 +1,7 @@
 """The wait for the rows of workers that were launched together.
 
-If a tick came between their rows, the workers with a row would get their leases at once, and the others a tick
-later, or from the first ones by handoffs.
+Without this wait, a tick can find the rows of only some of these workers. The tick then assigns leases to the
+workers with a row. The other workers get leases a tick later, or by handoffs from the first workers.
 """
 
 from typing import Final
@@ -12,7 +12,7 @@ from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.workers import WorkerTable
 
-# From its launch to its row, a worker takes three seconds.
+# A worker writes its row three seconds after its launch.
 FIRST_ROWS_SECONDS: Final = 4.0
 JUST_LAUNCHED_SECONDS: Final = 15.0
 LOOK_SECONDS: Final = 0.5
@@ -20,8 +20,15 @@ MOST_FIRST_ROWS: Final = 20  # the reads of more single rows would cost more tha
 
 
 def wait_for_first_rows(sight: Sight, runs: RunView, workers: WorkerTable, clock: Clock, deadline: float) -> bool:
-    """If leases wait and no worker reads yet, wait for the rows of runs that were launched at most
-    JUST_LAUNCHED_SECONDS ago, at most until `deadline` (monotonic). Returns whether a row has come."""
+    """Wait for the rows of workers whose runs began at most JUST_LAUNCHED_SECONDS ago. Returns whether a row has
+    come.
+
+    Waits for at most FIRST_ROWS_SECONDS, and not beyond `deadline` (monotonic). Does not wait at all if
+
+    - every lease is served,
+    - a living worker can already read, or
+    - more than MOST_FIRST_ROWS rows are missing.
+    """
     if not sight.unserved or any(seen.alive and seen.ready for seen in sight.workers):
         return False
     since = clock.now() - JUST_LAUNCHED_SECONDS

@@ -15,10 +15,10 @@
 - A worker with older code is *stuck* if failures have stopped one of its shards, or if one of its batches hangs.
   Free slots are launched to replace all stuck workers at once. If another worker reads, the stuck workers drain
   without waiting until their successors can read.
-- If a worker cannot read within the time that a start is allowed to take, and another worker reads, the leader
-  gives up the worker that cannot read: this worker drains, and its slot is launched again. The worker thus blocks
-  neither a deployment nor a reduction of the fleet, and the workers that read are kept. Later starts get more time:
-  see `kcl_dagster.leader.patience`.
+- A start is allowed to take a certain time. If a worker still cannot read after this time, and another worker
+  reads, the leader gives up the first worker: this worker drains, and its slot is launched again. So a worker that
+  never reads blocks neither a deployment nor a reduction of the fleet, and the workers that read are kept. After a
+  start was given up, later starts get more time: see `kcl_dagster.leader.patience`.
 """
 
 import math
@@ -49,8 +49,8 @@ ABANDONED_SECONDS: Final = 120.0
 # A run that is queued for longer than this does not count as a worker: its queue may belong to another deployment,
 # or may be blocked.
 QUEUED_SECONDS: Final = 120.0
-# A worker that cannot read after this time, or after this many cool-downs if that is longer, is given up. The time
-# is longer after other starts were given up.
+# A worker is given up if it cannot read after `NEVER_UP_SECONDS`, or after `NEVER_UP_COOLDOWNS` cool-downs if these
+# take longer. After starts were given up, later starts get more time.
 NEVER_UP_SECONDS: Final = START_SECONDS
 NEVER_UP_COOLDOWNS: Final = 5
 # A worker that was launched this recently is expected to report soon.
@@ -90,7 +90,7 @@ class FleetSight:
     """The code with which workers are launched."""
 
     given_up: Mapping[str, float] = field(default_factory=dict)
-    """Runs of the last day whose workers were given up because they could not read in time, and when."""
+    """Runs of the last day whose workers were given up because their starts took too long, and when."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class FleetPlan:
     run."""
 
     given_up: Mapping[WorkerId, str] = field(default_factory=dict)
-    """For each worker in `drain` that is given up because it could not read in time: the id of its run."""
+    """For each worker in `drain` that is given up because its start took too long: the id of its run."""
 
     given_up_over: bool = False
     """Whether the starts that were given up no longer matter: a worker that was launched later reads, or no worker
@@ -241,7 +241,7 @@ class _Slots:
     - `silent`: the run of the slot is active, but its worker does not write its row. The run keeps the slot, but
       does not count as a worker.
     - `waiting`: the run of the slot has been queued for so long that it does not count as a worker.
-    - `given_up`: the worker of the slot could not read in time, and another worker reads.
+    - `given_up`: the start of the slot's worker has taken too long, and another worker reads.
     - `held`: the slot would be serving, but an operator paused it.
     - `overtaken`: the run of the slot is queued, although a living worker of another instance serves the slot.
     """
@@ -283,7 +283,7 @@ class _Slots:
 
     def why_leave(self, slot: str) -> str:
         """Return why the worker of the slot has to be replaced: it has older code, or has run for longer than its
-        lifetime. The text is empty if the worker can stay, or if another deployment launched it."""
+        lifetime. The text is empty if the worker can stay, or if another deployment launched the worker."""
         run = self._sight.slots.get(slot)
         if run is None or run.status != "running":
             return ""
@@ -297,8 +297,8 @@ class _Slots:
         return f"it has not come to read in {self._age(slot) / 60:.0f} minutes"
 
     def is_stuck(self, slot: str) -> bool:
-        """Whether the worker has older code, and a stopped shard or a hanging batch, which newer code may be able
-        to process."""
+        """Whether the worker has older code, and a stopped shard or a hanging batch. Newer code may be able to
+        process the records of this shard or batch."""
         run = self._sight.slots.get(slot)
         is_older = run is not None and run.status == "running" and self._has_older_code(slot, run)
         if not is_older or not self.is_up(slot):
@@ -382,10 +382,13 @@ class _Slots:
 
 
 def _by_slot(workers: Sequence[WorkerSight], own: Mapping[str, WorkerSight]) -> dict[str, WorkerSight]:
-    """Return the workers of the slots that are not in `own`, by slot. `own`: the slots whose active run has a
-    living worker. If it is not known yet whether a worker is alive, the worker is included. If a slot has several
-    workers, a living worker is chosen, if possible one that does not drain. Workers of bounded runs are left out,
-    because they have no slot."""
+    """Find a worker for each slot that is not in `own`, by the rows of the workers. `own`: the slots whose active
+    run has a living worker.
+
+    A worker also counts if it is not known yet whether the worker is alive. If a slot has several workers, a living
+    worker is chosen, if possible one that does not drain. Workers of bounded runs are left out, because they have
+    no slot.
+    """
     found: dict[str, WorkerSight] = {}
     for seen in sorted(workers, key=lambda seen: (seen.alive, not seen.drains, seen.id)):
         if (

@@ -1,9 +1,9 @@
 """Releases the leases of streams that the application no longer reads. The leases keep their checkpoints.
 
 Either the stream was removed from the application, or another stream now has its name. In both cases, the
-checkpoints may still be needed: a removed stream can be added again, and a leader that uses the wrong region,
-account or endpoint also finds another stream of the same name. The leader therefore never deletes such leases. An
-operator can delete them.
+checkpoints may still be needed. A removed stream can be added again. If a leader uses the wrong region, account or
+endpoint, it also finds another stream of the same name. The leader therefore never deletes such leases. An operator
+can delete them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,9 +30,8 @@ class FormerStreams:
     def run(
         self, former: Sequence[Lease], current: Mapping[str, StreamIdentifier], deadline: float
     ) -> tuple[list[str], list[str]]:
-        """Release the leases in `former`, which belong to streams that are no longer read. Returns notes and
-        errors. Stops at `deadline` (monotonic); the next tick continues. `current`: the streams that are read, by
-        name."""
+        """Release the leases in `former`: the leases of streams that are no longer read. Returns notes and errors.
+        Stops at `deadline` (monotonic); the next tick continues. `current`: the streams that are read, by name."""
         by_stream: dict[StreamIdentifier, list[Lease]] = {}
         for lease in former:
             if lease.stream is not None:

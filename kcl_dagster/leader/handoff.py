@@ -1,9 +1,9 @@
 """Decides how long a graceful handoff is allowed to take.
 
 The old owner transfers the lease when it has finished its batch. If the old owner exceeds the time that it has for
-this, the leader forces the move. `Standing` measures how long the handoff has lasted, as it measures how long the
-counter of a lease was unchanged. If the leader restarts, the measurement does not begin again, and the time that
-the old owner has does not become shorter.
+this, the leader forces the move. `Standing` measures how long the handoff has lasted, in the same way in which it
+measures how long the counter of a lease was unchanged. A part of the measurement survives a restart of the leader.
+A restart never shortens the time that the old owner has.
 """
 
 from dataclasses import dataclass

@@ -12,6 +12,6 @@ def active_ranges(leases: Iterable[Lease]) -> list[HashRange]:
 
 
 def lack_range(leases: Iterable[Lease]) -> list[Lease]:
-    """Unfinished leases without a hash range. Old clients write such leases. A listing of the stream has the hash
-    ranges."""
+    """Unfinished leases without a hash range. Old clients write such leases. The missing hash ranges are in a
+    listing of the stream."""
     return [lease for lease in leases if not lease.is_finished and lease.hash_range is None]

@@ -23,14 +23,14 @@ class Streams(Protocol):
         their descendants."""
 
     def first_unread(self, stream: str, lease: Lease, timestamp_ms: int | None) -> float | None:
-        """Return when the first record after a lease's checkpoint arrived, in epoch milliseconds; infinite if there
-        is no such record. Returns None if only a worker can find out. Does not raise errors of AWS. See
-        `streams.arrivals`."""
+        """Return when the first record after a lease's checkpoint arrived, in epoch milliseconds. Infinite if there
+        is no such record; None if only a worker can find out whether there is one. Does not raise errors of AWS.
+        See `streams.arrivals`."""
 
 
 class KinesisStreams:
-    """Streams of one account and region. A method retries throttled requests for `seconds` at most. After that, the
-    next tick tries again, so that time remains for other streams."""
+    """Streams of one account and region. A method retries throttled requests for `seconds` at most, so that time
+    remains for other streams. The next tick tries again."""
 
     def __init__(self, client: Client, runtime: Runtime, seconds: float = LISTING_SECONDS) -> None:
         self._client = client

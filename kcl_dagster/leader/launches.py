@@ -26,8 +26,8 @@ class _Slot:
 
 @dataclass(slots=True)
 class LaunchBook:
-    """Remembers how the runs of each slot ended. This is kept in the process only, so a new leader launches at
-    once.
+    """Remembers how the runs of each slot ended. The object is in this process only, so a new leader launches
+    without a pause. `lifetime`: the seconds after which the fleet replaces a worker.
 
     `moment` is a monotonic time: if the wall clock is set back by an hour, a slot must not wait for an hour.
     """
@@ -38,8 +38,8 @@ class LaunchBook:
     def see(
         self, runs: Mapping[str, SlotRun], now: float, moment: float, up: Collection[str | None] | None = None
     ) -> None:
-        """Record the active runs of one tick. `now`: epoch seconds. `up`: the runs whose workers can read. If it is
-        None, this is not known, and every run counts as one whose worker could read."""
+        """Record the active runs of one tick. `now`: epoch seconds. `up`: the runs whose workers can read. None if
+        these runs are not known: the worker of every run then counts as able to read."""
         for slot, run in runs.items():
             known = self._slots.setdefault(slot, _Slot())
             if known.run is not None and known.run.run_id != run.run_id:

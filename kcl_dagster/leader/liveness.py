@@ -1,8 +1,8 @@
 """Decides which workers are alive, and which workers can get leases.
 
-A kcl_dagster worker is alive while its row keeps changing, measured with the leader's own clock. A Java worker
-writes its row every thirty seconds. The KCL trusts the time in the row. The leader trusts this time only while it
-has not yet observed a change of the row, and with a tolerance for clocks that differ.
+A worker is alive while its row keeps changing, measured with the leader's own clock. A kcl_dagster worker writes
+its row at every heartbeat, a Java worker every thirty seconds. The KCL trusts the time in the row instead. The
+leader uses this time only until it has observed a change of the row, and with a tolerance for clocks that differ.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -203,8 +203,8 @@ def lag_of(sights: Sequence[WorkerSight]) -> int | None:
 
 
 def scalable_lag_of(sights: Sequence[WorkerSight], paused: Collection[LeaseKey] = ()) -> int | None:
-    """Return the largest lag of shards that are neither failing, stopped nor paused, in milliseconds: more workers
-    could reduce it. None if it is not known."""
+    """Return the largest lag of shards that are neither failing, stopped nor paused, in milliseconds. More workers
+    can reduce the lag of such shards only. None if this lag is not known."""
     lags = [_scalable_lag(seen.row, paused) for seen in sights if seen.alive]
     return max((lag for lag in lags if lag is not None), default=None)
 

@@ -27,13 +27,13 @@ CHANGED: Final = 0.25
 _CHANGED_SPREADS: Final = 1.5
 # Loads that were watched for a shorter time cause no handoffs: their jitter has not been averaged out.
 WATCH_SECONDS: Final = 60.0
-# A throughput is used for balancing after this time without a change. By then, a peak of some seconds has nearly
-# been averaged out, for example a backlog that is read much faster than records arrive. The first bursts of records
-# may count as changes. Each burst increases the spread, so later bursts do not count as changes, and the mean over
-# all bursts is used.
+# A throughput is used for balancing after this time without a change. By then, a peak of some seconds has hardly
+# any influence on the mean. Such a peak is, for example, a backlog that is read much faster than records arrive.
+# The first bursts of records may count as changes. Each burst increases the spread, so later bursts do not count as
+# changes, and the mean over all bursts is used.
 SETTLE_SECONDS: Final = 180.0
 # Workers that were launched together begin to read within this time of each other, even on a busy machine. For this
-# time after the first worker begins to read, the others keep their leases.
+# time after the first worker begins to read, workers that start slowly keep their leases.
 TOGETHER_SECONDS: Final = 15.0
 # If neither checkpoint nor throughput has changed for this long, no records arrive
 IDLE_AFTER_SECONDS: Final = 60.0

@@ -42,7 +42,7 @@ class Memory:
     """CPU per KB/s on each worker's machine."""
 
     given_up: dict[str, int] = field(default_factory=dict)
-    """Runs whose workers were given up because they could not read in time, and when, in epoch seconds. See
+    """Runs whose workers the leader gave up because their starts took too long, and when, in epoch seconds. See
     `kcl_dagster.leader.patience`."""
 
     given_up_over: int = 0
@@ -84,8 +84,8 @@ class Memory:
                 if known is None or known.number < entry[0]:
                     self.generations[slot] = Generation(entry[0], bool(entry[1]))
                 elif known.number == entry[0] and entry[1]:
-                    # A process that does not lead reads the row repeatedly, possibly before and after the run
-                    # appeared.
+                    # A process that does not lead reads the row repeatedly. It may have read the row before the run
+                    # appeared, and now reads the row again.
                     known.seen = True
         costs = document.get("costs")
         for worker, cost in costs.items() if isinstance(costs, Mapping) else ():

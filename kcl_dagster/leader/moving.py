@@ -119,8 +119,8 @@ class Mover:
         return results
 
     def _write(self, move: Move, lease: Lease) -> tuple[Move, str | None]:
-        """Write a move. Returns the move with None if it was written, with an empty text if another write came
-        first, and with the error otherwise."""
+        """Write a move. Returns the move and the problem: None if the move was written, an empty text if another
+        write came first, and else the error."""
         consents = move.kind != "unserved" and self._settings.graceful and lease.owner is not None
         try:
             if consents:

@@ -41,8 +41,8 @@ class Sight:
         return tuple(lease for lease in self.leases if not lease.is_finished)
 
     def reading(self, paused: Collection[LeaseKey] = ()) -> list[WorkerSight]:
-        """Return the ready workers that have begun to read at least one of their leases. If no lease waits for a
-        worker, all ready workers are returned. `paused` leases are ignored."""
+        """Return the ready workers that have begun to read at least one of their leases. If no lease is unserved or
+        unbegun, all ready workers are returned. `paused` leases are ignored."""
         leases = [lease for lease in self.unfinished if lease.key not in paused]
         waiting = {lease.key for lease in leases} & (self.unserved.keys() | self.unbegun)
         begun = {lease.actual_owner for lease in leases if lease.key not in waiting}
@@ -100,9 +100,11 @@ class Observer:
 
     _given: dict[LeaseKey, tuple[WorkerId | None, int | None]] = field(default_factory=dict)
     """For each lease, its owner, and the counter that the lease had when this owner was first observed. The counter
-    is None once it has changed. A worker finds its new leases by searching for its own name as owner. If a handoff
-    begins before the worker has found the lease, the row names the next owner, and the worker never finds the
-    lease."""
+    is None once it has changed: the owner has then begun to renew the lease.
+
+    The leader begins no handoff of a lease before that. A worker finds its new leases by searching for its own name
+    as owner. During a handoff, the row names the next owner, so a worker that has not found the lease yet would
+    never find it."""
 
     _runs: dict[WorkerId, str] = field(default_factory=dict)
     """The run of every worker that has a row, and of every worker that owns a lease although its row was
@@ -112,13 +114,13 @@ class Observer:
     """Workers that were asked to drain because their run is over, or because another run has their slot."""
 
     _suspects: dict[WorkerId, str] = field(default_factory=dict)
-    """Workers that let a lease expire, with the version of their row at that time. By now, another worker may own
-    the lease, so only this entry still shows that the worker may have ended. The row of a Java worker shows its end
-    only after more than a minute."""
+    """Workers that let a lease expire, with the version of their row at that time. By now, the lease may have
+    another owner. Only this entry then still shows that the former owner may have ended: the row of a Java worker
+    shows its end only after more than a minute."""
 
     def observe(self, scan: ScanResult, runs: RunView, now: float) -> Sight:
-        """Return the leader's view of a scan, which must be strongly consistent. Called once or twice per tick.
-        `now`: epoch seconds."""
+        """Return the leader's view of a scan, which must be strongly consistent. Called for each read of the
+        tables, at most three times per tick. `now`: epoch seconds."""
         self._enter(scan)
         ended = self._ended(scan, runs)
         rule = LivenessRule(
@@ -160,8 +162,8 @@ class Observer:
         )
 
     def _unbegun(self, scan: ScanResult) -> frozenset[LeaseKey]:
-        """Return the leases that their owners have not begun to renew. Leases that had their owner when this leader
-        started count as begun."""
+        """Return the leases that their owners have not begun to renew. A lease counts as begun if its owner has not
+        changed since this leader first read it."""
         seen: dict[LeaseKey, tuple[WorkerId | None, int | None]] = {}
         for lease in scan.leases:
             owner, counter = self._given.get(lease.key, (lease.actual_owner, None))
@@ -218,8 +220,8 @@ class Observer:
         return max(MISSED_BEATS * self.timings.heartbeat, KCL_ROW_SECONDS)
 
     def _ended(self, scan: ScanResult, runs: RunView) -> frozenset[str]:
-        """Of the runs of workers that have a row or own a lease, return the runs that are over. The active runs of
-        slots are not looked up."""
+        """Return the runs that are over. Only runs of workers that have a row or own a lease are looked up, without
+        the active runs of slots."""
         owners = {lease.actual_owner for lease in scan.leases}
         known = {worker: run for worker, run in self._runs.items() if worker in owners}
         self._runs = known | {row.id: row.run_id for row in scan.workers if row.run_id is not None}

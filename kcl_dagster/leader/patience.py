@@ -7,8 +7,8 @@ and dropped only if they are too old or too many. Leaders that merge their sets,
 therefore get the same waiting time.
 
 The starts that were given up are *over* when a worker that was launched after the last of them can read, or when no
-worker has to be launched. Until then, the leader reports these starts. The leader remembers the time at which the
-last start that is over was given up. This time only grows.
+worker has to be launched. Until then, the leader reports these starts. The leader remembers one time for this: all
+starts that were given up at this time or earlier are over. The time only grows.
 """
 
 from collections.abc import Iterable, Mapping

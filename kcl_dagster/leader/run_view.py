@@ -45,8 +45,8 @@ def _none_is_known(run_ids: Collection[str]) -> Collection[str]:  # noqa: ARG001
 class RunView:
     """The active runs by slot, and a function `finished` that returns which of the given runs are over.
 
-    `finished` must not return runs that it does not know, because they may belong to another deployment. It is
-    called at most twice per tick.
+    `finished` must not return runs that it does not know, because another deployment may have launched them. It is
+    called once for each read of the tables, at most three times per tick.
     """
 
     slots: Mapping[str, SlotRun] = field(default_factory=dict)

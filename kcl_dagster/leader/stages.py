@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# If a counter was unchanged for this part of the lease duration, this time is saved. An owner that is alive changes
-# the counter earlier.
+# The time for which a counter was unchanged is saved if it is at least this part of the lease duration. An owner
+# that is alive changes the counter earlier.
 _WORTH_REMEMBERING: Final = 0.5
-# A leader that started recently also saves the times of counters that were unchanged for this part of the time
-# since its start. Otherwise, leaders that restart often would never save anything.
+# A leader that started recently also saves shorter times: those of at least this part of the time since its start.
+# Without this rule, leaders that restart often would never save anything.
 _WORTH_REMEMBERING_YOUNG: Final = 0.5
-# If nothing urgent has changed, the memory is saved at this interval. Decisions, such as launches, are urgent. The
-# times for which leases and handoffs were unchanged are urgent, too.
+# The memory is saved at least at this interval. It is saved at once if a decision has changed, such as a launch, or
+# while it contains the time for which a lease or a handoff was unchanged.
 _SAVE_SECONDS: Final = 30.0
 # The part of the budget after which the sync stage stops for this tick, so that time remains for the assign stage.
 _SYNC_SHARE: Final = 0.5
@@ -251,8 +251,8 @@ class Tick:
             self.memory.saw_run(slot)
 
     def _leave_time_to_decide(self) -> None:
-        """Extend the deadline after a long read. Otherwise, if reading the tables took the whole budget, no tick
-        would ever decide anything."""
+        """Extend the deadline after a long read of the tables. Without this, ticks would never decide anything if
+        each read takes the whole budget."""
         least = self._read_until + self.leader.application.timings.tick_budget * _DECISION_SHARE
         self.deadline = max(self.deadline, min(least, self.started + _LATEST_END))
 
@@ -280,8 +280,8 @@ class Tick:
             self.notes.append(f"whether the application is paused could not be read: {problem}")
 
     def _read_completeness(self) -> None:
-        """Read the completeness row, unless this process knows it already. Must run before the leases are read.
-        While this process leads, it knows the row from its own writes."""
+        """Read the completeness row, unless this process knows the row already. While this process leads, it knows
+        the row from its own writes. Must run before the leases are read; see `Leader.written`."""
         leader = self.leader
         if leader.written is None:
             try:
@@ -329,8 +329,8 @@ class Tick:
         return found | dict.fromkeys(self._paused(sight), Hindrance.PAUSED)
 
     def _finished(self, run_ids: Collection[str]) -> Collection[str]:
-        """Return the runs that are over. If the orchestrator does not answer, returns none: the leases of workers
-        that have ended are then taken when they expire."""
+        """Return the runs that are over. If the orchestrator does not answer, returns none. Leases of workers that
+        have ended are then taken only when the leases expire."""
         try:
             return self.runs.finished(run_ids)
         except Exception as problem:
@@ -417,8 +417,8 @@ class Tick:
         return max(self.resting.values(), default=0.0)
 
     def _see_silent(self, plan: FleetPlan, moment: float) -> None:
-        """Find runs that keep a slot although their worker has ended. Called only if the rows of the workers could
-        be read."""
+        """Find runs that keep a slot although their worker has ended, and list them in `abandoned`. Called only if
+        the rows of the workers could be read."""
         standing = self.memory.standing
         for slot, run in self.runs.slots.items():
             standing.observe(SILENT + slot, plan.silent.get(slot, ""), moment, moment)
@@ -428,8 +428,8 @@ class Tick:
                 self.notes.append(f"run {run.run_id} of {slot} is reported as failed: its worker is gone")
 
     def _send_away(self, sight: Sight) -> None:
-        """If a worker still writes its row although its run is over, or although another run has its slot, ask the
-        worker to drain. Such a worker possibly does not detect itself that it has to end."""
+        """Ask a worker to drain if it still writes its row although its run is over, or although another run has
+        its slot. The worker itself possibly does not detect that it has to end."""
         for seen in sight.workers:
             if seen.beats and (seen.run_is_over or seen.replaced) and seen.id not in self.observer.sent_away:
                 self.notes.append(f"{seen.id} is asked to leave: its run is over, or its slot has another")
@@ -556,7 +556,8 @@ class Tick:
         return "; ".join(problems) or None
 
     def _save(self) -> None:
-        """Save the memory for the next leader, if something urgent has changed or the last save is long ago."""
+        """Save the memory for the next leader, if it has something urgent (see `_SAVE_SECONDS`) or the last save is
+        long ago."""
         leader, now = self.leader, self.leader.runtime.clock.monotonic()
         worth = min(
             leader.application.timings.lease_duration * _WORTH_REMEMBERING,
@@ -583,8 +584,8 @@ class Tick:
             self._stage("resign", self._resign)
 
     def _watch_starts(self) -> None:
-        """Give up leadership if none of this deployment's workers begins to read, so that another deployment can
-        launch workers."""
+        """If none of this deployment's workers begins to read, give up leadership. Another deployment can then lead
+        and launch workers."""
         plan, sight, runs = self.fleet, self.sight, self.runs
         if not self.leading or sight is None or runs.unknown or not runs.launches:
             return

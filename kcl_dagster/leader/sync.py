@@ -10,9 +10,9 @@ these rules are repaired, except with `as_kcl`:
 - If only a middle generation has leases, the KCL can create leases for the ancestors of a shard that is being read,
   and then reads old records after new ones. This module creates no such leases: the ancestors of a shard that is
   being read count as finished.
-- A merged shard waits for both parents. If the lease of one parent was deleted, the KCL waits for it for ever. This
-  module creates the deleted lease again. It is created even if the other parent was read to its end and the lease
-  of this other parent was deleted, too.
+- A merged shard is read only after both parents. If the lease of one parent was deleted, the KCL reads neither this
+  parent nor the merged shard. This module creates the deleted lease again, even if the lease of the other parent
+  was deleted, too, after this other parent was read to its end.
 
 Modelled in spec/Reshard.tla.
 """
@@ -34,9 +34,13 @@ _INCLUDE_THE_PAST: Final = (Position.TRIM_HORIZON, Position.AT_TIMESTAMP)
 
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
-    """The changes that a sync should make. `creates`: leases to create, in this order, oldest first.
-    `inconsistent`: children of open shards. If there are any, the listing shows the stream at two different times,
-    and must not be used. `gone`: leases of shards that left the stream unread."""
+    """The changes that a sync should make.
+
+    - `creates`: leases to create, in this order, oldest first.
+    - `inconsistent`: children of shards that are listed as open. A shard is closed before it has children. If there
+      are such children, the listing shows the stream at two different times, and must not be used.
+    - `gone`: leases of shards that left the stream before they were read to their end.
+    """
 
     creates: tuple[Lease, ...] = ()
     inconsistent: tuple[str, ...] = ()
@@ -74,10 +78,12 @@ def plan_sync(
     """Plan the missing leases of a stream that has leases. `shards` is a complete, unfiltered listing of the
     stream. `leases` are the leases of this stream.
 
-    `roots`: the shards that were open when the application began at LATEST. If a root was closed since, and neither
-    the root nor a descendant has a lease, the root was missed when the first leases were created. It gets a lease
-    now. Nothing is planned if the listing is empty, or if it is inconsistent and `ignore_unexpected_children` is
-    False.
+    `roots`: the shards that were open when the application began at LATEST. A root that is closed by now must have
+    a lease, or a descendant with a lease. If there is neither, the root was missed when the first leases were
+    created, and it gets a lease now.
+
+    An empty listing gives an empty plan. An inconsistent listing gives a plan with `inconsistent` only, unless
+    `ignore_unexpected_children` is set.
     """
     if not shards:
         return SyncPlan()
@@ -152,9 +158,13 @@ def new_lease(shard: Shard, checkpoint: Checkpoint, stream: StreamIdentifier | N
 
 
 def _empty_at(shard: Shard, gone: Mapping[str, Lease]) -> int | None:
-    """Return the moment before which a new shard had no records: the latest `stored_through` of those parents that
-    left the stream unread. `gone`: the leases of shards that left the stream unread. Records that arrived in the
-    new shard after the moment may have left the stream, too. Returns None if no such moment is known."""
+    """Return a moment before which a new shard had no records; None if none is known.
+
+    The moment comes from those parents that left the stream before they were read to their end. `gone`: the leases
+    of such shards. The result is the latest `stored_through` of these parents, because a shard gets its first
+    record only after its parents were closed. Records that arrived in the new shard after the moment may have left
+    the stream, too.
+    """
     known = [gone[parent].stored_through for parent in shard.parents if parent in gone]
     return max((moment for moment in known if moment is not None), default=None)
 
@@ -189,8 +199,8 @@ def _orphans(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]
 
     - A descendant of the shard has a lease. The shard needs no lease, because it was read, and its lease was then
       cleaned up.
-    - The shard has a second parent, which must be read before the shard. This is the case if the second parent is
-      still in the stream, and neither this parent nor a descendant of it has a lease. The shard needs no lease yet.
+    - The shard has a second parent that was not begun yet. This parent is still in the stream, and neither the
+      parent nor a descendant of it has a lease. It must be read before the shard, so the shard needs no lease yet.
     """
     past = _ancestors(listed, held)
     found: set[str] = set()
@@ -205,9 +215,10 @@ def _orphans(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]
 
 
 def _severed(listed: Mapping[str, Shard], held: Mapping[str, Lease], past: Collection[str]) -> set[str]:
-    """Return the closed shards that would never be read. A shard gets its lease when a parent was read. These
-    shards have no lease, and their parents have left the stream and have no leases, either. This happens if there
-    was no leader for a long time.
+    """Return the closed shards without a lease that would never be read.
+
+    Normally, a shard gets its lease when its parents have been read. The parents of these shards will not be read,
+    because they have left the stream and have no leases. This happens if there was no leader for a long time.
 
     Only an application that began at LATEST needs this function. With other start positions, `_Walk` finds these
     shards among the ancestors of the open shards. The result can include shards that were closed before the
@@ -223,9 +234,12 @@ def _severed(listed: Mapping[str, Shard], held: Mapping[str, Lease], past: Colle
 
 
 def _awaited(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]:
-    """Return the parents that have no lease, although their child is an unread merged shard whose other parent is
-    being read or was read to its end. The lease of such a parent was lost, because clean-up keeps the leases of
-    parents until their children are read."""
+    """Return the parents whose leases were lost.
+
+    Each of them is listed without a lease, and is a parent of a merged shard that has a lease and is not read yet.
+    The other parent of the merged shard is being read, or was read to its end. Clean-up does not delete the lease
+    of a parent before its children are read, so the missing lease was not cleaned up.
+    """
     found: set[str] = set()
     for name, lease in held.items():
         if name not in listed or lease.checkpoint is None or not lease.checkpoint.is_initial_position:

@@ -75,7 +75,7 @@ class StreamState:
     """Identifiers in lease keys that may mean this stream, but have another creation epoch."""
 
     is_other: bool = False
-    """Whether the leases, which do not name their stream, belong to another stream."""
+    """Whether the leases are those of another stream. Only possible if the leases do not name their stream."""
 
     knows_roots: bool = False
     """Whether this process has compared the shards that were open at the start position with the leases."""
@@ -111,7 +111,7 @@ class SyncOutcome:
 
 class Syncer:
     """Creates missing leases, and keeps a state for each stream. Only one call of `run` at a time is allowed.
-    Within it, `parallel` handles several streams at the same time."""
+    Within this call, `parallel` handles several streams at the same time."""
 
     def __init__(
         self,
@@ -197,8 +197,8 @@ class Syncer:
         return {name: state.identifier for name, state in self._states.items() if state.identifier is not None}
 
     def first_moment(self) -> FirstMoment | None:
-        """Return the first moment of the application: the moment from which all shards are read. Returns None if a
-        stream already had leases when its start position was recorded: other workers had then read an unknown part
+        """Return the first moment of the application: the moment from which all shards are read. None if a stream
+        already had leases when its start position was recorded, because other workers had then read an unknown part
         of the stream.
 
         Reads the stored start positions, which a reset may have changed. Raises a StreamError if a start position
@@ -236,8 +236,9 @@ class Syncer:
         if (stream.creation_epoch or 0) > (
             state.identifier.creation_epoch or 0
         ) and not state.settings.creation_epoch:
-            # Another leader has detected that the stream was created again, and this leader has not. If the service
-            # still describes the old stream after that, the other leader used another endpoint.
+            # Another leader has detected that the stream was created again, and this leader has not. This leader
+            # therefore asks the service again. If the service still describes the old stream, the other leader used
+            # another endpoint.
             now = self._clock.monotonic()
             if state.asked_at > state.newer.setdefault(stream, now):
                 return True
@@ -325,8 +326,8 @@ class Syncer:
         """Raise a StreamError if leases name this stream with a creation epoch that is not its creation time.
 
         A Java application chooses the epoch itself. If the leader created leases with another epoch beside those of
-        the Java application, the stream would be read a second time, from another position. If the stored start
-        positions show that leases are those of a deleted stream, no error is raised for them.
+        the Java application, the stream would be read a second time, from another position. Leases are left out of
+        this check if the stored start positions show that their stream was deleted.
         """
         state.disputed = frozenset()
         if not identifier.is_multi or state.settings.creation_epoch or _group_of(identifier) in grouped:
@@ -430,10 +431,10 @@ class Syncer:
         plan = plan_sync(shards, leases, start.position, identifier, as_kcl=as_kcl)
         begins_anew = any(lease.checkpoint == LATEST for lease in plan.creates)
         if start.position is Position.LATEST and not as_kcl and (begins_anew or not state.knows_roots):
-            # The first shards are listed once per process, because a former leader may have ended while it created
-            # the first leases. They are also listed if a lease is to be created at LATEST, because no lease
-            # leads to its shard: such a lease may have been deleted, and the shard of the deleted lease may be
-            # closed by now.
+            # The first shards, those that were open at the start position, are listed once per process, because a
+            # former leader may have ended while it created the first leases. They are also listed if the plan
+            # creates a lease at LATEST. The lease of one of the first shards may then have been deleted, and this
+            # shard may be closed by now.
             opened_at = _opened_at(start, state.horizon)
             roots = frozenset(shard.id for shard in self._streams.shards(name, opened_at))
             plan = plan_sync(shards, leases, start.position, identifier, roots=roots, as_kcl=as_kcl)
@@ -495,9 +496,9 @@ def _last_read_by_java(leases: Sequence[Lease], workers: Sequence[WorkerRow]) ->
     """Return the time (epoch seconds) through which Java workers have certainly read the shards whose leases still
     have LATEST. None if no lease has LATEST, or if there is no row of a Java worker.
 
-    A Java worker writes no checkpoint before the first record of a shard, and writes its row every thirty seconds.
-    All records that arrived before it last wrote its row were therefore read, or there were none. Records that
-    arrived later were possibly not read.
+    A Java worker writes no checkpoint before the first record of a shard, so a lease can keep LATEST although its
+    shard is being read. The worker writes its row every thirty seconds. When it last wrote the row, it had read all
+    records that had arrived until then. Records that arrived later were possibly not read.
     """
     rows = {row.id: row.last_update for row in workers if row.slot is None and row.last_update is not None}
     owners = [lease.actual_owner for lease in leases if lease.checkpoint == LATEST]
@@ -538,18 +539,19 @@ def _has_former(identifier: StreamIdentifier, groups: Iterable[str]) -> bool:
 
 def _counted_since(start: StartPosition, horizon: float) -> int:
     """Return the time (epoch seconds) from which the counts in the stream's leases include everything that is
-    stored under the stream's name. One second is added to the creation time, because it is in whole seconds."""
+    stored under the stream's name. One second is added to the creation time of the stream, because that time is
+    rounded down to whole seconds."""
     began = 0 if start.timestamp_ms is None else -(-start.timestamp_ms // 1000)
     return max(start.stream_created + 1, began, math.ceil(horizon))
 
 
 def _opened_at(start: StartPosition, horizon: float) -> StartAt:
-    """Return the filter for the listing of the first shards: it lists the shards that were open at this position.
-    LATEST is replaced by the time that was stored when the start was decided. So shards that were open at that time
-    and are closed now belong to the application, too.
+    """Return the filter for the listing of the first shards: the shards that were open at the start position.
 
-    If the time is before `horizon`, the oldest shards are listed, because Kinesis may refuse a timestamp that is
-    older than its records.
+    For LATEST and AT_TIMESTAMP, the filter has the time that was stored when the start was decided. The listing
+    therefore includes shards that were open at that time and are closed now. If the stored time is before
+    `horizon`, the filter lists the oldest shards instead, because Kinesis may refuse a timestamp that is older than
+    its records.
     """
     if start.position is Position.TRIM_HORIZON or start.timestamp_ms is None:
         is_past = start.position is Position.AT_TIMESTAMP

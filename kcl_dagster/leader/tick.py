@@ -99,8 +99,9 @@ class Leader:
         self.runtime = runtime
         self.memory = Memory()
         self.observer = Observer(application.timings, self.memory.standing)
-        # Observes the tables while a Java worker leads. It is separate from `observer`: as in the KCL, a lease is
-        # taken from its owner only because of observations that a process made while it led.
+        # Observes the tables while a Java worker leads. It is separate from `observer`, because a leader must not
+        # use these observations to take a lease from its owner. As in the KCL, a leader uses only observations that
+        # it made while it led.
         self.follower = Observer(application.timings, Standing())
         self.syncer = Syncer(
             application, tables.leases, tables.starts, streams, runtime.clock, parallel, tables.lock.guard
@@ -120,7 +121,8 @@ class Leader:
         self.control = Control()
         self.written: WrittenThrough | None = None
         """The completeness row as last read or written. It is read before the leases. If leases are reset between
-        the two reads, the epoch has changed, and an advance that was calculated from the leases is refused."""
+        the two reads, the epoch in the table differs from the epoch here. DynamoDB then refuses to store a moment
+        that was calculated from these leases."""
 
         self.began = runtime.clock.monotonic()
         self._remembers = False
@@ -128,9 +130,12 @@ class Leader:
         self._busy_since: float | None = None
 
     def tick(self, runs: RunView) -> TickReport:
-        """Run one tick. Never raises a KclError, because errors are in the report. Takes at most
-        `timings.tick_budget` and the timeout of one request, or longer if half of the budget has passed when the
-        tables are read. If another tick of this leader is running, this call does nothing."""
+        """Run one tick. Never raises a KclError, because errors are in the report. If another tick of this leader
+        is running, this call does nothing.
+
+        Takes at most `timings.tick_budget`, plus the timeout of one request. If the read of the tables takes more
+        than half of the budget, the tick can take longer.
+        """
         return self._alone(lambda: Tick(self, runs).run())
 
     def plan(self, runs: RunView) -> TickReport:
@@ -144,9 +149,12 @@ class Leader:
 
     def remember(self, *, anew: bool = False) -> None:
         """Load the observations and decisions of earlier leaders. They are loaded once per process, and again when
-        this process leads again. With `anew`, they are loaded in any case, because another process of this
-        deployment has led meanwhile. If they were not loaded then, two processes that lead in turn and want
-        different numbers of workers would launch and drain workers for ever."""
+        this process leads again.
+
+        `anew`: load them in any case. This is needed if another process of this deployment has led meanwhile.
+        Without this, two processes that lead in turn and want different numbers of workers would launch and drain
+        workers for ever.
+        """
         if anew or not self._remembers:
             document = self.tables.memory.load()
             self.memory.absorb(document, self.runtime.clock.monotonic())

@@ -26,8 +26,9 @@ class StageOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A slot that needs a run. The same generation is requested until its run appears, or until `LAUNCH_SECONDS`
-    have passed. Repeated requests are safe if the generation is part of the run key."""
+    """A slot that needs a run. `generation`: the number of this launch of the slot. Successive ticks request the
+    same generation until its run appears, or until `memory.LAUNCH_SECONDS` have passed. Repeated requests are safe
+    if the generation is part of the run key."""
 
     slot: str
     generation: int
@@ -75,18 +76,19 @@ class TickReport:
     a skipped tick."""
 
     refused: str | None = None
-    """Why this leader must no longer write to the tables that it detected. A new leader has to detect them
-    again."""
+    """Why this leader must no longer write: the layout or the protocol of its tables has changed since the leader
+    detected them. A new leader has to detect them again. None if there is no such change."""
 
     missing_table: str | None = None
-    """If a table of the leader was deleted: what a new table would lose, and what to do. Otherwise None."""
+    """If a table of the leader was deleted: why the leader does not create a new one, and what to do. None if no
+    table was deleted."""
 
     stages: tuple[StageOutcome, ...] = ()
     moves: tuple[Move, ...] = ()
     planned: tuple[Move, ...] = ()
     launches: tuple[Launch, ...] = ()
     retire: Mapping[str, str] = field(default_factory=dict)
-    """Slots whose worker was asked to drain, or whose run is queued and no longer needed, and why."""
+    """For each slot whose worker was asked to drain, or whose queued run is no longer needed: the reason."""
 
     abandoned: tuple[str, ...] = ()
     """Runs that keep their slots although their workers are gone. The orchestrator should mark them as failed."""
@@ -110,7 +112,7 @@ class TickReport:
     """Open leases that an operator has paused, individually or with the whole application."""
 
     paused_by: str | None = None
-    """The operator who last paused something; None if nothing is paused."""
+    """The operator who last paused or resumed something; None if nothing is paused."""
 
     unreadable: tuple[str, ...] = ()
     lag_ms: int | None = None
@@ -125,8 +127,8 @@ class TickReport:
 
     target_workers: int | None = None
     starts_given_up: Mapping[str, int] = field(default_factory=dict)
-    """Runs whose workers were given up because they could not read in time, and when (epoch seconds). Starts that
-    no longer matter are left out. Empty if this process does not lead."""
+    """Runs whose workers the leader gave up because their starts took too long, and when (epoch seconds). Starts
+    that no longer matter are left out; see `patience`. Empty if this process does not lead."""
 
     data_loss: tuple[DataLossEvent, ...] = ()
     notes: tuple[str, ...] = ()

@@ -39,9 +39,9 @@ class UnreadWatch:
         """The checkpoint of each lease at its last look-up, and the time of that look-up in epoch seconds."""
 
     def waited(self, leases: Sequence[Lease]) -> Mapping[LeaseKey, float]:
-        """Return for each lease the seconds for which its first unread record has waited. They are 0 if there is no
-        unread record, and infinite if only a worker can find out. Sends two requests per lease if a look-up is due
-        or a lease is new."""
+        """Return for each lease the seconds for which its first unread record has waited: 0 if there is no unread
+        record, infinite if only a worker can find out whether there is one. If a look-up is due or a lease is new,
+        two requests are sent for each lease."""
         now = self._clock.monotonic()
         if now >= self._due or any(lease.key not in self._arrivals for lease in leases):
             self._due = now + self._pause
@@ -68,16 +68,17 @@ class UnreadWatch:
         return found
 
     def _waited(self, key: LeaseKey) -> float:
-        """Return the seconds since the record arrived, or since this leader first found the record, whichever is
-        more. The second number is larger if this leader's clock is behind the clock of the service."""
+        """Return for how long the first unread record of a lease has waited: the seconds since it arrived, or since
+        this leader first found it, whichever is more. The second number is larger if this leader's clock is behind
+        the clock of the service."""
         arrival = self._arrivals[key]
         if arrival == math.inf:
             return 0.0
         return max(self._clock.now() - arrival, self._clock.monotonic() - self._seen_at[key])
 
     def _arrival(self, lease: Lease) -> float:
-        """Return when the first unread record of a lease arrived, in epoch seconds; infinity if there is none,
-        minus infinity if only a worker can find out."""
+        """Return when the first unread record of a lease arrived, in epoch seconds. Infinity if there is no such
+        record; minus infinity if only a worker can find out whether there is one."""
         stream = lease.stream or StreamIdentifier.single(self._application.streams[0].name)
         try:
             meant = self._starts.resolved(stream)

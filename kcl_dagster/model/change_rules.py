@@ -7,7 +7,8 @@ from typing import Any, Final
 from kcl_dagster.errors import ConfigurationError
 
 DELETES: Final = "_kcl_deletes"
-"""The name of a column in files of change rows. It marks the change rows by which a row of the table is deleted."""
+"""The name of a column in files of change rows. This column marks the change rows by which a row of the table is
+deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def change_rules(
     merge_on: Sequence[str], delete_when: str | None, order_by: str | None, owner: str
 ) -> ChangeRules | None:
     """Check the settings and build the rules. Returns None if `merge_on` is empty; rows are then appended. Raises a
-    ConfigurationError that names the `owner` if the settings contradict each other."""
+    ConfigurationError that names the `owner` if a setting is invalid or contradicts another one."""
     if isinstance(merge_on, str):
         raise ConfigurationError(f"merge_on of {owner} is a list of columns: write merge_on=[{merge_on!r}]")
     named: list[Any] = list(merge_on)

@@ -11,7 +11,7 @@ import msgspec
 from kcl_dagster.model.checkpoint import Checkpoint
 
 ChainId = NewType("ChainId", str)
-"""The unique id of a chain, across all applications and workers. Letters, digits, `-`, `_` and `~`."""
+"""The id of a chain, unique across all applications and workers. Letters, digits, `-`, `_` and `~`."""
 
 ClaimId = NewType("ClaimId", str)
 """The unique id of one claim of a lease by a chain."""
@@ -22,8 +22,8 @@ _CHAIN: Final = re.compile(r"[A-Za-z0-9_~-]{1,200}")
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A note that an owner of the lease has begun a batch. Each owner writes the note before its first batch. The
-    note applies until the checkpoint of the lease is beyond `after`.
+    """A note, in the claim on a lease, about a batch that the present owner or a former owner has begun. Each owner
+    writes the note before its first batch. The note applies until the checkpoint of the lease is beyond `after`.
 
     - `number`: the number of the batch.
     - `after`: the checkpoint after which the batch begins.
@@ -31,8 +31,9 @@ class Begun:
     - `arrived`: when the first record of the batch arrived in the stream, in epoch seconds.
     - `losses`: how many owners' processes ended while they worked on this batch with version `code` of the
       consumer's code.
-    - `is_open`: whether the owner that wrote the claim has begun to work on the batch. If so, and this owner ends
-      before the chain has an entry for the batch, the next owner adds 1 to `losses`.
+    - `is_open`: whether the owner that wrote the note has itself begun the batch. False if this owner only took
+      over the note of a former owner, see `inherited`. If True, and this owner ends before its chain has an entry
+      for the batch, the next owner adds 1 to `losses`.
     """
 
     number: int
@@ -44,8 +45,9 @@ class Begun:
     is_open: bool = True
 
     def inherited(self, code: str | None) -> "Begun":
-        """The note that the next owner writes before it begins the batch. `code`: the next owner's version of the
-        code. Losses under another version are dropped, because they do not concern the present version."""
+        """The note that the next owner writes when it claims the lease, before it begins the batch. `code`: the
+        next owner's version of the consumer's code. If the losses happened with another version, they are dropped,
+        because they show nothing about the present version."""
         losses = self.losses + self.is_open if code == self.code else 0
         return replace(self, losses=min(losses, MOST_LOSSES), code=code, is_open=False)
 
@@ -59,7 +61,8 @@ class Claim:
       move the lease's checkpoint.
     - `at`: the row's checkpoint when the claim was last written. Workers write the claim again with each
       checkpoint, and checkpoints only grow. If the row's checkpoint is before `at`, a tool that does not know
-      claims has reset the lease, and entries do not move its checkpoint. None in claims of an earlier version.
+      claims has reset the lease. Entries of the chain then do not move the lease's checkpoint. `at` is None in
+      claims of an earlier version.
     """
 
     chain: ChainId
@@ -96,7 +99,8 @@ class _State(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def packed_claim(claim: Claim) -> str | None:
-    """Encode what the row stores about the claim in addition to its ids. None if there is nothing."""
+    """Encode what the row stores about the claim in addition to the claim's ids. None if the claim has no `id` or
+    no `at`: nothing is then stored in addition."""
     if claim.id is None or claim.at is None:
         return None
     found, begun = claim.begun, None
@@ -107,7 +111,8 @@ def packed_claim(claim: Claim) -> str | None:
 
 
 def unpacked_claim(chain: ChainId, claim: ClaimId | None, state: str | None) -> Claim:
-    """Build a claim from its ids and its stored state. Raises ValueError if no worker wrote this `state`."""
+    """Build a claim from its ids and its stored state. If another claim's state is stored, because an earlier
+    version replaced only the ids, the state is ignored. Raises ValueError if `state` cannot be decoded."""
     if claim is None or state is None:
         return Claim(chain, claim)
     try:

@@ -19,8 +19,8 @@ class FirstMoment:
 
     - `moment`: epoch seconds.
     - `is_creation`: the first of the streams was created at this time, so nothing arrived earlier.
-    - `is_settled`: False after a reset of all leases, until all shards are read again. Until then, records may
-      expire from the streams unread, and the moment may become later.
+    - `is_settled`: False after a reset of all leases, until all shards are read again. In this time, records may
+      leave the streams unread, and the moment may become later.
     """
 
     moment: int
@@ -48,8 +48,9 @@ class FirstMoment:
 
 @dataclass(frozen=True, slots=True)
 class ReadFrom:
-    """The position from which all shards of a stream are read. `start`: epoch seconds; None if reading starts with
-    the oldest records in the stream. `created`: epoch seconds. `retention`: seconds."""
+    """The position from which all shards of a stream are read. `created`: when the stream was created, in epoch
+    seconds. `retention`: seconds for which the stream keeps records. `start`: where reading starts, in epoch
+    seconds; None if reading starts with the oldest records in the stream."""
 
     created: float
     retention: float

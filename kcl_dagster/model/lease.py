@@ -25,8 +25,9 @@ class Lease:
     - `stored_through`: epoch seconds. Every record of the shard that arrived earlier is stored and visible, if
       records arrive in order (see `Timings.arrival_margin`).
     - `stored`: counts of stored rows, by window.
-    - `ended_parent`: for a lease of a merged shard that is not read yet: the parent at whose end the lease was
-      made, or the shard's own id if all parents are read again.
+    - `ended_parent`: only in the lease of a merged shard that is not read yet. The parent at whose end the lease
+      was created. This parent need not have a lease any more; the other parents must have one, see
+      `awaited_parents`. After a reset by which all parents are read again, `ended_parent` is the shard's own id.
     - `claim`: the chain that may have entries for the shard.
     - `handoff`: the lease's counter at the beginning of the last handoff that a leader of kcl_dagster requested.
     """
@@ -67,9 +68,9 @@ class Lease:
 
     @property
     def awaited_parents(self) -> frozenset[str]:
-        """The parents of this shard that must have a lease as long as this shard is not read, unless they have left
-        the stream. If such a parent is still in the stream but has no lease, its lease was lost. Empty if this
-        shard has been read, or if `ended_parent` is not known."""
+        """The parents of this shard that must have a lease as long as this shard is not read and they are in the
+        stream. If the stream still has such a parent, but the parent has no lease, the parent's lease was lost.
+        Empty if this shard has been read, or if `ended_parent` is not known."""
         if self.ended_parent is None or self.checkpoint is None or not self.checkpoint.is_initial_position:
             return frozenset()
         return self.parents - {self.ended_parent}

@@ -92,8 +92,8 @@ def loads(
 
 
 def plan_taking(candidates: Sequence[Candidate], me: WorkerId, rules: TakingRules, chance: Random) -> Taking:
-    """Decide which leases to take now. With `chance`, workers that decide at the same moment choose different
-    leases."""
+    """Decide which leases to take now. The leases are drawn with `chance`, so that workers that decide at the same
+    moment mostly choose different leases."""
     available = [candidate for candidate in candidates if is_available(candidate, rules)]
     counts = loads(candidates, me, {c.key for c in available})
     fair = 1 if len(counts) >= len(candidates) else math.ceil(len(candidates) / len(counts))

@@ -15,8 +15,8 @@ _LARGEST_SIZE: Final = 2**31 - 1  # Iceberg's numbers of buckets and characters 
 @dataclass(frozen=True, slots=True)
 class ColumnOrTime:
     """An entry of `partition_by` of a folder or a Delta table. If `unit` is empty, the entry is the column `name`.
-    If not, the entry is the month, the day or the hour (`unit`) of the times in the column `source`. The additional
-    column `name` then contains this month, day or hour."""
+    If `unit` is month, day or hour, the entry is this unit of the times in the column `source`. The additional
+    column `name` then contains the month, day or hour."""
 
     name: str
     unit: str = ""

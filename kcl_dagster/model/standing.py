@@ -70,8 +70,8 @@ class Standing:
     def absorb(self, document: Mapping[str, object], at: float) -> None:
         """Add what the document of another observer says. `at`: monotonic time after the document was read.
 
-        Skips keys whose content cannot be read, and keys for which this observer has found another version. If a
-        key is skipped, its value only has to be observed for longer.
+        Skips keys whose content cannot be read, and keys for which this observer has found another version. This
+        does no harm: the value of a skipped key only has to be observed for longer.
         """
         for key, entry in document.items():
             statement = _read_entry(entry)

@@ -35,7 +35,8 @@ MOST_LATE: Final = 32
 """The most windows with late rows per lease for which a `LateBatch` is kept. Each takes 5 bytes in addition to
 MOST_BYTES. If there are more, the windows that have had no late rows for the longest time are dropped."""
 
-# Flag of a packed window with sequence numbers. In the newest such window, the flag's other bits contain the rules.
+# The lowest bit of a packed window's flag: the window has sequence numbers. In the newest such window, the other
+# bits of the flag contain the digest of the rules, see `StoredCounts.rules`.
 _BEGUN: Final = 1
 _RULES: Final = 1 << 20
 _LONGEST: Final = 64  # bits of a count; no worker writes a larger one
@@ -57,8 +58,8 @@ class StoredRows:
     last: str | None = None
 
     def plus(self, other: "StoredRows") -> "StoredRows":
-        """The sum of these counts and the counts of rows that were stored later. The sum has sequence numbers only
-        if these counts have sequence numbers or no rows. Otherwise `first` would be the number of a later record.
+        """The sum of these counts and the counts of rows that were stored later. If these counts have rows but no
+        sequence numbers, the sum has no sequence numbers either. Its `first` would be the number of a later record.
         """
         is_known = self.first is not None or not self.rows
         return StoredRows(
@@ -75,8 +76,8 @@ class StoredRows:
 @dataclass(frozen=True, slots=True)
 class LateBatch:
     """The newest batch of a lease that stored late rows of the window that begins at `start`. The numbers of a
-    lease's batches only grow, even over a reset. If `number` is higher than before, late rows were therefore stored
-    since then. This is true even if the window's counts were dropped."""
+    lease's batches only grow, even over a reset. So if `number` is higher than at an earlier look, late rows were
+    stored in between. This is true even if the window's counts were dropped."""
 
     start: int
     number: int
@@ -105,20 +106,20 @@ class StoredCounts:
     far from the arrival of their record, or in a window that has no partition."""
 
     late_uncounted: int = 0
-    """The number of late rows whose window has no counts, because the counts had been dropped before, or were
-    dropped to make room for these rows."""
+    """The number of late rows whose window has no counts. The counts of the window had been dropped before these
+    rows were stored, or were dropped when these rows were added."""
 
     late_batches: tuple[LateBatch, ...] = ()
     """For each window with late rows, the newest batch that stored such rows; in the order of `start`. At most
     MOST_LATE. Includes windows whose counts were dropped."""
 
     rules: int = 0
-    """A digest of the rules by which rows were counted, see `rules_of`. 0 if not known, as in rows of earlier
-    versions; the present rules are then assumed. The digest is stored in the flag of the newest window with
-    sequence numbers, so that earlier versions can still read the counts."""
+    """A digest of the rules by which rows were counted, see `rules_of`. 0 if not known, as in a lease's row that an
+    earlier version wrote; the present rules are then assumed. The digest is packed into the flag of the newest
+    window with sequence numbers, where it does not prevent earlier versions from reading the counts."""
 
     def at(self, start: int) -> StoredRows | None:
-        """The counts of the window that begins at `start`; None if nothing was counted."""
+        """The counts of the window that begins at `start`; None if there are none for this window."""
         return next((rows for rows in self.windows if rows.start == start), None)
 
     def is_of(self, checkpoint: Checkpoint | None) -> bool:
@@ -154,7 +155,7 @@ class StoredCounts:
         return tuple(sorted(newest, key=lambda one: one.start))
 
     def fitted(self, most_bytes: int = MOST_BYTES) -> "StoredCounts":
-        """The counts without those that do not fit into `most_bytes`, see MOST_BYTES."""
+        """The counts, reduced until they fit into `most_bytes`. For the order, see MOST_BYTES."""
         counts = self.newest(MOST_WINDOWS)
         windows = list(counts.windows)
         for place, rows in enumerate(windows[:-NUMBERED_WINDOWS]):
@@ -181,8 +182,9 @@ class BatchCounts:
 
     - `shared_until`: used if the lease had not been read before. Parents of its shard may have records of windows
       that begin before this time.
-    - `restart`: used if other workers have committed without counting. Windows that begin at or after this time
-      have none of the uncounted records.
+    - `restart`: used if the counts begin anew, because another worker has committed without counting, or has
+      counted by other rules. Windows that begin at or after this time have none of the records that were stored
+      before.
     """
 
     rows: tuple[StoredRows, ...] = ()
@@ -235,8 +237,8 @@ class BatchCounts:
 
 
 def nothing_since(moment: int, checkpoint: Checkpoint) -> StoredCounts:
-    """The counts of a lease that was reset to `checkpoint`, from which it reads all records that arrived since
-    `moment`."""
+    """The counts of a lease that was reset to `checkpoint`. From this checkpoint on, all records that arrived since
+    `moment` are read again."""
     return StoredCounts(since=moment, mark=mark_of(checkpoint))
 
 
@@ -355,7 +357,8 @@ class _Numbers:
         return self._left == 0
 
     def next(self, most_bits: int = _LONGEST) -> int:
-        """Read the next integer. Raises ValueError if the data end, or if no worker wrote such a number."""
+        """Read the next integer. Raises ValueError if the data end within it, or if it is larger than any number
+        that workers write."""
         number = shift = 0
         for byte in self._bytes:
             self._left -= 1

@@ -7,8 +7,8 @@ from kcl_dagster.model.stream import StreamIdentifier
 
 
 def former_streams(names: Collection[str], leases: Iterable[Lease]) -> frozenset[StreamIdentifier]:
-    """The streams that an application no longer reads, or whose name a newer stream has. Empty if the leases name
-    no stream. `names`: the streams that the application reads.
+    """The former streams of an application: streams that it no longer reads, and streams that another stream of the
+    same name has replaced. Empty if the leases name no stream. `names`: the streams that the application reads.
 
     If several streams had the same name, the stream whose leases have owners is the current one, because the leader
     releases the leases of the others. If none or several have owners, the newest counts as current.

@@ -14,7 +14,7 @@ NETWORK_OUT = "NO"
 THROUGHPUT = "T"
 
 SHARDS_TOLD = 12  # the most shards in a field, as many as Dagster's UI shows in a table; they take about 500 bytes
-ERRORS_TOLD = 3  # the most errors of shards that fail for now; each heartbeat writes them, up to 1 KB
+ERRORS_TOLD = 3  # the most errors of failing shards that have not stopped; each heartbeat writes them, up to 1 KB
 STOPPED_TOLD = 400  # enough to name all stopped shards: a shard that is left out looks healthy; 10 to 30 KB
 
 
@@ -65,7 +65,8 @@ class WorkerRow:
     """Shards whose last attempt failed, including stopped shards, at most SHARDS_TOLD."""
 
     why_failing: Mapping[LeaseKey, str] | None = None
-    """The errors of the first ERRORS_TOLD shards in `failing` that have not stopped, as in `why_stopped`."""
+    """The errors of the first ERRORS_TOLD shards in `failing` that have not stopped, in the form of
+    `why_stopped`."""
 
     attempts: Mapping[LeaseKey, str] | None = None
     """For shards in `failing` that have not stopped: which attempt failed last, such as "3 of 5". At most

@@ -1,4 +1,4 @@
-"""List the KCL applications of an account and region. Each table with the key of a lease table is an
+"""List the KCL applications of an account and region. Each table with the key of a lease table counts as an
 application."""
 
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ class ApplicationView:
 @dataclass(frozen=True, slots=True)
 class Applications:
     """All applications that were found. `denied`: tables that these credentials are not allowed to read. Each of
-    them may belong to an application."""
+    them may be the table of an application."""
 
     found: Sequence[ApplicationView]
     denied: Sequence[str]

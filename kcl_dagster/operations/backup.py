@@ -57,7 +57,8 @@ class ImportReport:
     are unchanged."""
 
     starts: tuple[str, ...] = ()
-    """Streams whose start positions are in the file. They are recorded for streams that have none."""
+    """Streams whose start positions are in the file. An import records a start position only for a stream that has
+    none."""
 
     complete_through: int | None = None
     """The time (epoch seconds) through which the application is complete after the import. None if it is not
@@ -189,9 +190,12 @@ def import_leases(
 ) -> ImportReport:
     """Write exported leases without owners. Create the tables if there are none.
 
-    An existing lease is not changed if it differs from the file only in attributes that a waiting worker writes. If
-    a lease differs in anything else, Unsafe is raised. With `force`, such leases are replaced instead, and Unsafe
-    is raised only if one of them has an owner or could get one meanwhile. Counters never decrease.
+    An existing lease is not changed if it differs from the file only in attributes that a waiting worker writes.
+    If existing leases differ in anything else:
+
+    - Without `force`, Unsafe is raised.
+    - With `force`, these leases are replaced. The counter of a replaced lease becomes higher. Unsafe is raised only
+      if one of these leases has an owner, or could get one meanwhile.
 
     Raises Unsafe and ConfigurationError before anything is changed.
     """
@@ -239,7 +243,7 @@ def import_leases(
     for start in starts:
         opened.starts.record(start)
     overtaken = []
-    if report.sets_back:  # the time is written before and after the leases, as in a reset
+    if report.sets_back:  # before and after the leases are written, as in a reset
         opened.completeness.set_back(report.complete_through)
     for key, item in changed.items():
         request = _write(opened.layout.leases.table, item, here.get(key))
@@ -327,7 +331,7 @@ def _write(table: str, item: Item, known: Item | None) -> Request:
     # batches, which do not advance the imported lease.
     left_out = {*_OWNERSHIP, a.CHAIN, a.CLAIM, a.CLAIM_STATE}
     # Batch numbers above the number in the file can have been used for other records. The row is therefore written
-    # without a number, so that the next number is above all of them.
+    # without a number. The next owner then begins with a number from the clock, which is above all of them.
     left_out.add(a.BATCH)
     if _begun(item) is not None:
         left_out |= {a.PENDING, a.PENDING_SUB, a.PENDING_STATE}

@@ -394,9 +394,9 @@ def _driver(deployment: Deployment, policies: Mapping[Component, Json]) -> Json:
 
 
 def _unless_apart(policies: Mapping[Component, Json]) -> list[Json]:
-    """The policies of executors, to be attached to another role as well. CloudFormation leaves them out if the
-    parameters of the stack give executors a role of their own. Without such a role, the worker's own process reads
-    the streams, as in a local Spark session."""
+    """The policies of executors, for a role of another component. If no executors run on other machines, the
+    process of the worker reads the streams, as in a local Spark session, and needs these policies. CloudFormation
+    leaves them out if the parameters of the stack give executors a role of their own."""
     no_value = {"Ref": "AWS::NoValue"}
     return [{"Fn::If": ["AreExecutorsApart", no_value, {"Ref": one}]} for one in policies[Component.EXECUTOR]]
 
@@ -452,7 +452,7 @@ def _in_any_partition(document: Json) -> Json:
 
 
 def _substituted(document: Json) -> Json:
-    """The policy with a mark at each ARN that has placeholders, so that CloudFormation replaces them."""
+    """The policy with each ARN that has placeholders marked, so that CloudFormation fills in the placeholders."""
     statements = [
         {**one, "Resource": [{"Fn::Sub": arn} if "${" in arn else arn for arn in one["Resource"]]}
         for one in document["Statement"]

@@ -45,7 +45,8 @@ class Deregistration:
 
 def readers(leases: Sequence[Lease], workers: Sequence[WorkerRow], *, ours_poll: bool) -> list[str]:
     """The workers that may be reading by fan-out: every worker that has a row, and every owner of an unfinished
-    lease. `ours_poll`: whether workers of this package poll. If so, they are not included."""
+    lease. `ours_poll`: whether workers of this package poll. If so, workers of this package that have a row are not
+    included."""
     ours = {row.id for row in workers if row.slot is not None}
     known = {str(row.id) for row in workers} | {
         str(lease.actual_owner) for lease in leases if lease.actual_owner is not None and not lease.is_finished
@@ -63,8 +64,9 @@ def deregister(
 ) -> Deregistration:
     """Remove the consumer from all streams of the application, or from some of them.
 
-    `consumer`: its name, if it differs from the application's. `force`: remove the consumer even if a worker may
-    read with it. Raises Unsafe and ConfigurationError before anything is changed.
+    `consumer`: the name of the consumer. By default, this is the name in the application's settings, or else the
+    name of the application. `force`: remove the consumer even if a worker may read with it. Raises Unsafe and
+    ConfigurationError before anything is changed.
     """
     application = opened.application
     names = [stream.name for stream in application.streams if not streams or stream.name in streams]

@@ -1,9 +1,9 @@
 """Delete the leases of former streams: streams that the application does not read any more, or whose name another
 stream has now.
 
-The leader releases such leases, and does not delete them. To a leader with a wrong region, account or endpoint, the
-present streams of the application look like former streams. Therefore, only an operator deletes their leases. The
-operation is refused
+The leader releases the leases of former streams, and does not delete them. To a leader with a wrong region, account
+or endpoint, the present streams of the application look like former streams. Therefore, only an operator deletes
+the leases of former streams. The operation is refused
 
 - while a worker owns one of the leases,
 - while a leader can assign them,
@@ -81,7 +81,7 @@ def forget(opened: OpenApplication, streams: Collection[str] = (), *, keep: Keep
     """Delete the leases and the start positions of all former streams, or of those in `streams`
     (`account:name:epoch`).
 
-    Without `streams`, this is refused if one of the former streams exists or was read lately. `keep` is called
+    Without `streams`, nothing is deleted if one of the former streams exists or was read lately. `keep` is called
     once, before anything is deleted. It is not called for a dry run, or if there is nothing to delete.
 
     Raises Unsafe and ConfigurationError before anything is changed.

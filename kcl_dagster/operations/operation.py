@@ -52,11 +52,11 @@ class Answer:
     facts: Mapping[str, Fact] = field(default_factory=dict)
     document: Any = None
     wrong: str | None = None
-    """The reason why the run fails and the command exits with 1."""
+    """If set, the job's run fails with this reason, and the command exits with 1."""
 
     is_well: bool = True
-    """Whether nothing is wrong with the application. If False, the command exits with 1. The run succeeds unless
-    `wrong` is set."""
+    """Whether nothing is wrong with the application. If False, the command exits with 1. The job's run fails only
+    if `wrong` is set."""
 
     summary: str = ""
     view: Any = None
@@ -111,7 +111,7 @@ class OperationContext:
         )
 
     def refuse_other_streams(self) -> None:
-        """Raise ConfigurationError if a command names a stream that the tables do not have."""
+        """Raise ConfigurationError if a command names a stream that the tables do not name."""
         if self.is_only_named:
             refuse_other_streams(self.application, self.client("dynamodb"), self.runtime)
 

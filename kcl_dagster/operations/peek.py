@@ -111,7 +111,7 @@ class _Look:
 
 
 def opened(record: StreamRecord) -> list[Peeked]:
-    """The user records of a Kinesis record, including those that belong to another shard."""
+    """The user records of a Kinesis record, including those whose hash keys are outside the range of the shard."""
     sequence, arrived, data = record["SequenceNumber"], arrival_millis(record), record["Data"]
     problem: str | None = None
     try:

@@ -130,8 +130,8 @@ class Replay(Generic[D]):
 
     @property
     def _identity(self) -> str:
-        """The name that replaces the application's in stored parts, so that each window has its own parts and
-        numbers."""
+        """The name that stored parts have instead of the application's name, so that each window has its own parts
+        and numbers."""
         return f"{self.application}/replay/{self.window.name}"
 
     def _first(self, shard: Shard) -> Range:

@@ -55,7 +55,7 @@ class StreamView:
     @property
     def counted_since(self) -> int | None:
         """The time from which the arrivals of the stream are counted; see `StartPosition`. For a re-created stream,
-        the first full second after its creation: before that, the records can be those of the former stream."""
+        the first full second after its creation, because earlier records can be those of the former stream."""
         if self.is_recreated:
             return self.created + 1  # `created` is rounded down to whole seconds
         return None if self.start is None else self.start.counted_since
@@ -64,7 +64,8 @@ class StreamView:
 @dataclass(frozen=True, slots=True)
 class StreamReset:
     """The changes to the leases of one stream. `forget`: leases of a stream that was deleted; the leader creates
-    new ones. `start`: the position to which LATEST and AT_TIMESTAMP in its leases will be resolved."""
+    new ones. `start`: the new start position of the stream, None if it does not change. It has the time for which
+    LATEST and AT_TIMESTAMP in the stream's leases stand."""
 
     view: StreamView
     rewind: tuple[Lease, ...] = ()
@@ -73,12 +74,12 @@ class StreamReset:
     start: StartPosition | None = None
 
     def ended_parent(self, lease: Lease, target: ResetTarget) -> str | None:
-        """The value of `ended_parent` in the row of a lease after the reset, see `Lease`. If parents of the lease
-        are reset as well, they are read again first. The value is then a parent that is not reset, or the shard's
-        own id if all parents are reset.
+        """The value of `ended_parent` in the row of a lease after the reset. All parents of the shard except this
+        one must have leases as long as the shard is not read; see `Lease.awaited_parents`.
 
-        None if no parent is reset, or if the target is LATEST. The clean-up regards a lease at LATEST as read, and
-        does not keep the leases of its parents.
+        If parents are reset as well, they are read again before the shard. The value is then a parent that is not
+        reset, or the shard's own id if all parents are reset. None if no parent is reset, or if the target is
+        LATEST: the clean-up regards a lease at LATEST as read, and does not keep the leases of its parents.
         """
         again = {one.shard_id for one in (*self.rewind, *self.create)}
         if lease.parents.isdisjoint(again) or target.checkpoint == LATEST:
@@ -131,8 +132,8 @@ class ResetReport:
 
     def _about_first(self) -> list[str]:
         """A line about what happens to the first moment (the time from which all shards are read). Empty if the
-        first moment is not known, or if the reset goes back to a time after the first moment, and so does not
-        affect it."""
+        first moment is not known. Also empty if the reset does not affect it, because the reset goes back to a
+        later time."""
         first, before = iso(self.first), self.first_before
         if first is None or before is None:
             return []
@@ -251,7 +252,8 @@ def _start(
     view: StreamView, leases: Sequence[Lease], target: ResetTarget, chosen: Collection[str]
 ) -> StartPosition | None:
     """The stream's new start position; None if the reset does not change it. All leases of the stream at LATEST or
-    AT_TIMESTAMP share the time in it. So if leases that are not chosen are at these positions, Unsafe is raised."""
+    AT_TIMESTAMP are read from the time in the start position. A new time would also move such leases that are not
+    chosen. Raises Unsafe if there are any."""
     if target.is_record or (chosen and target.timestamp_ms is None):
         return None
     others = [
@@ -467,9 +469,9 @@ def _carry_out(
 
 
 def _first_moment(plans: Sequence[StreamReset], target: ResetTarget, now: float) -> FirstMoment | None:
-    """The first moment (the time from which all shards are read) if all leases go to `target`. It is not settled,
-    because records can leave the streams before they are read. None if the target is a record or the end of a
-    shard, or if a stream was re-created, because the records of the former stream are not read."""
+    """The first moment (the time from which all shards are read) if all leases go to `target`. None if the target
+    is a record or the end of a shard. Also None if a stream was re-created, because the records of the former
+    stream are not read. The result is not settled: records can leave the streams before they are read."""
     if target.is_record or target.checkpoint.is_shard_end or any(plan.view.is_recreated for plan in plans):
         return None
     start = None if target.timestamp_ms is None else target.timestamp_ms / 1000
@@ -478,9 +480,13 @@ def _first_moment(plans: Sequence[StreamReset], target: ResetTarget, now: float)
 
 
 def counted_since(view: StreamView, target: ResetTarget, now: float) -> int | None:
-    """The time since which all arrived records are after the target, so that they are read and counted again. None
-    if the target is a record: then the first batch determines this time. If records have possibly left the stream,
-    or can leave it before they are read, they cannot be counted. The result is then the current time."""
+    """The time from which counts are complete after the reset: all records that arrived at this time or later are
+    after the target, and are read and counted again.
+
+    None if the target is a record, because the first batch then determines this time. Also None if the target is
+    the end of a shard. If records after the target have possibly left the stream, or can leave it before they are
+    read, they cannot be counted. The result is then the current time.
+    """
     if not target.checkpoint.is_initial_position:
         return None
     place = 0 if target.timestamp_ms is None else -(-target.timestamp_ms // 1000)

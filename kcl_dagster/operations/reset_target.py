@@ -12,7 +12,7 @@ from kcl_dagster.model.checkpoint import Checkpoint, is_sequence_number
 @dataclass(frozen=True, slots=True)
 class ResetTarget:
     """The position from which shards are read again, or one record of one shard. `timestamp_ms` is set for
-    AT_TIMESTAMP, and for LATEST, for which it is the time of the reset."""
+    AT_TIMESTAMP and LATEST. For LATEST, it is the time of the reset."""
 
     checkpoint: Checkpoint
     timestamp_ms: int | None = None

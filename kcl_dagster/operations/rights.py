@@ -2,7 +2,7 @@
 
 The doctor checks the rights of this table, the command `rights` prints it as policies, and the reference shows it.
 Tests compare the table with the requests that the code can send, and with those that the emulator receives while
-every component works. They fail for a request without a grant, and for a grant without a request.
+every component works. The tests fail for a request without a grant, and for a grant without a request.
 """
 
 import json
@@ -83,8 +83,9 @@ class When(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """An action that components are allowed to perform on a target. `checked_by`: requests with another name that
-    need the right. For example, a read of an encrypted stream needs the right to decrypt."""
+    """An action that components are allowed to perform on a target. `checked_by`: requests that need this right
+    although their names differ from the action. For example, a read of an encrypted stream needs the right to
+    decrypt."""
 
     action: str
     target: Resource
@@ -193,7 +194,7 @@ RIGHTS: Final[tuple[Grant, ...]] = (
         _O,
         checked_by=("dynamodb:GetItem",),
     ),
-    # The component that creates a table allows DynamoDB to use the key of the table.
+    # The component that creates a table passes rights on the key of the table to DynamoDB, so it must have them.
     *_grants(
         Resource.TABLE_KEY,
         When.TABLE_KEY_AND_MADE,
@@ -399,8 +400,8 @@ def driver_policy(deployment: Deployment) -> dict[str, Any]:
 
 
 def of_assumed_roles(document: Mapping[str, Any], deployment: Deployment) -> dict[str, list[str]]:
-    """The ids of the statements in a policy that have to be attached to a role which the component assumes, by the
-    ARN of that role."""
+    """For the ARN of each role that the component assumes: the ids of those statements of the policy that have to
+    be attached to this role, and not to the component's own role."""
     found: dict[str, list[str]] = {}
     for service, targets in _BY_ROLE.items():
         if service in deployment.roles:
@@ -414,7 +415,7 @@ def _policy(grants: Sequence[Grant], deployment: Deployment) -> dict[str, Any]:
     statements: list[dict[str, Any]] = []
     for target in targets:
         made = _statement(target, [grant.action for grant in grants if grant.target is target], deployment)
-        # If services share a role, only one statement is needed for it.
+        # If several services use the same role, one statement allows the component to assume it.
         if not any(all(made[key] == other[key] for key in ("Action", "Resource")) for other in statements):
             statements.append(made)
     return {"Version": "2012-10-17", "Statement": statements}

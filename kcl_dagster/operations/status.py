@@ -66,12 +66,12 @@ class Status:
     leader recorded it."""
 
     complete_within: float | None = None
-    """Seconds. If set, bounded runs read the application. A lease without an owner is then at rest as long as the
-    application is complete through a time that is at most this long ago."""
+    """Seconds. If set, bounded runs read the application, and it must be complete through a time that is at most
+    this long ago. As long as it is, leases without an owner are at rest."""
 
     starts_given_up: Mapping[str, int] = field(default_factory=dict)
-    """Runs for whose workers the leader stopped waiting before they could read -> when it stopped waiting, in epoch
-    seconds. Runs are removed when a worker that was launched after them can read, or when no worker has to be
+    """For each run whose worker the leader gave up, because its start took too long: when the leader gave it up, in
+    epoch seconds. Runs are removed when a worker that was launched after them can read, or when no worker has to be
     launched."""
 
     last_run: EndedRun | None = None
@@ -87,10 +87,13 @@ class Status:
 
     @cached_property
     def set_back_since_run(self) -> SetBack | None:
-        """All resets and imports since the last bounded run, combined into one. It has the epoch of the last of
-        them, and the earliest moment to which one of them went back (None if one of these moments is not known).
+        """The resets and imports since the last bounded run ended, combined into one. `epoch` is that of the last
+        reset or import. `back_to` is the earliest moment to which one of them went back, or None if one of these
+        moments is not known.
+
         The result is None if there was no reset or import, if the run failed, or if everything that the run had to
-        store is stored again."""
+        store is stored again.
+        """
         run, complete = self.last_run, self.complete
         if run is None or run.failed or (complete.through is not None and complete.through >= run.bound):
             return None
@@ -113,7 +116,7 @@ class Status:
 
     @property
     def _is_led_for_a_fleet(self) -> bool:
-        """Whether there is a leader that does not belong to a bounded run."""
+        """Whether there is a leader, and it is not the leader of a bounded run."""
         return self.leader is not None and not self.leader.startswith(f"{STANDBY}{BOUNDED_SLOT}:")
 
     @property
@@ -254,8 +257,8 @@ class Status:
         return {row.id: row for row in self.workers}
 
     def is_at_rest(self, lease: Lease) -> bool:
-        """Whether a lease has no worker on purpose, because its records have not waited long enough for a worker to
-        start, or because the next bounded run reads them."""
+        """Whether a lease has no worker on purpose. Either the next bounded run reads its records, or its records
+        have not waited long enough for a worker to start."""
         if lease.actual_owner is not None or lease.is_finished:
             return False
         if self.complete_within is not None:
@@ -322,7 +325,7 @@ class Status:
 
     @property
     def given_up(self) -> list[str]:
-        """A line about the workers for which the leader stopped waiting. Empty if there are no such workers."""
+        """A line about the workers in `starts_given_up`. Empty if there are none."""
         return [described(self.starts_given_up)] if self.starts_given_up else []
 
     @cached_property
@@ -332,7 +335,8 @@ class Status:
 
     @property
     def about_failing(self) -> list[str]:
-        """A line about each failing shard whose error is known. It is not stopped: it is tried again."""
+        """A line about each failing shard whose error is known. Such a shard is not stopped: its batch is tried
+        again."""
         return [
             f"{key} is failing{f', attempt {self.failing[key]}' if self.failing.get(key) else ''}: {why}"
             for key, why in sorted(self._why_failing.items())
@@ -388,8 +392,8 @@ class Status:
 
     @property
     def furthest_behind_ms(self) -> int | None:
-        """The lag of the shard furthest behind, including shards that no living worker reads. None if the lag of a
-        shard without a living worker is not known."""
+        """The lag of the shard furthest behind, in milliseconds, including shards that no living worker reads. None
+        if a shard has no living worker and its lag is not known."""
         unread = [self.behind_ms(lease) for lease in self.without_worker]
         told = [row.lag_ms for row in self.living.values() if row.lag_ms is not None]
         known = [millis for millis in unread if millis is not None]

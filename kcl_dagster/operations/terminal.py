@@ -59,8 +59,9 @@ class AddVerb(Protocol):
 
 
 class Names(argparse.Action):
-    """An option whose value is a list of names. If the last of several names has the form of a target
-    (`module:attribute`), it is stored in `trailing_target` instead, because argparse can write `target` later."""
+    """An option whose value is a list of names. If a target (`module:attribute`) follows the names, argparse takes
+    it for the last name. A last name with the form of a target is therefore stored in `trailing_target`, if it is
+    not the only name. It is not stored in `target`, because argparse can overwrite `target` later."""
 
     def __call__(self, _parser: object, namespace: Options, values: Any, _option: str | None = None) -> None:
         names = list(values)
@@ -266,7 +267,8 @@ class DeploymentVerbs:
         return WELL
 
     def _tell_signed(self, options: Options) -> None:
-        """Print to standard error which rights of the worker are not in its policy."""
+        """Print to standard error that the worker also needs rights on REST catalogs, and for which tables. These
+        rights are not in its policy."""
         for table in self.catalogs(options).signed:
             sys.stderr.write(
                 f"kcl-dagster: the worker also needs rights on the REST catalog of {table}, which are not in the "

@@ -164,8 +164,8 @@ def worker_rows(status: Status) -> list[Row]:
 
 
 def watch(look: Callable[[], Status], every: float, console: Console, clock: Clock) -> None:
-    """Show the status repeatedly until interrupted. If reading it fails, the error is shown, and the last status
-    remains on the screen."""
+    """Show the status repeatedly until Ctrl-C. Raises an error of the first read. If a later read fails, the error
+    is shown, and the last status remains on the screen."""
     if not console.is_terminal:
         _each(
             look, every, clock, lambda status: console.print(view(status)), lambda text: console.print(cell(text))

@@ -84,9 +84,9 @@ def build_admin_job(
     """Build the job that carries out one operation of an application. The config of its op has one key: the name of
     the operation.
 
-    An operation that writes is a dry run unless `dry_run` is false. If an operation is refused, the run changes
-    nothing, and fails with one line that states the reason. The description of the job links to a launchpad for
-    each operation.
+    An operation that has the setting `dry_run` changes nothing unless this setting is false. If an operation is
+    refused, the run changes nothing, and fails with one line that states the reason. The description of the job
+    links to a launchpad for each operation.
 
     Args:
         more: Operations in addition to those that every application has.
@@ -200,8 +200,8 @@ def _form(operation: type[Operation]) -> Any:
 
 
 def _kind(name: str, setting: FieldInfo) -> Any:
-    """The type of a setting for Dagster. A `Literal` becomes an enumeration, because Dagster supports no
-    literals."""
+    """The type of a setting for Dagster. A `Literal` becomes an enumeration, because Dagster's config does not
+    support the type `Literal`."""
     allowed = choices(setting)
     if not allowed:
         return setting.annotation
@@ -210,8 +210,8 @@ def _kind(name: str, setting: FieldInfo) -> Any:
 
 
 def _menu(job_name: str, work_name: str, operations: Iterable[type[Operation]]) -> str:
-    """The operations as Markdown. Each has a link to a launchpad in which its settings are filled in. Links are
-    relative to the page of the job, because a job does not know its code location."""
+    """The operations as Markdown. Each has a link to a launchpad in which its settings are filled in. The links are
+    relative to the page of the job. An absolute link would contain the code location, which a job does not know."""
     links, rows = [], []
     for operation in operations:
         config = {"ops": {work_name: {"config": {operation.name: filled_in(operation)}}}}
@@ -223,8 +223,8 @@ def _menu(job_name: str, work_name: str, operations: Iterable[type[Operation]]) 
 
 
 def filled_in(operation: type[Operation]) -> dict[str, Any]:
-    """The settings of an operation, each with its default, or with its example if it is required. Settings whose
-    default is None are omitted."""
+    """The settings of an operation with the values for the launchpad: a required setting has the value of its
+    example, every other setting has its default. Settings whose default is None are omitted."""
     values = {
         name: one.examples[0] if one.is_required() and one.examples else one.default
         for name, one in operation.settings("job").items()

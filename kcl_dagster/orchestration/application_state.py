@@ -37,8 +37,8 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ShardLag:
-    """The lag of one shard. `seconds` is None if the lag is not known, for example because a worker has not read
-    the shard yet."""
+    """The lag of one shard. `seconds` is None if the lag is not known, for example because no worker has read the
+    shard yet."""
 
     lease: LeaseKey
     stream: str | None
@@ -46,8 +46,8 @@ class ShardLag:
     retention_used: float | None
     worker: WorkerId | None
     is_read: bool = True
-    """Whether a living worker has the lease. If not, or if the worker has not reported a lag yet, `seconds` is an
-    upper bound, unless the lease waits at rest."""
+    """Whether a living worker has the lease. If it is False, or if the worker has not reported a lag yet, `seconds`
+    is an upper bound. The exception is a lease at rest: its `seconds` are those in `Observation.resting`."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Observation:
     None."""
 
     leader_is_silent: bool = False
-    """True if the leader lock has a holder, and this process watched the lock for as long as a lock is valid
-    without observing a renewal."""
+    """True if the leader lock has a holder, and the holder seems to have ended: this process has watched the lock
+    for the whole time after which a lock expires, and has observed no renewal."""
 
     unserved: Collection[LeaseKey] = ()
     resting: Mapping[LeaseKey, float] = field(default_factory=dict)
@@ -91,7 +91,8 @@ class Observation:
     failed_stages: Mapping[str, str] = field(default_factory=dict)
     overdue_handoffs: Collection[LeaseKey] = ()
     lag_seconds: float | None = None
-    """The lag of the worker furthest behind, as the workers report it."""
+    """The largest of the lags that workers report. At a tick of the leader, the lags of leases at rest count, too.
+    """
 
     retention: Mapping[str, float] = field(default_factory=dict)
     """Seconds for which each stream keeps its records. Streams whose retention is not known are missing."""
@@ -105,7 +106,8 @@ class Observation:
 
     starts_given_up: Mapping[str, int] = field(default_factory=dict)
     """Runs whose workers had not begun to read when the leader stopped waiting for them -> the time at which it
-    stopped waiting, in epoch seconds. Runs from before the last successful start of a worker are left out."""
+    stopped waiting, in epoch seconds. A run is left out if a worker was started successfully after this time, or if
+    no worker had to be launched since."""
 
     uptimes: Mapping[WorkerId, float] = field(default_factory=dict)
     """Seconds since the run of each worker began. Workers whose run is not known are missing."""
@@ -151,7 +153,8 @@ class Observation:
 
     @cached_property
     def slow_since(self) -> dict[LeaseKey, int]:
-        """Shards on whose batch the consumer's code has been working for long -> since when, in epoch seconds."""
+        """Shards with a batch that the consumer's code has been processing for a long time -> when this processing
+        began, in epoch seconds."""
         return {key: at for row in self.workers for key, at in (row.slow_since or {}).items()}
 
     @cached_property
@@ -165,8 +168,9 @@ class Observation:
 
         - If a worker reads the lease, the lag is the one that the worker reports. A worker reports only its shards
           with the largest lags. Leases of its other shards are left out.
-        - If no worker reads the lease, for example because it is paused, the lag is the time since its shard was
-          last known to be read to the tip.
+        - If the lease is at rest, the lag is the time for which its first unread record has waited.
+        - In all other cases, the lag is the upper bound of `_by_clock`. For example, the lease is paused, or its
+          worker has not reported any lag yet.
         """
         told = {key: (ms / 1000, row.id) for row in self.workers for key, ms in (row.behind or {}).items()}
         unserved = {*self.unserved, *self.paused, *self.resting}
@@ -207,7 +211,9 @@ class Observation:
 
     @cached_property
     def retention_used(self) -> float | None:
-        """Each lag is divided by the retention of its stream. This is the largest of the quotients."""
+        """The part of the retention that is used up: the lag of a shard, divided by the retention of its stream.
+        The shard with the largest quotient counts. If no quotient is known, `lag_seconds` is divided by the
+        shortest retention."""
         used = [lag.retention_used for lag in self.lags if lag.retention_used is not None]
         if not used and self.lag_seconds is not None and self.retention:
             used = [self.lag_seconds / min(self.retention.values())]
@@ -227,7 +233,8 @@ class Observation:
 
     @cached_property
     def shape(self) -> object:
-        """A value that changes only if something changes that an operator would want to see at once."""
+        """A value that changes only with facts that an operator would want to see at once: the owners and ends of
+        leases, the states of workers, the leader, and the failed stages."""
         return (
             frozenset((lease.key, lease.owner, lease.checkpoint_owner, lease.is_finished) for lease in self.leases),
             frozenset((row.id, row.state) for row in self.workers),

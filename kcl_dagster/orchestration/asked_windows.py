@@ -34,8 +34,9 @@ LOOK_SECONDS: Final = 1.0  # between two reads of the tables
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The state of the application in the tables. The leases were read after the completeness row. Their counts
-    therefore include all records that arrived before the moment in this row."""
+    """The state of the application in the tables. The leases were read after the completeness row, the row with the
+    moment through which everything is stored. The counts in the leases therefore include all records that arrived
+    before this moment."""
 
     completeness: Completeness
     leases: Sequence[Lease] = ()
@@ -109,8 +110,8 @@ class AskedWindows:
         return self._declared.with_tables(self.instance, [event])
 
     def answer(self, declare_others: Callable[[], object], held_by: str = "") -> WindowsAnswer:
-        """The answer after the run has read the streams. Waits, for a minute at most, until the leader has found
-        the windows complete and has declared all earlier windows.
+        """The answer after the run has read the streams. If all windows are over, waits until the leader has found
+        them complete and has declared all earlier windows. Waits for a minute at most.
 
         `declare_others`: called before each read of the tables. It declares the other windows if this run is the
         leader. `held_by`: the reason why windows are not complete, if the reason is known.
@@ -146,11 +147,12 @@ class AskedWindows:
         return WindowsAnswer(events, problems, stored.completeness.epoch)
 
     def _earlier(self, stored: Stored) -> int | None:
-        """The start of the first window that the leader has still to declare. None if no such window is before a
-        window that this run has still to declare.
+        """The start of the first window that the leader has to declare before this run can declare its windows.
+        None if there is no such window.
 
-        The earlier window must be declared first: a process that starts later can begin its search at the oldest
-        declared window. If that were the window of this run, the process would never declare the earlier one.
+        The windows of this run must not be declared before earlier windows. The reason: a process that starts later
+        can begin its search at the oldest declared window. If that were a window of this run, the process would
+        never declare the earlier windows.
         """
         waiting = [s for s in self.starts.values() if not self._declared.is_declared(self.instance, s)]
         if not waiting:

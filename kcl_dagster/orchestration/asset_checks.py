@@ -1,10 +1,12 @@
 """The asset checks of an application: which problem each check detects, and what to do about the problem.
 
-After a materialization of the asset, Dagster disregards evaluations that other runs have reported before. In this
-comparison, all events that are reported outside of runs have the same run. The leader materializes assets outside
-of runs, so evaluations are reported outside of runs, too. Only the records asset is also materialized by runs.
-While a check on the records fails, the leader evaluates it again after each materialization (see
-`Reporter.failing`).
+When an asset is materialized, Dagster disregards the earlier evaluations of its checks, except for evaluations that
+have the same run as the materialization. Events that are reported outside of runs count as events of one run. The
+leader materializes assets outside of runs. Evaluations are therefore reported outside of runs, too, and remain
+valid after such a materialization.
+
+The records asset is the only one that runs materialize, too. While a check on the records fails, the leader
+therefore evaluates it again after each materialization (see `Reporter.failing`).
 """
 
 import re
@@ -55,7 +57,7 @@ class KclCheck:
     description: str
     problem: Problem
     remedy: str
-    """The remedy, shown with every problem."""
+    """The remedy to show with a problem, unless the problem has a remedy of its own."""
 
     severity: AssetCheckSeverity = AssetCheckSeverity.ERROR
     error_from: str = ""
@@ -191,7 +193,8 @@ def _stopped_by_code(seen: Observation, _: Consumer) -> str | None:
 
 
 def _windows(seen: Observation, consumer: Consumer) -> str | None:
-    """Report a window that is not complete although it should have been complete `lag_target` ago or earlier."""
+    """Report the oldest window that is not complete, if it is overdue. A window is overdue `lag_target` seconds
+    after its end plus the allowed lateness and the margin for arrival times."""
     complete = seen.completeness
     if complete is None or complete.through is None or not seen.now:
         return None

@@ -1,4 +1,4 @@
-"""The assets of an application that the leader reports, and no run materializes."""
+"""The assets that the leader reports for an application, and that no run materializes."""
 
 from collections.abc import Sequence
 

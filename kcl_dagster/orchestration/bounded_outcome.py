@@ -1,5 +1,6 @@
-"""The outcome of a bounded run (a worker that stores what had arrived at its start, and ends), and how the run
-leads once more afterwards.
+"""The outcome and the leader of a bounded run. A bounded run is a worker that stores what had arrived at its start,
+and ends. If there is no other leader, the run leads the application while it reads. When the outcome is known, the
+run can lead once more, for tasks such as the declaration of complete windows.
 
 This module does not import Spark, because a run whose Spark driver is elsewhere needs no Spark in its own process.
 """

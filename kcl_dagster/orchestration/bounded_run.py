@@ -7,8 +7,8 @@ runs. There are three cases:
     a fleet reads            the run waits until the fleet has stored everything, without Spark
     no worker reads a shard  the run starts a worker, which shares the leases with other workers
 
-If there is no leader, the run leads until it ends, under the leader lock and like a standby. If the leader sensor
-ticks meanwhile, it takes the lock over.
+If there is no leader, the run acquires the leader lock and leads until it ends. It leads as a standby: if the
+leader sensor ticks meanwhile, the sensor takes the lock over from the run.
 """
 
 import logging
@@ -52,10 +52,10 @@ from kcl_dagster.worker.surroundings import EndProcess, Watch, cannot_end
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS: Final = 1.0  # the leader sensor ticks every five seconds, but a bounded run waits for each tick
+TICK_SECONDS: Final = 1.0  # shorter than the five seconds of the leader sensor: the run gets its leases at ticks
 LOOK_SECONDS: Final = 1.0  # between two reads of the table, while a fleet reads
 LEADER_JOIN_SECONDS: Final = 60.0  # longer than the longest budget of a tick, which is 45 s
-KEEP_SECONDS: Final = 60.0  # if storing takes longer, the run does not wait: the next run stores a newer time
+KEEP_SECONDS: Final = 60.0  # for `_keep_complete`; after that, the run ends, and the next run stores a newer time
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class BoundedRun:
     job: str | None = None
 
     def run(self, stop: StopSignal, through: float | None = None) -> BoundedOutcome:
-        """Read and store what had arrived by `through` (epoch seconds), or by now. Blocks until one of these is
-        true:
+        """Read and store what had arrived by `through` (epoch seconds; by default, and at the latest, now). Blocks
+        until one of these is true:
 
         - all of it is stored,
         - `stop` is requested,
@@ -117,8 +117,9 @@ class BoundedRun:
             log.warning("how this run ended was not stored for kcl-dagster status: %s", error)
 
     def _keep_complete(self, runtime: Runtime) -> None:
-        """Store, with the data, the time through which the application is complete. The run's worker ended before
-        this time was known, and possibly no other worker runs until the next bounded run."""
+        """Store, with the data, the time through which the application is complete. In a fleet, workers store this
+        time. But the worker of this run ended before the time was known, and possibly no other worker runs until
+        the next bounded run. Waits for at most KEEP_SECONDS."""
         thread = threading.Thread(target=self._kept, args=(runtime,), name="kcl-completeness", daemon=True)
         thread.start()
         thread.join(KEEP_SECONDS)
@@ -185,8 +186,8 @@ class BoundedRun:
 
 
 def _worked(bound: Bound, reason: StopReason, detail: str, event_log: RunEventLog) -> BoundedOutcome:
-    """The outcome of a run that read by itself. If an operator stopped the run, failing shards can be the reason,
-    so the outcome names them. The outcome of a stuck run names them already."""
+    """The outcome of a run that read by itself. If the run was stopped, for example by an operator, the outcome
+    names the failing shards, because they can be the reason. If the run is stuck, `detail` already names them."""
     errors = {} if reason in (StopReason.CAUGHT_UP, StopReason.STUCK) else event_log.errors
     named = [f"{key}: {error}" for key, error in sorted(errors.items())[:SHARDS_NAMED]]
     more = len(errors) - len(named)
@@ -195,8 +196,9 @@ def _worked(bound: Bound, reason: StopReason, detail: str, event_log: RunEventLo
 
 
 def _judged(outcome: BoundedOutcome) -> BoundedOutcome:
-    """The outcome, changed to stuck if the leader found that the application is not complete. This is possible even
-    if all existing leases are stored through the bound of the run, because a lease can be missing."""
+    """The outcome. It is changed from caught up to stuck if the run's last tick as the leader could not calculate
+    through which moment the application is complete. This can happen although all existing leases are stored
+    through the bound of the run, because another lease can be missing."""
     completeness = None if outcome.tick is None else outcome.tick.completeness
     held_by = None if completeness is None or completeness.reached is not None else completeness.held_by
     if not outcome.is_caught_up or held_by is None:
@@ -290,8 +292,8 @@ class _Leading:
         return leads_again(None if self.last is None else self._leader, self._view)
 
     def _view(self) -> RunView:
-        """The worker runs known to Dagster. If Dagster does not respond, dead workers are detected by their
-        counters, which takes longer."""
+        """The worker runs known to Dagster. If Dagster does not respond, the leader detects a dead worker only by
+        the unchanged counters of its leases. That takes longer."""
         try:
             return replace(self._runs(), launches=False)
         except Exception as error:

@@ -71,8 +71,9 @@ def read_until(
     """Carry out a bounded run inside a Dagster run, and return its outcome. Blocks the main thread of the run.
     `spark` has a `spark_session`, which is used only if there are records to read.
 
-    Raises Failure if tables or streams cannot be reached. Raises Failure with the remaining shards if not
-    everything was read that had arrived by `through` (epoch seconds; by default the start of the run).
+    `through`: epoch seconds; by default the start of the run. The run reads the records that had arrived by then.
+    If some of them were not read, raises Failure, which names the remaining shards. Raises Failure if tables or
+    streams cannot be reached.
     """
     # Importing Spark is slow, and the code server imports this module without using it.
     from kcl_dagster.orchestration.bounded_run import BoundedRun
@@ -141,9 +142,9 @@ def build_kcl_catch_up_job(
         translator: How assets appear; see `KclTranslator`.
         kcl_key: The name of the `KclResource`.
         spark_key: The name of the resource with the Spark session.
-        launch: A function that starts, with a Pipes client, a Spark driver elsewhere that reads. It is called with
-            the context and the extras to pass to the client's `run`, and returns what `run` returns. Its further
-            parameters are resources.
+        launch: A function that starts a Spark driver elsewhere, with a Pipes client. The records are then read in
+            this driver. The function is called with the context and the extras to pass to the client's `run`, and
+            returns what `run` returns. Its further parameters are resources.
 
     Example:
         .. code-block:: python
@@ -247,7 +248,7 @@ def run_here(
     """Run the job of `build_kcl_catch_up_job` in this process, on its main thread. `resources`: `kcl`, `spark`, and
     those that the consumer's code asks for. The run is stored in `instance`.
 
-    Raises ConfigurationError if one of these resources is missing.
+    Raises ConfigurationError if a resource that the consumer's code asks for is missing.
     """
     refuse_missing(consumer, resources)
     made = build_kcl_catch_up_job(consumer, translator=translator)

@@ -36,8 +36,8 @@ def build_kcl_checks(
     consumer: Consumer, translator: KclTranslator, *, kcl_key: str = "kcl"
 ) -> AssetChecksDefinition:
     """Build one definition with all checks of an application. The leader evaluates the checks at its ticks. If a
-    user executes them, they are evaluated from the tables alone. The tables contain neither for how long a counter
-    was unchanged, nor the leader's decisions."""
+    user executes them, they are evaluated from the tables alone. Problems that only a running leader knows, such as
+    the failed stages of its tick, are not detected then."""
 
     @multi_asset_check(
         specs=asset_checks.specs(consumer, translator),
@@ -63,8 +63,8 @@ def build_kcl_checks(
                 description=told.description,
             )
         for told in evaluations:
-            # Dagster disregards the result of this run as soon as the leader materializes the asset, which takes a
-            # minute at most. An evaluation that is reported outside of runs remains valid; see `asset_checks`.
+            # As soon as the leader materializes the asset again, Dagster disregards the result of this run. An
+            # evaluation that is reported outside of runs remains valid; see `asset_checks`.
             context.instance.report_runless_asset_event(told)
 
     return evaluate
@@ -74,7 +74,8 @@ def look(
     application: Application, kcl: KclResource, runtime: Runtime | None = None, *, patient: bool = True
 ) -> Observation:
     """Read the application's state from the tables, without the memory of a running leader. `patient`: whether to
-    block until a renewal of the leader lock is observed, which takes seconds, or until the lock expires."""
+    find out if the holder of the leader lock is alive. The function then blocks until it observes a renewal of the
+    lock, usually for some seconds. If there is no renewal, it blocks for the time after which the lock expires."""
     dynamodb: Any = kcl.client("dynamodb", application)
     runtime = runtime or system()
     layout = detect_layout(dynamodb, application)

@@ -1,7 +1,8 @@
 """The version of a consumer's code, which changes with its source, its settings and this package.
 
-The leader compares the version of the code that its process has loaded with the version with which each run was
-launched. The version depends only on the content of files. The files are read and not imported.
+The leader compares two versions: that of the code that its process has loaded, and that of the code with which a
+run was launched. The source files are read and not imported. Only their paths in the project and their content
+count.
 """
 
 import ast
@@ -25,8 +26,9 @@ _BLOCKS: Final = ("body", "orelse", "handlers", "finalbody", "cases")  # attribu
 
 def code_version(transform: Any, application: Application, more: Mapping[str, Any] | None = None) -> str:
     """The version of a consumer's code. It covers the module of the transform, the modules of the same project that
-    it imports, and the version of this package. Versions of other libraries do not count. `more`: further settings
-    of workers, as JSON."""
+    this module imports, the settings of the application except for the start positions of its streams, and the
+    version of this package. Versions of other libraries do not count. `more`: further settings of workers, with
+    values that JSON can represent."""
     settings: dict[str, Any] = application.model_dump(mode="json", exclude={"streams": {"__all__": {"start"}}})
     digest = hashlib.sha256(kcl_dagster.__version__.encode())
     digest.update(json.dumps({**settings, **(more or {})}, sort_keys=True).encode())
@@ -44,11 +46,12 @@ def code_version(transform: Any, application: Application, more: Mapping[str, An
 
 
 def project_files(source: Path, module: str) -> dict[str, bytes]:
-    """The contents of a module and of the modules of its project that it imports, directly or indirectly, by their
-    paths in the project.
+    """The contents of a module and of the modules of the same project that this module imports, directly or
+    indirectly. The keys are their paths in the project.
 
-    If the project contains kcl_dagster itself, as a checkout does, all modules of kcl_dagster count. Parsing these
-    400 modules for their imports would take a second in each process that loads the code.
+    If kcl_dagster itself is in the project, as in a checkout, and one of its modules is imported, all its modules
+    count. They are not searched for further imports, because parsing these 400 modules would take a second in each
+    process that loads the code.
     """
     root = _root(source, module)
     found: dict[str, bytes] = {}

@@ -46,8 +46,8 @@ class CompactOperation(Operation):
     """Merges small files. The operation can run beside the workers, and needs no Spark.
 
     If two compactions of one application run at the same time, the second one merges nothing. Its run fails, unless
-    a schedule has launched it. If `dagster.yaml` limits the runs with the tag `COMPACTION_TAG` to one, runs of the
-    schedule wait in the queue.
+    a schedule has launched it. If `dagster.yaml` limits the runs with the tag `COMPACTION_TAG` to one, a run of the
+    schedule waits in the queue until the other compaction has ended.
     """
 
     name = "compact"

@@ -59,14 +59,14 @@ MOST_AT_ONCE: Final = 20  # windows in one tick; the daemon writes each in 7 ms,
 REMEMBERED: Final = 2_000  # newest windows; a missing declaration of an older window is not made again
 SHARDS_SHOWN: Final = 12  # Dagster hides longer tables behind a button
 OBSERVATIONS_READ: Final = 5  # newest observations of an asset that are searched for its columns
-PATIENCE_SECONDS: Final = 600.0  # a run finds within seconds that its windows are complete
+PATIENCE_SECONDS: Final = 600.0  # for a run to report its complete windows, which it usually does within seconds
 NO_WORKERS: Final[Mapping[str, bool]] = {}
 REPORTED_BY_HAND: Final = 20  # materializations of one window that are searched for a declaration
 
 
 def unknown_creation() -> float | None:
-    """Return None. This is the argument `created` of `events` for an application that did not read its streams from
-    the beginning."""
+    """Return None. This function is the argument `created` of `events` for an application that did not read its
+    streams from the beginning."""
     return None
 
 
@@ -74,14 +74,15 @@ def unknown_creation() -> float | None:
 class CompleteWindows:
     """Finds the windows to declare. One object per application and process; one call at a time.
 
-    Dagster's storage is read at the first call, and again whenever a window is to be declared. A materialization is
-    returned again if it was not stored, because its tick was interrupted or only previewed, or if it was wiped. It
-    is not returned if any process has stored it.
+    Dagster's storage is read at the first call, and again whenever a window is to be declared. A materialization
+    that any process has stored is not returned, unless an operator has wiped it. A materialization that was
+    returned but not stored is returned again. This happens after a tick that was interrupted or only previewed.
 
     These materializations are not declarations:
 
     - those without the tags of kcl_dagster, which were reported by hand,
-    - those of a window with another end, which were made under a former definition of the partitions.
+    - those whose window has another end than the present window with this key. They were made under a former
+      definition of the partitions.
     """
 
     consumer: Consumer
@@ -152,9 +153,11 @@ class CompleteWindows:
         resets: Sequence[SetBack] = (),
     ) -> AssetMaterialization | None:
         """The materialization of a complete window for which a run was launched. If the window was declared and
-        nothing has changed since, the declaration is repeated. Returns None for a window that was not declared and
-        begins before the first window, because it is not known whether all of its records are stored. Parameters
-        are as for `events`."""
+        nothing has changed since, the declaration is repeated.
+
+        Returns None if the window begins before the first window of the application and was not declared. For such
+        a window, it is not known whether all records are stored. Parameters are as for `events`.
+        """
         self._begin(instance, completeness, leases, created)
         before = self._look_up(instance, start)
         if before is None and self.first is not None and start < self.first:
@@ -166,7 +169,7 @@ class CompleteWindows:
         reason = reason_to_declare(deadline, known, late, resets)
         if before is not None and reason is None:
             if self.consumer.sink.tables:
-                self._about_table(instance)  # each table gets its version, even if the declaration is repeated
+                self._about_table(instance)  # reads the versions that `with_tables` then reports for each table
             told = KclWindowMetadataSet(reason=Reason.ASKED)
             return before.with_metadata({**before.metadata, **told})
         one = Due(start, reason or Reason.ASKED, known is not None and known.is_alone)
@@ -191,8 +194,8 @@ class CompleteWindows:
         resets: Sequence[SetBack],
         workers: Mapping[str, bool],
     ) -> list[Due]:
-        """The windows to declare that Dagster's storage does not show as declared. If the storage shows that a
-        window is declared already, another window takes its place, which has to be looked up in turn."""
+        """The windows to declare, after each of them was looked up in Dagster's storage. If the storage shows that
+        a window is declared already, another window takes its place. This window then has to be looked up, too."""
         known: set[int] = set()
         through = (completeness.through or 0) - self.consumer.allowed_lateness.total_seconds()
         held = self._held(instance, through, workers)
@@ -206,9 +209,12 @@ class CompleteWindows:
             known.update(others)
 
     def _held(self, instance: DagsterInstance, through: float, workers: Mapping[str, bool]) -> list[Span]:
-        """Windows that active runs report, because the runs were launched for them. If nothing monitors runs,
-        Dagster shows a run as started for ever after its process has died. A run that has begun therefore holds
-        complete windows only while its worker is alive, or, if it has no worker, for PATIENCE_SECONDS."""
+        """Windows that are left out, because active runs were launched for them and will report them.
+
+        If Dagster's run monitoring is off, Dagster shows a run as started for ever after its process has died. The
+        complete windows of a run that has begun are therefore left out only for a limited time: while the run's
+        worker is alive, or for PATIENCE_SECONDS if the run has no worker.
+        """
         spans = {}
         for run in ranges_in_progress(instance, self.consumer.application, self._key):
             first, last = self._start_of(run.first), self._start_of(run.last)
@@ -344,7 +350,8 @@ class CompleteWindows:
         leases: Sequence[Lease],
         find_created: Callable[[], float | None],
     ) -> int:
-        """The first window of which the application has all records, calculated without its first moment."""
+        """The first window of which the application has all records, calculated without the first moment of the
+        application."""
         windows = self.consumer.windows
         created = None if completeness.first is not None else find_created()
         if created is not None:
@@ -405,10 +412,13 @@ class CompleteWindows:
     def with_tables(
         self, instance: DagsterInstance, events: Sequence[AssetMaterialization]
     ) -> list[AssetMaterialization]:
-        """Return these declarations, and before each of them the declarations of the consumer's tables for the same
-        window. The order matters: `events` returns a window again until the window's own declaration is stored. If
-        this one is stored last, an interruption before it leads to a repetition, and no table lacks a
-        declaration."""
+        """Return these declarations, which are those of the records asset. If the consumer has several tables, each
+        declaration comes after the declarations of the tables for the same window.
+
+        The order matters. `events` returns a window again until the declaration of the records is stored. This
+        declaration is stored last. If there is an interruption before that, all declarations of the window are
+        made again, so no table lacks a declaration.
+        """
         tables = self.consumer.sink.tables
         if not (tables and events):
             return list(events)
@@ -489,8 +499,9 @@ def _last_reset(completeness: Completeness) -> tuple[SetBack, ...]:
 
 
 def _with_places(resets: Sequence[SetBack], leases: Iterable[Lease]) -> list[SetBack]:
-    """The resets, each with a time. A reset without a time, such as an import, gets the start of the first window
-    that leases still count, because records can be read again from there on."""
+    """The resets, each with the time to which it went back. If this time is not known, as for an import, it is
+    assumed to be the start of the first window that the leases still count, because records from there on may be
+    read again. The time remains None if the leases count no window."""
     first = min(_counted(leases), default=None)
     return [one if one.back_to is not None else replace(one, back_to=first) for one in resets]
 
@@ -515,7 +526,8 @@ def _declared_by(event: AssetMaterialization) -> Declared | None:
 
 def _may_end(declaration: AssetMaterialization, end: int) -> bool:
     """Whether the declaration can be that of a window with this end. Declarations of earlier versions of
-    kcl_dagster contain no end. For these, the application must have been complete through the end."""
+    kcl_dagster contain no end. They can be those of such a window if the application was complete through the end.
+    """
     told = KclWindowMetadataSet.extract(declaration.metadata)
     if told.window_end is not None:
         return told.window_end.value == end

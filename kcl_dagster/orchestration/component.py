@@ -193,7 +193,7 @@ class KclApplicationComponent(Component, Described):
         """The function or class that `transform` names."""
         if self.transform is None:
             return _unchanged
-        install_stand_in()  # before the import in the next line, because the imported module can need the stand-in
+        install_stand_in()  # of the package amazon_kclpy, which the module that the next line imports can need
         found: Transform = _named("transform", self.transform)
         if not callable(found):
             raise ConfigurationError(f"transform {self.transform} is neither a function nor a class")

@@ -367,8 +367,8 @@ def settings_of(kind: type[BaseModel]) -> dg.Resolver:
     """The resolver that makes an object of the settings class `kind` from YAML. Settings have the same names and
     meanings in YAML as in Python. Each value can be a template.
 
-    A type that is annotated with the resolver must be in quotes, because Dagster refuses models of pydantic whose
-    fields have limits.
+    In `Annotated["FleetSettings | None", settings_of(FleetSettings)]`, the type must be in quotes: Dagster would
+    refuse the class itself, because it is a model of pydantic whose fields have limits.
     """
     meanings = field_docstrings(kind)
     written: dict[str, Any] = {
@@ -388,8 +388,8 @@ def settings_of(kind: type[BaseModel]) -> dg.Resolver:
 
 
 def member_of(kind: type[M], attribute: str, value: str) -> M:
-    """The member of an enumeration with this value. Raises ConfigurationError if there is none, because Dagster
-    does not validate a Literal."""
+    """The member of an enumeration with this value. Raises ConfigurationError if there is none. The value comes
+    from a field whose type is a Literal, and Dagster does not validate such a field."""
     names = [str(one.value) for one in kind]
     if value not in names:
         raise ConfigurationError(f"{attribute}: {value!r} is none of {', '.join(names)}")
@@ -397,8 +397,8 @@ def member_of(kind: type[M], attribute: str, value: str) -> M:
 
 
 def _without_keys(values: Any) -> Any:
-    """Return the values. Raises ConfigurationError if they contain access keys. The message of this error names
-    only the settings. A message of pydantic would contain the keys themselves."""
+    """Return the values. Raises ConfigurationError if they contain access keys. The message of this error contains
+    only the names of these settings. A message of pydantic would contain the access keys themselves."""
     keys = sorted(_KEYS & set(values)) if isinstance(values, Mapping) else []
     if keys:
         variables = ", ".join(key.upper() for key in keys)

@@ -124,8 +124,8 @@ class Consumer:
     def code_version(self) -> str:
         """The version of the code, read from files at each call. Workers with another version are replaced.
 
-        The version changes with the source of the transform and of the modules of its project that it imports, with
-        the application's settings, and with the windows in which workers count rows.
+        The version changes with the source of the transform's module and of the modules of the same project that
+        this module imports, with the application's settings, and with the windows in which workers count rows.
         """
         windows = {
             "partitions": self.partitions.get_serializable_unique_identifier(),
@@ -386,7 +386,8 @@ def _refuse_arrow(application: str, transform: Callable[..., Any], sink: SinkCho
 
 
 def _refuse_other_rows(application: str, transform: Callable[..., Any], *, arrow: bool) -> None:
-    """Refuse a function that, by its annotations, takes or returns rows of the other kind."""
+    """Raise ConfigurationError if the annotations of a function name rows of the wrong kind: a DataFrame of Spark
+    with `arrow`, or a `pyarrow.Table` without `arrow`."""
     wrong, package = ("DataFrame", "pyspark") if arrow else ("Table", "pyarrow")
     try:
         of_function = inspect.signature(transform)

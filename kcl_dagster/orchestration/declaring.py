@@ -50,8 +50,8 @@ class Declared:
 
 NOT_LOOKED_UP: Final = Declared(-1)
 """The entry for a window whose declaration is in Dagster's storage and was not read yet. The entry has the lowest
-epoch and no late rows. So `due` returns the window if it has late rows or a reset concerns it. The caller then
-reads the declaration before it declares the window."""
+epoch and no late rows. So `due` returns the window if late rows were stored for it, or if any reset went back to a
+time before its deadline. The caller then reads the declaration before it declares the window."""
 
 
 @dataclass(frozen=True, slots=True)

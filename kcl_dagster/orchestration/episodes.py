@@ -18,7 +18,7 @@ FIRST_PACE_SECONDS: Final = 300.0  # from the first failure to the first summary
 LONGEST_PACE_SECONDS: Final = 3600.0
 # An episode ends after this time without a failure. A shard is retried at least every minute.
 QUIET_SECONDS: Final = 300.0
-ORDINARY_LINES: Final = 100  # lines about events of one kind, other than failures, within ORDINARY_SECONDS
+ORDINARY_LINES: Final = 100  # the most lines within ORDINARY_SECONDS about events of one kind that is no failure
 ORDINARY_SECONDS: Final = 300.0  # after this time, the lines are counted anew
 ALWAYS: Final = frozenset({EventKind.DATA_LOST})  # the worker reports each loss once
 

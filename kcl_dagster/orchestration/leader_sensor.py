@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 @dataclass
 class _LeaderState:
     """A leader and what it has reported, kept as long as the process runs. Dagster calls the sensor on several
-    threads, and starts a tick while a tick that timed out is still running."""
+    threads, and can start a tick while a tick that timed out is still running. So each tick must hold `lock`."""
 
     application: Application
     reporter: Reporter
@@ -83,7 +83,8 @@ class _LeaderState:
     retention_due: float = 0.0
 
     def retention(self, kcl: KclResource) -> dict[str, float]:
-        """Seconds for which each stream keeps its records. Read rarely; streams that cannot be read are missing."""
+        """Seconds for which each stream keeps its records. The values are read rarely, and cached. A stream whose
+        retention could never be read is missing."""
         now = self.runtime.clock.monotonic()
         if now >= self.retention_due:
             names = [stream.name for stream in self.application.streams]
@@ -108,7 +109,8 @@ class _LeaderState:
         KclError."""
         if self.leader is None:
             client = partial(kcl.client, application=self.application)
-            # The identity names the deployment, not the process, so a reloaded code server leads without waiting.
+            # The identity names the deployment, not the process. So a reloaded code server is still the holder of
+            # the leader lock, and leads without waiting.
             identity = f"{DEPLOYMENT}{deployment[:12]}"
             self.leader = open_leader(
                 self.application,
@@ -155,7 +157,8 @@ def build_kcl_leader_sensor(
     translator = translator or KclTranslator()
     application = consumer.application
     slots = slots_of(application)
-    # Read once, when the process has just imported the code. Later changes of the files are not loaded.
+    # The version is read once, when the process has just imported the code. The process does not load later changes
+    # of the files.
     code = loaded_code(consumer)
 
     @sensor(

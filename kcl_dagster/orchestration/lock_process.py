@@ -1,8 +1,8 @@
-"""The name of the leading process. With it, another process of the same machine can check whether that process
-still runs.
+"""The name of the leading process. The leader lock contains it. With it, another process of the same machine can
+check whether the leading process still runs.
 
-Without `DAGSTER_HOME`, each `dagster dev` is a new deployment with a new name. Without the check, the leader of the
-new deployment would wait until the lock of the former one expires, although the former process has ended.
+If `DAGSTER_HOME` is not set, each `dagster dev` is a new deployment, and its leader has a new name. Without the
+check, this leader would wait until the lock of the former deployment expires, even if the former process has ended.
 """
 
 from kcl_dagster.machine import this_machine

@@ -78,9 +78,12 @@ class KclWindowMetadataSet(KclMetadataSet):
     - `counts`: the reason why the counts (rows, bytes, files, late rows) are not known and therefore left out.
     - `table_version` (Delta), `snapshot` (Iceberg): a version of the table that has the whole window. Left out if
       the process that wrote the metadata has no right to read the table.
-    - `rows_without_window` counts rows without a time, or with a time far from their arrival.
-    - `late_rows_uncounted` counts late rows of windows whose counts are no longer kept. Like `rows_without_window`,
-      it exists only with an event time, and is a sum over the current leases and over all windows until this one.
+    - `rows_without_window`: the number of rows without a time, with a time far from their arrival, or in a window
+      that has no partition.
+    - `late_rows_uncounted`: the number of late rows of windows whose counts are no longer kept.
+
+    The last two exist only with an event time. They are not counts of this window, but totals of all current leases
+    at the time of the materialization.
     """
 
     reason: str | None = None

@@ -1,5 +1,6 @@
-"""Derives the times of an application from the time within which records should be visible: how long a batch is
-read, the pause if there is nothing to read, the time between two commits, and the timeout of a handoff."""
+"""Derives times of an application from `visible_within`, the time within which records should be visible. The
+derived times are: how long a batch is read, the pause if there is nothing to read, the time between two commits,
+and the timeout of a handoff."""
 
 from dataclasses import replace
 from typing import Final
@@ -9,14 +10,14 @@ from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.model.visibility import LONGEST_SECONDS, SHORTEST_SECONDS, Pace
 from kcl_dagster.orchestration.sink_choices import SinkChoice
 
-HANDOFF: Final = 5 / 4  # timeout of a handoff / length of a batch; the batch is stored before the handover
+HANDOFF: Final = 5 / 4  # ratio of the handoff timeout to the time for a batch, which is stored before the handoff
 LONGEST_HANDOFF_SECONDS: Final = (
     90.0  # the most that a worker needs after a request to stop; it is killed after 120 s
 )
 
 
 def batched(application: Application, seconds: float) -> Application:
-    """The application with batches of this many seconds, unless its own settings contain a length."""
+    """The application with batches of this many seconds, unless its own settings contain `max_seconds`."""
     batch = application.batch
     if "max_seconds" in batch.model_fields_set:
         return application

@@ -14,7 +14,7 @@ _UNSERVED, _SERVED = "#d33", "#47a"
 
 
 def distribution(leases_by_worker: Mapping[str, int], unserved: int = 0) -> str:
-    """A bar chart: how many leases each slot holds, and in red how many are unserved. Empty without leases."""
+    """A bar chart: how many leases each slot holds, and in red how many are unserved. Empty if there is no bar."""
     bars = [(name, number, _SERVED) for name, number in sorted(leases_by_worker.items())]
     if unserved:
         bars.insert(0, ("unserved", unserved, _UNSERVED))
@@ -65,7 +65,7 @@ def shortened(sequence: str, keep: int = 8) -> str:
 
 
 def unbroken(name: str) -> str:
-    """A slot's name that a browser does not break into two lines, which would double the height of the table. A
-    browser can still break other names."""
+    """The name of a slot in a form that a browser does not break into two lines. A second line would double the
+    height of the table. All other names are returned unchanged."""
     word, dash, number = name.partition("-")
     return f"{word}-{WORD_JOINER}{number}" if dash and number.isdigit() else name

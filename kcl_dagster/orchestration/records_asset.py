@@ -5,7 +5,7 @@ hand or by a backfill, is a bounded run. It reads what is in the streams now and
 that assets downstream in the same run can continue.
 
 - If one of the partitions is not complete then, the run materializes the others and fails.
-- If all of them had been complete before, the run reads nothing.
+- If all of them had been materialized as complete before, the run reads nothing, and repeats the materializations.
 """
 
 from collections.abc import Iterator

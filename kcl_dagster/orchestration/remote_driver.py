@@ -118,7 +118,8 @@ def run_in_driver(
 
     outcomes: list[BoundedOutcome] = []
 
-    # The run is a job, because the consumer's code can ask for a context and resources.
+    # The bounded run is an op of a job in this process, because the consumer's code can ask for Dagster's context
+    # and for resources.
     @op(required_resource_keys={"kcl", "spark", *consumer.resources})
     def read(context: OpExecutionContext) -> None:
         spark = context.resources.spark

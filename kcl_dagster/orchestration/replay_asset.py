@@ -84,15 +84,15 @@ def build_kcl_replay_asset(
 ) -> AssetsDefinition:
     """Build an asset whose partitions are windows of a consumer's stream, read again through the consumer's code.
 
-    A partition contains the records that arrived at the stream within the window, each once, however often it is
-    replayed or was interrupted. Leases are neither read nor written, so the live consumer continues. A backfill is
-    one run, which reads window after window.
+    A partition contains the records that arrived at the stream within the window. It contains each of them once,
+    even if its replay is interrupted or repeated. Leases are neither read nor written, so the live consumer
+    continues. A backfill is one run, which reads window after window.
 
     Args:
         partitions_def: `dagster.HourlyPartitionsDefinition`, `DailyPartitionsDefinition` or any other.
-        sink: Where windows are stored; a mapping with the same names if the consumer stores into several tables. If
-            it is the consumer's own sink, it will contain the records stored live *and* the replayed ones, so
-            remove the windows from it first.
+        sink: Where windows are stored. If the consumer stores into several tables: a mapping with the same names.
+            If you give the consumer's own sink, remove the rows of the windows from it first. Otherwise, it
+            contains the records stored live *and* the replayed ones.
         name: The asset's key, after the consumer's `key_prefix`; by default the consumer's name with `_replayed`.
 
     Example:

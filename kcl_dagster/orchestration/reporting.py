@@ -29,7 +29,7 @@ LIVELY_PACE_SECONDS = 30.0
 LAG_PACE_SECONDS = 60.0  # the lag is two numbers to plot; its events take 5 MB a day
 TABLE_PACE_SECONDS = 3600.0  # for tables, which matter only when they change
 NEWS_SECONDS = 1800.0  # a decision that still holds after this time is reported again
-# Between two reports, even if there are changes. When a worker ends, all of its leases move, over several ticks,
+# The shortest time between two reports of changes. When a worker ends, all of its leases move, over several ticks,
 # and each report takes 25 KB.
 LEAST_PACE_SECONDS = 60.0
 SETTLED_SECONDS = 30.0  # after a change; workers have sent heartbeats by then, so the metadata are valid
@@ -82,8 +82,8 @@ class Reporter:
 
     def recall(self, evaluated: Iterable[str], decisions: Iterable[statement.Row] = ()) -> None:
         """Set what earlier processes have reported: the checks that were evaluated, and the latest decisions, the
-        newest first. A check that must be acknowledged and was evaluated is not reported as passed, and so keeps
-        its result."""
+        newest first. If one of the checks must be acknowledged by an operator, it keeps its result: it is not
+        reported as passed."""
         self._answered.update(evaluated)
         self._latest.extend(decisions)
 
@@ -101,11 +101,12 @@ class Reporter:
         return fresh
 
     def failing(self, now: float) -> list[str]:
-        """Checks on the records whose last evaluation failed; empty if the last call was less than a minute ago.
+        """Checks on the records whose last evaluation failed. They are returned at most once a minute. At all other
+        calls, the result is empty.
 
         Dagster disregards an evaluation that is older than the latest materialization of its asset. The caller
-        compares the two in Dagster's storage, and calls `repeat` for the checks that Dagster disregards. A check
-        that passed is not repeated.
+        compares the times of both in Dagster's storage, and calls `repeat` for the checks that Dagster disregards.
+        A check that passed is not repeated.
         """
         failed = [
             check.name
@@ -127,8 +128,8 @@ class Reporter:
 
         The caller compares each with the storage, and then either calls `settle` or passes it to `events`. If
         Dagster did not store a materialization, because the tick was interrupted, the stream is returned once more
-        after a minute. It is not returned more often, because leaders of two accounts can report different streams
-        as one asset.
+        after a minute. It is not returned more often. The reason: leaders of two accounts can report different
+        streams as one asset, and each would replace the materialization of the other again and again.
         """
         found = []
         for stream in seen.streams:
@@ -216,8 +217,8 @@ def shards_of(stream: StreamSight) -> str:
 
 
 def _check_pace(told: float | None, step: float | None) -> float:
-    """Seconds from the last evaluation of a check to the next one. `told`: the step of its problem in the last
-    evaluation. `step`: the step now. None: the check passes."""
+    """Seconds from the last evaluation of a check to the next one. `told`: the step of the problem in the last
+    evaluation; None if the check passed. `step`: the step now; None if the check passes."""
     if told == step:
         return CHECK_PACE_SECONDS
     return EASED_PACE_SECONDS if told is not None and step is not None and step < told else 0.0

@@ -89,8 +89,11 @@ class RangeInProgress:
 def ranges_in_progress(
     instance: DagsterInstance, application: Application, records: AssetKey
 ) -> Sequence[RangeInProgress]:
-    """Active and queued runs that materialize partitions of the records asset. `records`: the key of this asset. If
-    a run was launched by a job and not with a selection of assets, it is found only when it has begun."""
+    """Active and queued runs that materialize partitions of the records asset. `records`: the key of this asset.
+
+    A run with a selection of assets is found as soon as it is queued. A run of a job without such a selection is
+    found only after it has begun, because it then adds WINDOWS_TAG.
+    """
     found = []
     for run in instance.get_runs(RunsFilter(statuses=ACTIVE)):
         is_selected = run.asset_selection is not None and records in run.asset_selection
@@ -118,7 +121,7 @@ def finished(instance: DagsterInstance, run_ids: Collection[str]) -> Collection[
 
 def report_failed(instance: DagsterInstance, run_id: str) -> None:
     """Mark a run as failed because its worker seems to be gone, so that its slot becomes free. If the worker was
-    only paused, it ends when it continues, because its run has ended."""
+    only paused, it ends when it continues: `watchdog.run_is_over` then reports that its run has ended."""
     run = instance.get_run_by_id(run_id)
     if run is not None and run.status in (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED):
         instance.report_run_failed(run, "The worker of this run has not written its row for minutes: it is gone.")

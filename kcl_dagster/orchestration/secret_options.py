@@ -1,7 +1,8 @@
 """Which options of a sink or a resource are secrets, and how their values are resolved.
 
 Dagster imports the definitions in its webserver, its daemon and every run, and shows their content. So the code
-names a secret by an `EnvVar`, and the worker that opens the sink reads its value.
+does not contain a secret, but an `EnvVar`, which names an environment variable. The worker that opens the sink
+reads the value of this variable.
 """
 
 import os
@@ -66,7 +67,8 @@ _resolving: ContextVar[bool] = ContextVar("kcl_secrets_are_resolved", default=Fa
 
 class SecretsResource(ConfigurableResource[Any]):
     """A resource some of whose fields must not be literals. Dagster makes it twice: first from the code, with
-    EnvVars, and again from plain text after it has resolved the variables."""
+    EnvVars, and again from plain text after it has resolved the variables. The second time, the values of
+    environment variables are accepted."""
 
     def _with_updated_values(self, values: Mapping[str, Any] | None) -> Any:
         token = _resolving.set(True)

@@ -56,13 +56,13 @@ OpenSink = Callable[[Transform, Connection], Sink[Any]]
 """Makes the sink from the user's transform and the S3 connection. Called once per worker run, in its process."""
 
 OpenStagingSink = Callable[[Transform, Connection], "SparkSink"]
-"""Makes a sink like `OpenSink`, but one whose batches are committed in chains: logs of numbered entries beside
-the data, each of which publishes one batch.
+"""Makes a sink like `OpenSink`, but one whose batches are committed in chains. A chain is a log beside the data.
+Each of its numbered entries publishes one batch.
 """
 
 OpenStore = Callable[[Connection], "Store | None"]
-"""Opens a store of files with the S3 connection, and changes nothing. None if its place is not known before the
-first batch.
+"""Opens a store of files with the S3 connection, and changes nothing. Returns None if the place of the store is not
+known before the first batch.
 """
 
 
@@ -179,8 +179,9 @@ def parquet(path: str, *, partition_by: Sequence[str] = (), evolve: Evolve = "ad
         partition_by: Columns of the output that become folders, such as `kind=buy/`; or the month, day or hour of a
             column, in UTC: `day(arrival_timestamp)` gives `arrival_timestamp_day=2026-01-31/`.
         evolve: What to do with columns that no file below the path has. `add`: they are stored. `refuse`: the shard
-            stops until you change the function. `ignore`: they are not stored. If the files have a column with
-            another type, which cannot represent all values of the output's column, the shard always stops.
+            stops until you change the function. `ignore`: they are not stored. If a column of the output
+            exists in the files with a type that cannot represent all values of the output's column, the shard
+            always stops.
 
     Example:
         .. code-block:: python
@@ -241,8 +242,8 @@ def delta(
             of its shard. By default, rows are appended.
         delete_when: An SQL condition on change rows. If it is true, the rows with the same key are deleted. Needs
             `merge_on`. A text is compared with a text: `op = '5'`.
-        order_by: A column of the output and the table that decides which change is later, such as a version: a
-            change with a lower value than the table's row has no effect. Needs `merge_on`.
+        order_by: The column that decides which change is later, such as a version. Both the output and the table
+            have this column. A change with a lower value than the table's row has no effect. Needs `merge_on`.
         writer: What commits to the table. `delta-rs`: the library, which needs a path. `spark`: Delta Lake in the
             Spark session of the worker, which needs the jars of Delta Lake. This writer supports catalogs such as
             Unity, and features of tables that delta-rs does not write. It can only append rows.
@@ -573,8 +574,8 @@ def open_staging(choice: SinkChoice, transform: Transform, s3: Connection, runti
 def open_for_parts(
     choice: SinkChoice, transform: Transform, s3: Connection, *, owner: str, name: str, runtime: Runtime
 ) -> PartsSink[Any]:
-    """Open the sink for a replay or for dead letters. No lease records which of their parts are stored; see
-    `worker.parts_chain`."""
+    """Open the sink for the parts of a replay or of dead letters. No lease records which of these parts are stored.
+    If the sink has chains, a chain records this; see `worker.parts_chain`."""
     if choice.open_staging is not None:
         return PartsChain(choice.open_staging(transform, s3), owner, name, runtime)
     if choice.open is None:

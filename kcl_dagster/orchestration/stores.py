@@ -65,8 +65,8 @@ def catalogs_of(sink: SinkChoice) -> Catalogs:
 
 
 def storing_of(sink: SinkChoice) -> Storing:
-    """The properties of a sink that an estimate needs. Of a table in a catalog, only the name is known, so such a
-    table is assumed to be on S3."""
+    """The properties of a sink that an estimate of costs needs. Of a table in a catalog, only the name is known, so
+    such a table is assumed to be on S3."""
     found = [_stored_in(one) for one in sink.each.values()]
     storing = Storing(
         "folder" if "folder" in found else "table" if "table" in found else "other",  # a folder costs most

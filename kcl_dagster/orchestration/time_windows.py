@@ -29,7 +29,7 @@ MINUTE: Final = 60
 HOUR: Final = 3600
 DAY: Final = 86_400
 YEAR: Final = 366 * DAY
-_FIRST_WINDOWS: Final = 32  # measured at least, to find the longest one
+_FIRST_WINDOWS: Final = 32  # at least this many windows are measured to find the longest one
 
 EVERY_MINUTE: Final = "* * * * *"
 
@@ -176,7 +176,7 @@ class PartitionWindows:
     def _start_at(self, moment: int, key: str) -> int | None:
         """The start of the window that has this key. `moment`: the time that the key names."""
         start = self.start_of(moment)
-        start = start if start == moment else self.end_of(start)  # a key names midnight, and days begin at seven
+        start = start if start == moment else self.end_of(start)  # a daily key names midnight; days can begin at 7
         if self.key_of(start) != key and self.partitions.exclusions:
             start = round(self.partitions.start_time_for_partition_key(key).timestamp())
         return start if self.key_of(start) == key else None

@@ -1,8 +1,8 @@
 """Watches that stop a worker whose code server, run record or `dagster dev` no longer exists.
 
-If Dagster is stopped, the runs that it launched continue. Only Ctrl-C in a terminal reaches them. Without the
-watches, such a worker would renew its leases for ever. The worker calls these watches every few seconds, on the
-thread that also writes its heartbeat, so none of them waits for a response.
+If Dagster is stopped, the runs that it launched continue, except if it is stopped by Ctrl-C in a terminal. Without
+the watches, the worker of such a run would renew its leases for ever. The worker calls these watches every few
+seconds, on the thread that also writes its heartbeat, so none of them waits for a response.
 """
 
 import os

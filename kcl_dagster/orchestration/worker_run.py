@@ -73,8 +73,8 @@ class WorkerRun:
     def work(self, stop: StopSignal) -> StopReason:
         """Read and store batches until there is a reason to stop, and return this reason. Blocks for hours.
 
-        If Spark cannot start, raises the error of the start. If the Spark session is lost, raises BatchError. By
-        then, the leases are released. The run should be shown as failed.
+        If Spark cannot start, raises the error of the start. If the Spark session is lost, raises BatchError. In
+        both cases, the leases were released before, and the run should be shown as failed.
         """
         application = self.consumer.application
         identity = Identity(worker_id(self.slot, self.run_id), self.slot, self.run_id, application.fleet.zone)
@@ -86,7 +86,8 @@ class WorkerRun:
         application = self.consumer.application
         spans = NO_SPANS if traces is None else traces
         sink, chains = self._sink(spans), self._staging_sink(spans)
-        # The worker writes its row and gets leases while Spark starts, which takes five to ten seconds.
+        # Spark starts on another thread, in five to ten seconds. Meanwhile, the worker writes its row and gets
+        # leases.
         interruption = Interruption()
         has_lease = threading.Event()
         late: Late[SparkEngine | SparkProcessorHosts] = Late(
@@ -114,8 +115,8 @@ class WorkerRun:
 
     def _close(self, late: "Late[SparkEngine | SparkProcessorHosts]") -> None:
         """Close the engine. If Spark is still starting, first wait for it, because its JVM would remain if the
-        engine was not closed. If Spark has not started after `STARTING_SECONDS`, end the process: the run would
-        occupy its slot for ever, although its leases are released."""
+        engine was not closed. If Spark has not started after `STARTING_SECONDS`, end the process. Otherwise, the
+        run would not end, and would occupy its slot for ever, although its leases are released."""
         if not late.is_settled(STARTING_SECONDS):
             self.end_process(f"its leases are released, and Spark has not started {STARTING_SECONDS:.0f} s later")
             return
@@ -123,8 +124,8 @@ class WorkerRun:
             late.get().close()
 
     def _sink(self, spans: Spans = NO_SPANS) -> Sink[Any] | None:
-        """The sink of batches that are announced in the leases. None for record processors and for sinks with
-        chains."""
+        """The sink of batches that are announced in the leases, by a pending checkpoint. None for record processors
+        and for sinks with chains."""
         choice = self.consumer.sink
         return None if choice.open is None else choice.open(self._transform(spans), self._connection("s3"))
 
@@ -134,8 +135,8 @@ class WorkerRun:
         return open_staging(self.consumer.sink, self._transform(spans), self._connection("s3"), system())
 
     def _transform(self, spans: Spans = NO_SPANS) -> Transform:
-        """The transform, observed and traced. Functions of Arrow tables are neither observed nor traced, because
-        they run in the executors."""
+        """The transform, wrapped so that the columns of its result are recorded, and its calls are traced. A
+        function of Arrow tables is not wrapped, because it runs in the executors."""
         transform = self.consumer.stored_transform
         if self.consumer.arrow:
             return transform
@@ -151,7 +152,8 @@ class WorkerRun:
         interruption: Interruption,
         has_lease: threading.Event,
     ) -> Surroundings[Any]:
-        """`has_lease`: is set when the worker acquires a lease."""
+        """What the worker needs from outside: tables, streams, engine, sink, and receivers of its events.
+        `has_lease`: is set when the worker acquires a lease."""
         runtime = system()
 
         def why_lost() -> str | None:
@@ -195,8 +197,9 @@ class WorkerRun:
     def _open(
         self, chains: SparkSink | None, interruption: Interruption, has_lease: Callable[[], bool]
     ) -> "SparkEngine | SparkProcessorHosts":
-        """Open the engine, which takes five to ten seconds. Spark's first job takes one of them: if the worker has
-        no lease yet, this job reads nothing, otherwise it is the first fetch."""
+        """Open the engine, which takes five to ten seconds. One of these seconds is for Spark's first job. If the
+        worker has no lease yet, a local `SparkEngine` runs a first job that reads nothing, so that the first fetch
+        is faster. If the worker already has a lease, the first fetch is the first job."""
         clock = system().clock
         began = clock.monotonic()
         choice, session = self.consumer.sink, self.open_session()

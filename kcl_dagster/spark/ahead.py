@@ -79,8 +79,8 @@ class ReadAhead:
                 self._spark.interruptTag(self._name)
 
     def _drop(self, future: Future[FetchedRanges]) -> None:
-        """Stop a read, and release its result when it ends. Wait up to 5 seconds for its end: two reads of a shard
-        at the same time would share the limits of the shard."""
+        """Stop a read, and release its result when the read ends. Blocks until then, but at most for 5 seconds. If
+        the next read of a shard began earlier, both reads would share the limits of the shard."""
         future.add_done_callback(_release)
         if future.cancel():
             return

@@ -96,8 +96,8 @@ def _has_list_view(kind: pa.DataType) -> bool:
 
 @dataclass(slots=True)
 class OutputColumns:
-    """Gives all tables of one task the same columns. A column that a later table lacks is filled with nulls. A
-    column without values and without a known type is left out until it has values.
+    """Converts all tables of one task to the same columns. A column that a later table lacks is filled with nulls.
+    A column without values and without a known type is left out until it has values.
 
     `known`: the types of the columns in stored files. `partitions`: columns whose values become names of folders.
     These columns are in no file, so their types are not fixed. `evolve`: what happens to a new column if there are
@@ -142,8 +142,8 @@ class OutputColumns:
             seen.add(folded)
 
     def _conformed(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray | None:
-        """Convert the column to the type in which it is stored. Returns None if the column is left out: it has no
-        values and no known type, or `evolve` ignores it."""
+        """Convert the column to the type in which it is stored. Returns None for a column that is left out. This is
+        a column without values and without a known type, or a new column that `evolve` ignores."""
         kind = plain(column.type)
         if kind is None:
             advice = "return lists instead of views" if _has_list_view(column.type) else "cast it"

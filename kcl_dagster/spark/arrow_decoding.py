@@ -1,4 +1,5 @@
-"""Decoding payloads into columns, for functions of Arrow tables: JSON, and any format with a decoder.
+"""Decodes payloads into columns, for the consumer's functions of Arrow tables. The payloads are JSON, or of any
+format that has a decoder.
 
 Each function returns a row for each record, in the same order. A malformed payload becomes null. With
 `malformed="fail"`, it fails the batch instead, and the application's failure policy applies.
@@ -22,7 +23,7 @@ from kcl_dagster.spark.payload_decoding import Decode, Decoding, Malformed, fail
 from kcl_dagster.spark.payload_fields import check_columns
 
 KEPT_DECODERS: Final = 16
-ROWS_AT_ONCE: Final = 1_000  # their decoded objects remain in the processor's cache
+ROWS_AT_ONCE: Final = 1_000  # the decoded objects of so many rows fit into the cache of the CPU
 # The errors of msgspec and of decompression for malformed payloads. UnicodeError is a ValueError.
 _MALFORMED: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -82,8 +83,9 @@ def decode_table(
     your own function that makes a decoder. A column is null if the payload lacks its field. Fields without a column
     are ignored. A payload with a value that does not fit its column is malformed: its row is null in every column.
 
-    Raises ConfigurationError if a column has no field in the schema of `avro(...)`, in the `reader` of
-    `registered_avro(...)` or in the message of `protobuf(...)`.
+    Raises ConfigurationError if the payloads have no field with the name of a column. This is checked against the
+    schema of `avro(...)`, the `reader` of `registered_avro(...)`, or the message of `protobuf(...)`. Other decoders
+    are not checked.
 
     `compression`: see `decode_json`. Each process makes one decoder for each `make_decoder` object. So create
     `make_decoder` once, outside of your function of tables, and not for each table.
@@ -118,8 +120,8 @@ def _kept(make_decoder: Callable[[], Decode], is_strict: bool, compression: Comp
 
 
 def _names(schema: pa.Schema) -> list[str]:
-    """Names of Python attributes for the columns of a schema. They are made up, because a column can have a name
-    that is no valid attribute name."""
+    """Numbered names of Python attributes, one for each column of a schema. The names of the columns themselves are
+    not used, because some of them can be invalid as names of attributes."""
     return [f"field_{place}" for place in range(len(schema))]
 
 

@@ -30,8 +30,8 @@ the Arrow C interface.
 @dataclass(frozen=True, slots=True)
 class ArrowTransform:
     """The consumer's function of tables, for sinks that run it in the executors. For other uses, such as replays,
-    this object is also a transform of DataFrames. It then runs the function twice, because Spark has to know the
-    columns of the output first."""
+    this object can also be called as a transform of DataFrames. Such a call runs the function twice: once to find
+    the columns of the output, which Spark has to know in advance, and once for the output itself."""
 
     function: TableFunction
 
@@ -144,6 +144,6 @@ class _InFrame:
 
 
 def _as_read(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Convert records to the schema of a fetch, because Spark has changed the zone of times to that of the
-    session."""
+    """Convert records to the schema of a fetch. In this schema, times are in UTC, but Spark has changed their time
+    zone to that of the session."""
     return batch.cast(RECORDS) if batch.schema != RECORDS else batch

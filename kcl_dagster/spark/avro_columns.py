@@ -24,7 +24,8 @@ Array = np.ndarray[Any, Any]
 
 MOST_LEVELS: Final = 32  # of a schema; Python limits the depth of calls
 MOST_BYTES: Final = 2**31 - 64  # of all payloads; the offsets of Arrow's texts have 32 bits
-_PADDING: Final = 16  # bytes after the last payload: up to 10 bytes of a number are read before its end is checked
+# Zeros after the last payload. Up to 10 bytes of a number are read before the end of the payload is checked.
+_PADDING: Final = 16
 _SHIFTS: Final = range(7, 70, 7)  # bits by which the second and each further byte of a number are shifted
 _UUID: Final = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"  # Python reads other forms, too, but writes this one
 _LONGEST_DECIMAL: Final = 8  # bytes
@@ -37,10 +38,11 @@ class NotByColumns(Exception):
 
 @dataclass(slots=True)
 class Payloads:
-    """Payloads that lie one after another in a buffer, each with a place: the position up to which it was read.
+    """Payloads that lie one after another in a buffer. Each payload has a place: the position up to which the
+    payload was read. A place never leaves its payload.
 
-    A place never leaves its payload. If a payload ends too early, or has a value that this module does not decode,
-    the payload is left to the caller: its place moves to its end, and values that are read from it have no meaning.
+    A payload is left to the caller if it ends too early, or has a value that this module does not decode. The place
+    of such a payload moves to the end of the payload. Values that are read from the payload have no meaning.
     """
 
     data: Array
@@ -51,8 +53,8 @@ class Payloads:
 
     @classmethod
     def of(cls, column: pa.Array) -> Self | None:
-        """The payloads of a column. Those that are null are left to the caller. Returns None if the column is not
-        binary, or is too large."""
+        """The payloads of a column. Null payloads are left to the caller. Returns None if the type of the column is
+        not binary, or if the column is too large."""
         if not (kinds.is_binary(column.type) or kinds.is_large_binary(column.type)):
             return None
         column = column.cast(pa.large_binary())
@@ -71,7 +73,8 @@ class Payloads:
         return len(self.at)
 
     def some(self, which: Array) -> "Payloads":
-        """Some of the payloads, in the same order, with places of their own. `join` copies these places back."""
+        """Some of the payloads, in the same order. Reading them does not move the places of this object, until
+        `join` copies the new places back."""
         return Payloads(self.data, self.rows[which], self.at[which], self.end[which], self.is_left[which])
 
     def join(self, which: Array, others: "Payloads") -> None:
@@ -85,8 +88,9 @@ class Payloads:
             self.at = np.where(is_usual, self.at, self.end)
 
     def skip(self, sizes: Any) -> Array:
-        """Move each place forward by `sizes` bytes: one number for all payloads, or one for each. Returns the
-        former places. A payload with a negative size, or with fewer bytes, is left to the caller."""
+        """Move each place forward by `sizes` bytes. `sizes` is one number for all payloads, or an array with a
+        number for each payload. Returns the former places. A payload is left to the caller if its number is
+        negative, or if fewer bytes remain in the payload."""
         start, is_usual = self.at, (sizes >= 0) & (sizes <= self.end - self.at)
         self.at = start + np.where(is_usual, sizes, 0)
         self.leave_unless(is_usual)
@@ -116,8 +120,8 @@ class Payloads:
     def binaries(self, sizes: Any) -> pa.Array:
         """Read one binary from each payload, as a column. `sizes`: the length of each in bytes."""
         start = self.skip(sizes)
-        # Arrow copies the binaries out of a column in which each of them is followed by a value that is not used:
-        # the gap before the next binary.
+        # `around` is a column in which the binaries and the gaps between them alternate as values. Arrow copies
+        # only the binaries out of this column.
         offsets = np.empty(2 * len(self) + 1, np.int32)
         offsets[:-1:2] = start
         offsets[1::2] = self.at
@@ -149,7 +153,7 @@ Read = Callable[[Payloads], pa.Array]
 
 class _Type(NamedTuple):
     """A type of Avro, and the type of its column. The latter is None for a field without a column. Such a field is
-    decoded as well, because it can make its payload malformed."""
+    decoded as well, because a malformed value in it makes the whole payload malformed."""
 
     schema: dict[str, Any]
     kind: pa.DataType | None
@@ -324,8 +328,8 @@ def _bytes(one: _Type) -> Read:
 
 
 def _sizes(one: _Type) -> Callable[[Payloads], Array]:
-    """Make a function that returns the number of bytes of each value: the size in the schema of a `fixed`,
-    otherwise the number that it reads from the payload before the value."""
+    """Make a function that returns the number of bytes of each value. For a `fixed`, this is the size in its
+    schema. For other types, the function reads the number from the payload, where it precedes the value."""
     size = one.schema.get("size")
     if one.schema["type"] != "fixed":
         return Payloads.numbers

@@ -10,7 +10,8 @@ from typing import Any, Final
 DECIMAL: Final = "kcl-decimal"
 READERS: Final = (f"bytes-{DECIMAL}", f"fixed-{DECIMAL}")
 MOST_DIGITS: Final = 76  # of a column of Arrow
-# fastavro adds these entries to a schema that it parses. The copy lacks them, so that fastavro parses it again.
+# fastavro adds these entries to a schema that it parses. `with_own_decimals` leaves them out of its copy of the
+# schema, so that fastavro parses the copy, too.
 _PARSED: Final = ("__fastavro_parsed", "__named_schemas")
 
 

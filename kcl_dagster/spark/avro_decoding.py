@@ -1,4 +1,5 @@
-"""Decoding Avro, with one schema or with those of a schema registry, for `with_decoded` and `decode_table`."""
+"""Decoders of Avro for `with_decoded` and `decode_table`: one for a single schema, and one for the schemas of a
+schema registry."""
 
 import io
 from collections.abc import Callable, Mapping
@@ -34,8 +35,8 @@ _GLUE_PLAIN, _GLUE_ZLIB = 0, 5
 _PRIMITIVE: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 MOST_SCHEMAS: Final = 1_000  # kept by one decoder
 KEPT_KINDS: Final = 4  # types of columns into which one schema is decoded
-# Fewer payloads of one schema are decoded one after another. Decoding many payloads at once has a fixed cost
-# that does not depend on their number.
+# If there are fewer payloads of one schema than this, they are decoded one after another. Decoding them at once
+# has a cost that does not depend on their number, and that is worthwhile only for many payloads.
 FEWEST_ROWS: Final = 64
 
 
@@ -43,8 +44,8 @@ def avro(schema: Any, *, skip_bytes: int = 0) -> Callable[[], Decode]:
     """A decoder of Avro's binary encoding without a file header, for `with_decoded`.
 
     `schema`: the parsed JSON of the writer's schema. `skip_bytes`: the length of a prefix to skip. If the prefix
-    names the writer's schema, as that of a schema registry does, use `registered_avro`: decoding with another
-    schema would silently swap fields.
+    names the writer's schema, as the prefix of a schema registry does, use `registered_avro` instead. If a payload
+    was written with another schema than `schema`, fields could be swapped without an error.
     """
     if skip_bytes in _FRAMING_OF:
         framing = _FRAMING_OF[skip_bytes]
@@ -89,9 +90,9 @@ def registered_avro(
 
 
 def _check_schema(name: str, schema: Any, *, of_reader: bool = False) -> None:
-    """Raise ConfigurationError if this is no schema of Avro, or if a default of a reader's schema is no value of
-    its type. A code location may lack fastavro, which only workers need. In that case this function checks only
-    that the schema is parsed JSON, and the workers make the other checks."""
+    """Raise ConfigurationError if this is no schema of Avro, or if a reader's schema has a default that does not
+    have the type of its field. A code location may lack fastavro, which only workers need. In that case this
+    function checks only that the schema is parsed JSON, and the workers make the other checks."""
     _check_is_parsed_json(name, schema)
     try:
         parsed = _AvroSchema(_fastavro(), schema)
@@ -194,8 +195,8 @@ class _RegisteredAvroDecoder:
                 id_, _ = self._unframe(prefixes.dictionary[int(place)].as_py())
                 written = self._parsed(id_)
             except (ValueError, UnknownSchema):
-                # These payloads are malformed, compressed, or of an unknown schema. The caller decodes them one
-                # after another, so that it raises the error of the first one.
+                # Payloads with this prefix are malformed, compressed, or of an unknown schema. The caller decodes
+                # them one after another, so that each error is that of a single payload.
                 continue
             if self._reader is None or self._reader.schema == written.schema:
                 found += written.rows(rest.some(places == place), kind)
@@ -236,8 +237,9 @@ class _AvroSchema:
         return with_decoded_defaults(self.schema, self._named, self._fastavro.read.LOGICAL_READERS)
 
     def value(self, body: io.BytesIO, reader: Any = None) -> Any:
-        """Decode a value that was written with this schema, from the position of `body` to its end. With `reader`,
-        convert it to the schema that `with_defaults` of the reader's schema returned."""
+        """Decode a value that was written with this schema. The value extends from the position of `body` to the
+        end of `body`. `reader`: a schema to which the value is converted. This is the result of `with_defaults` of
+        the reader's schema."""
         if self._check is not None:
             self._check(body.getvalue(), body.tell())
         value = self._fastavro.schemaless_reader(body, self.schema, reader)

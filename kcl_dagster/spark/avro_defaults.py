@@ -41,7 +41,8 @@ def with_decoded_defaults(schema: Any, named: Mapping[str, Any], logical: Mappin
                 raise ConfigurationError(
                     f"the default of the field {field['name']} of {name} is no value of its type: {error}"
                 ) from error
-    # If a schema lacks these entries, fastavro checks its defaults. fastavro itself adds them to records only.
+    # With these entries, fastavro does not check the defaults of the schema. The check would fail for decoded
+    # defaults. fastavro itself adds the entries to records only.
     for one in schema if isinstance(schema, list) else [schema]:
         if isinstance(one, dict):
             one |= {"__fastavro_parsed": True, "__named_schemas": copies}

@@ -19,13 +19,13 @@ _SIZES: Final = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 
 CheckNesting = Callable[[bytes, int], None]
 """Checks the value that begins at this place of a payload. Raises an error if the value has more than `MOST_LEVELS`
-levels, or if it has more than `FEW_ITEMS` items and more items than the payload has bytes. Can also raise an error
-if the value is cut off."""
+levels. Also raises an error if the value has more items than the payload has bytes; `FEW_ITEMS` items are allowed
+in any case. If the value is cut off, an error is possible, but not certain."""
 
 
 def nesting_check(schema: Any) -> CheckNesting | None:
-    """The check for values of a schema that `fastavro.parse_schema` has returned. None if values need no check,
-    because no type contains itself, and each item of an array takes at least one byte.
+    """The check for values of a schema that `fastavro.parse_schema` has returned. None if values need no check.
+    This is so if no type of the schema contains itself and each item of an array takes at least one byte.
 
     Raises RecursionError if the schema itself is nested too deeply.
     """
@@ -82,7 +82,8 @@ def _parts(schema: Any) -> list[Any]:
 
 
 def _inside(definition: Any) -> Iterator[str]:
-    """The names that a definition uses itself, without the names that only the named types inside of it use."""
+    """The names of the types that a definition uses directly. The names that only its inner named types use are
+    left out."""
     rest = [*_parts(definition)]
     while rest:
         part = rest.pop()
@@ -97,8 +98,9 @@ def _inside(definition: Any) -> Iterator[str]:
 def _check(schema: Any, types: dict[str, Any], payload: bytes, place: int) -> None:
     """Walk over a value without recursion."""
     most_items = max(FEW_ITEMS, len(payload))
-    # What remains to be read: the schema of each value, and its level. The third element is None, except for an
-    # array or map in the middle of a block: then it is the number of items that this block still has.
+    # The values that remain to be read: for each of them its schema, its level, and a number of items or None. The
+    # number is set only for an array or map that was read up to the middle of a block. It is the number of items
+    # that remain in this block.
     rest: list[tuple[Any, int, int | None]] = [(schema, 0, None)]
     while rest:
         part, level, items = rest.pop()

@@ -12,9 +12,12 @@ from kcl_dagster.spark.staged_ranges import StagedRecords
 
 @dataclass(slots=True)
 class Records:
-    """The records of a batch. `staged`: the files that the fetch has staged, for sinks that can take them; None if
-    a fetch of the batch has staged none. `frame` is made at its first use, because many sinks only move files, in
-    less time than Spark needs to make a DataFrame."""
+    """The records of a batch. `staged`: the files that the fetch has staged (written, but not made visible), for
+    sinks that can take them. None if a fetch of the batch has staged no files.
+
+    `frame` is made only at its first use, because many sinks only move the staged files and never use `frame`.
+    Spark would need more time to make a DataFrame than such a sink needs to move the files.
+    """
 
     staged: StagedRecords | None
     _make: Callable[[], DataFrame]

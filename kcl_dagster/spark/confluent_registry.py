@@ -31,7 +31,7 @@ from kcl_dagster.worker.error_text import redacted
 Secret = str | Callable[[], str]
 """A text, a `dagster.EnvVar`, or a function that is called for each request and returns the text."""
 
-# The time for retries of a request, enough for a node to restart. After it, the batch fails and is retried.
+# The time for retries of a request, enough for a node to restart. After this time, the batch fails and is retried.
 REPEAT_SECONDS: Final = 15.0
 LARGEST_ANSWER: Final = 16 * 1024 * 1024  # bytes; a registry accepts schemas of a megabyte
 MOST_REFERENCES: Final = 1_000  # of one schema, including indirect references
@@ -162,8 +162,8 @@ class ConfluentRegistry:
             raise Unanswered(f"the answer from {url} is not that of a schema registry") from error
 
     def _is_registry(self, url: str) -> bool:
-        """Whether a URL is that of a registry. If its path is wrong, the server also responds that it does not
-        find an id."""
+        """Whether a URL is that of a schema registry. Called after a response that an id was not found, because a
+        server can also send such a response if the path of the URL is wrong."""
         try:
             status, body = self._get(f"{url}/schemas/types")
             return status == 200 and "AVRO" in msgspec.json.decode(body, type=list[str])

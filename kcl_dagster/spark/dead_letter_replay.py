@@ -54,7 +54,7 @@ class Recipient(Protocol):
     def begin(self) -> bool:
         """Return whether the recipient guarantees both of the following. Called before letters are listed.
 
-        - If another replay stores letters after this call, this replay fails.
+        - If another replay stores letters after this call, the replay that made this call fails.
         - If letters were stored under a number, nothing is stored again under this number, whatever letters are
           passed with it.
 
@@ -101,8 +101,9 @@ def replay(
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """The state of a number in the journal. The letters with these names are in progress, or, if `is_stored`, were
-    stored and not removed yet. Without letters, the number was used and nothing remains to be done for it."""
+    """The state of a number in the journal. `letters`: the names of the letters of this number. If `is_stored`,
+    these letters were stored, but not removed yet. If not, they are in progress. Without letters, the number was
+    used, and nothing remains to be done for it."""
 
     letters: tuple[str, ...] = ()
     is_stored: bool = False
@@ -157,9 +158,12 @@ class _Replay:
 
     def _under_way(self, names: tuple[str, ...]) -> dict[str, DeadLetter]:
         """Read the letters that were recorded under a number and are possibly stored already. Raises if a letter is
-        missing or was changed, because the number would then stand for different letters. With `knows_numbers`,
-        missing letters are skipped instead. They are missing if one replay listed them and was paused, another
-        replay stored and removed them, and the first replay then recorded them in the journal."""
+        missing or was changed, because the number would then stand for different letters.
+
+        With `knows_numbers`, missing letters are skipped instead. Letters can be missing if two replays overlapped:
+        the first one listed the letters and was paused, the second one stored and removed them, and then the first
+        one recorded their names in the journal.
+        """
         letters = {}
         for name in names:
             content = found_content(self.store, name) if self.knows_numbers else self.store.get(name)
@@ -272,7 +276,7 @@ class ToSink:
 
 @dataclass(frozen=True, slots=True)
 class ToProcessors:
-    """Passes dead letters to record processors. Creates one record processor for each shard, for this replay only.
+    """Passes dead letters to record processors. Each call of `take` creates a new record processor for each shard.
     The checkpoints of these processors are discarded."""
 
     new_processor: ProcessorFactory
@@ -311,8 +315,8 @@ class _Nowhere:
 
 
 def _may_be_caused_by_a_record(error: Exception) -> bool:
-    """Whether a letter may have caused the error, so that other letters can still be stored. This includes the loss
-    of a process, because a letter can crash the process that works on it."""
+    """Whether a letter may have caused the error, so that other letters can still be stored. Also True if Spark
+    lost a process, because a letter can crash the process that works on it."""
     return class_of(error) in {ErrorClass.RECORD, ErrorClass.CODE} or isinstance(error, ProcessLost)
 
 

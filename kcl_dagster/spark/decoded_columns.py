@@ -1,9 +1,9 @@
 """Makes Arrow columns of decoded values without changing a value.
 
 Arrow alone would cut off the fraction of a number to make an integer, turn a float that is too large for the column
-into infinity, and split a text into a list of its characters. In this module, such a value does not fit the
-column. The module converts and checks a whole column at once, and checks each value alone only if that check finds
-something.
+into infinity, and split a text into a list of its characters. In this module, such a value does not fit the column.
+The module converts a whole column at once, and then checks the whole column. It checks each value alone only if
+this check finds something.
 """
 
 import math
@@ -22,8 +22,8 @@ import pyarrow as pa
 from pyarrow import types as kinds
 
 _REFUSED: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)  # by which Arrow refuses a value
-# If Arrow accepts a value of exactly one of these types, it does not change the value. If a column also has values
-# of other types, each value is checked alone.
+# The types of values that Arrow does not change, for each kind of column. If Arrow accepts a value of exactly such
+# a type, the column has the same value. If a column also gets values of other types, each value is checked alone.
 _WHOLE: Final[frozenset[type]] = frozenset({int, type(None)})
 _MOMENTS: Final[frozenset[type]] = frozenset({int, date, datetime, time, timedelta, type(None)})
 _ITEMS: Final[frozenset[type]] = frozenset({list, tuple, type(None)})
@@ -31,7 +31,7 @@ _NUMBERS: Final[tuple[Any, ...]] = (Real, Decimal, UUID)  # Arrow makes integers
 _FIELDS: Final[frozenset[type]] = frozenset({dict, type(None)})
 
 DecodedRows = tuple[np.ndarray[Any, Any], pa.Array]
-"""The numbers of some rows of a column, in ascending order, and their values."""
+"""Some rows of a column: the places of the rows in the column, in ascending order, and the values of the rows."""
 
 
 def in_order(parts: Sequence[DecodedRows]) -> pa.Array:
@@ -75,7 +75,8 @@ def _one(value: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _spelled(value: Any, kind: pa.DataType) -> Any:
-    """Convert the UUIDs and times of day in a value of Avro to text, unless they are in a column of times."""
+    """Convert the UUIDs and times of day in a decoded value to text. For a column of dates or times, they remain
+    unchanged."""
     kind = _stored(kind)
     if isinstance(value, (UUID, time)):
         return value if kinds.is_temporal(kind) else str(value)
@@ -89,9 +90,9 @@ def _spelled(value: Any, kind: pa.DataType) -> Any:
 
 
 def _is_unchanged(values: Sequence[Any], kind: pa.DataType) -> bool:
-    """Whether the types of the values show that a column of Arrow holds them unchanged, apart from floats that are
-    too large. Called for values that Arrow has accepted. Looks at types only, because a check of each value in
-    Python would take longer."""
+    """Whether the types of the values show that Arrow has stored the values unchanged. Floats that are too large
+    are not detected here, but by `_has_infinity`. Called for values that Arrow has accepted. Considers types only,
+    because a check of each value in Python would take longer."""
     kind = _stored(kind)
     known = _known_types(kind)
     if known is None:

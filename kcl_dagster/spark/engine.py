@@ -50,9 +50,9 @@ STAGING_SECONDS: Final = 60.0
 
 
 StagingOfFetches = Callable[[], FetchStaging | None]
-"""A function that returns the object with which the next fetch stages its records: a new object for each call. It
-returns None if the fetch must not stage its records, for example because the chain of the batch is not known yet.
-The threads that fetch call this function.
+"""A function that returns the object with which the next fetch stages its records. Each call returns a new object.
+The function returns None if the fetch must not stage its records, for example because the chain of the batch (the
+worker's log of its batches) is not known yet. The threads that fetch call this function.
 """
 
 
@@ -91,7 +91,8 @@ class SparkEngine:
         self._bytes_of_range: float | None = None
 
     def warm_up(self) -> None:
-        """Run a job that reads nothing, with the task of the first fetch. Called once, before this fetch."""
+        """Run a job that reads nothing, but starts Python processes and makes clients as a fetch does. The first
+        fetch then takes less time. Called once, before the first fetch."""
         warm_up(self._spark, self._connection)
         self._is_cold = False
         if self._is_fanout:  # fetches by fan-out have separate Python processes
@@ -110,8 +111,8 @@ class SparkEngine:
             raise
 
     def _tag(self) -> None:
-        """Tag the jobs of the calling thread, if this was not done yet. The constructor cannot tag them,
-        because the worker opens the engine on one thread and fetches on another."""
+        """Tag the jobs of the calling thread, if this was not done yet, so that the worker can cancel them. The
+        constructor cannot tag them, because the worker opens the engine on one thread and fetches on another."""
         if self._tagged != threading.get_ident():
             self._tagged = threading.get_ident()
             tag_jobs(self._spark)
@@ -121,7 +122,8 @@ class SparkEngine:
         missing = list(ranges)
         ahead = self._ahead.take(ranges)
         if ahead is not None:
-            # If the last batch of a lease failed, its range is requested again, but `ahead` has the range after it.
+            # If the last batch of a lease failed, the range of that batch is requested again, but `ahead` has read
+            # the range after it. The requested range is then missing.
             parts.append((ahead, {range_.lease for range_ in ranges if range_ in ahead.ranges}))
             missing = [range_ for range_ in ranges if range_ not in ahead.ranges]
             held = ahead.outcome.progress.values()
@@ -140,8 +142,9 @@ class SparkEngine:
         self._ahead.close()
 
     def _read(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
-        """Fetch with staging. If this fails, fetch again without staging, or raise if the session is lost. If the
-        consumer's code was the cause, the batch without staging fails later, when it is written."""
+        """Fetch with staging. If this fails and the session is lost, raise the error. If the session still works,
+        fetch again without staging. If the consumer's code was the cause, it fails again when the batch is
+        written."""
         staging = self._staging(ranges)
         if staging is not None:
             try:
@@ -160,7 +163,8 @@ class SparkEngine:
 
     def _staging(self, ranges: Sequence[Range]) -> FetchStaging | None:
         """The staging of a fetch. None if a range is pinned, that is, must be read up to a given end. A range is
-        pinned to read it exactly as before, or while a batch is searched for the record that fails."""
+        pinned if it must be read exactly as before, or if its batch has failed and is searched for the record that
+        fails."""
         return None if any(range_.is_pinned for range_ in ranges) else self._next_staging()
 
     def _staged(self, ranges: Sequence[Range], budget: Budget, staging: FetchStaging) -> FetchedRanges:
@@ -200,10 +204,13 @@ class SparkEngine:
         return FetchTasks(self._spark, count), plan
 
     def _worthwhile_tasks(self, ranges: int) -> int:
-        """The number of tasks for this number of ranges: fewer than the maximum if the last fetch had little to
-        read. Unless it has very many ranges, the first fetch has one task. A second one could read more, but would
-        also have to wait for the start of another Python process, and by fan-out, a lease that changes its task has
-        to subscribe again."""
+        """The number of tasks for this number of ranges. If the last fetch had little to read, this is less than
+        the maximum.
+
+        The first fetch has one task; only by polling, it has more if there are more than RANGES_OF_TASK ranges. A
+        second task could read more, but would have to wait for the start of another Python process. By fan-out, a
+        lease that changes its task also has to subscribe again.
+        """
         if self._are_tasks_fixed:
             return self._most_tasks
         if self._bytes_of_range is None and self._is_fanout:

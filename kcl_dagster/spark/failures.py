@@ -72,8 +72,10 @@ class Marks:
     because Spark passes on the text of an error, but not its class.
 
     Spark's errors can quote values of records, and a value could contain a mark. So a mark contains a random token,
-    which the driver creates and sends with the task, and which producers of records do not know. `sink`: the name
-    of the sink for which the task works, because one Spark job can work for several sinks.
+    which the driver creates and sends with the task, and which producers of records do not know.
+
+    `sink`: the name of the sink for which the task works. Some marks contain this name, because one Spark job can
+    work for several sinks.
     """
 
     token: str = _TOKEN

@@ -171,9 +171,10 @@ def fetch(
     """Read the shards of one task, each on its own thread. `deadline`: by default the deadline of the plan. A
     caller that passes a deadline can bring it forward during the fetch.
 
-    The first batch contains the id of this attempt for every shard, and comes before any record. The last batch
-    contains the id again, and the trailer of every shard: how far it was read. So a task that opens the records can
-    detect whether they belong to the attempt whose trailers the driver has received.
+    The first Arrow batch contains the id of this attempt for every shard, and no record. The last batch has the
+    id again, and the trailer of every shard, which states how far the shard was read. If Spark runs the task twice,
+    the two attempts have different ids. So a task that uses the records later can detect whether they are from the
+    attempt whose trailers the driver has received.
     """
     shards = plan.tasks[task]
     attempt = runtime.new_id()
@@ -197,7 +198,8 @@ def fetch(
                 daemon=True,
             ).start()
     try:
-        # The shards are being read already, because the first array that pyarrow makes imports pandas.
+        # The reader threads are started before this line, because the first array that pyarrow makes imports
+        # pandas, which takes time.
         yield _proofs([(shard.range, None) for shard in shards], attempt)
         while len(trailers) < len(shards):
             try:
@@ -228,7 +230,8 @@ class _Attempt:
         self._went_on_at = runtime.clock.monotonic()
 
     def is_stopped(self) -> bool:
-        """Whether the reader has to stop. The reader calls this before each request, which counts as progress."""
+        """Whether the reader has to stop. The reader calls this before each request. The call counts as
+        progress."""
         self.went_on()
         return self.stop.is_set()
 
@@ -262,8 +265,9 @@ def _read(
     output: "queue.Queue[pa.RecordBatch | _Done]",
     attempt: _Attempt,
 ) -> None:
-    """The body of a reader thread. Its last output is a `_Done`, even after an unexpected error, so that a shard
-    that cannot be read does not block the other shards. Only a reader that is stopped puts none."""
+    """The body of a reader thread. The last item that it puts into `output` is a `_Done`, even after an unexpected
+    error. Without this item, the task would wait for a shard that cannot be read, and its other shards would wait,
+    too. Only a reader that was stopped puts no `_Done`."""
     range_, stop = shard.range, attempt.stop
 
     def put(item: pa.RecordBatch | _Done) -> None:
@@ -280,7 +284,7 @@ def _read(
         columns, flushed = Columns(), 0
         opening = range_.window.opening() if range_.window is not None else allowance
         for page in reader.pages(allowance, deadline, attempt.is_stopped):
-            if is_near_tip(reader.millis_behind):  # in a backlog the deadline stays, so that batches are large
+            if is_near_tip(reader.millis_behind):  # in a backlog, batches last longer, so that they are large
                 deadline.records_came()
             is_whole = unpacker.unpack_from(reader, page, columns, opening)
             if len(columns) >= BATCH_ROWS or unpacker.bytes - flushed >= BATCH_BYTES:

@@ -36,10 +36,10 @@ class FetchedBatch:
         parts: Sequence[tuple[FetchedRanges, Collection[LeaseKey]]],
         ahead: tuple[FetchedRanges, float] | None = None,
     ) -> None:
-        """Combine the results of jobs. `parts`: each job with the leases whose records are taken from it. The
-        records of a lease are taken from only one job. A job can have read further leases, and even another range
-        of a lease whose records are taken from another job. `ahead`: the job that read ahead, and the time at which
-        it began."""
+        """Combine the results of fetch jobs. `parts`: the result of each job, and the leases whose records are
+        taken from it. The records of a lease are taken from only one result. A result can have more records than
+        are taken from it. It can even have a range of a lease whose records are taken from another result. `ahead`:
+        the result of the job that read ahead, and the time at which this job began."""
         self._parts = tuple(part for part, _ in parts)
         self._part_of = {lease: part for part, leases in parts for lease in leases}
         if len(self._part_of) != sum(len(leases) for _, leases in parts):

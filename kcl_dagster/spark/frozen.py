@@ -1,8 +1,8 @@
 """Records that were fetched once and cannot change any more, whatever Spark does with them.
 
-`localCheckpoint` keeps the fetched rows in the executors and removes their lineage, so nothing is read twice. Spark
-might nevertheless use rows of another attempt of a task, if a block was lost or the task was run twice. The use of
-such rows has to fail. So every row has the number of its attempt, and is used only if the driver has received the
+`localCheckpoint` keeps the fetched rows in the executors and removes their lineage, so nothing is read twice. If a
+block was lost or a task was run twice, Spark might nevertheless use rows of another attempt of the task. The use of
+such rows has to fail. So every row has the number of its attempt. A row is used only if the driver has received the
 result of this attempt. See `kcl_dagster.spark.opened_rows`.
 """
 

@@ -1,9 +1,10 @@
 """The rows in which Spark keeps the records of a fetch.
 
-A row has the columns of a record, without those that have the same value in all records of a range. Instead, it has
-the `place` of its range in the plan of the fetch, and the number of the `attempt` of the fetch that made the row.
-The first row of each range has only these two numbers. The last row also has the range's trailer.
-`kcl_dagster.spark.opened_rows` turns them into records.
+A row has the columns of a record, without the columns that have the same value in all records of a range. Instead
+of these columns, it has two numbers: the `place` of its range in the plan of the fetch, and the number of the
+`attempt` of the fetch that made the row. The first row of each range has only these two numbers. The last row also
+has the trailer of the range, which states how far the range was read. `kcl_dagster.spark.opened_rows` turns the
+rows into records.
 """
 
 from collections.abc import Iterator, Sequence

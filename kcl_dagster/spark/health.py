@@ -30,8 +30,8 @@ class SessionHealth:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        # The gateway has a process if PySpark has started the JVM. Under spark-submit, the JVM is the parent
-        # process, and this process ends with the JVM.
+        # PySpark's gateway (its connection to the JVM) has a `proc` only if PySpark has started the JVM. Under
+        # spark-submit, the JVM is the parent process, and this process ends with the JVM.
         gateway: Any = spark.sparkContext._gateway if is_classic(spark) else None  # noqa: SLF001
         self._jvm: Any = getattr(gateway, "proc", None)
         self._why: str | None = None

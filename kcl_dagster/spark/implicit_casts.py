@@ -1,5 +1,5 @@
-"""Finds the texts in an SQL condition that Spark casts to another type although the condition contains no cast, as
-in `op = 5` if `op` is a text.
+"""Finds casts of texts that Spark adds to an SQL condition, although the condition itself contains no cast. An
+example is `op = 5` if `op` is a text.
 
 If a text does not represent a value of the other type, such a cast fails in Spark's ANSI mode, and results in null
 without the ANSI mode.
@@ -24,9 +24,12 @@ _NAMED: Final = frozenset({"AttributeReference", "GetStructField"})  # their SQL
 
 @dataclass(frozen=True, slots=True)
 class ImplicitCast:
-    """A text that Spark would cast to another type. A constant represents no value of this type; any other text may
-    represent none in some records. `text`: the SQL of the text; None if it is a longer expression. `kind`: the
-    other type. `is_constant`: whether the text is a constant."""
+    """A text that Spark would cast to another type. If the text is a constant, it represents no value of that type.
+    If it is not constant, it may represent such a value in some records only.
+
+    `text`: the SQL of the text, such as the name of a column. None if the text is the value of a longer expression.
+    `kind`: the other type. `is_constant`: whether the text is a constant.
+    """
 
     text: str | None
     kind: str
@@ -44,11 +47,11 @@ class ImplicitCast:
 
 
 def first_implicit_cast(output: DataFrame, condition: str) -> ImplicitCast | None:
-    """The first cast that Spark would add to this condition on the columns of the output, and that can fail. None
-    if there is no such cast. Evaluates no rows.
+    """The first cast that can fail among those that Spark would add to this condition. The condition uses columns
+    of `output`. None if there is no such cast. Evaluates no rows.
 
-    Objects of the JVM show all casts. A session without them, such as one of Spark Connect, shows only the casts of
-    columns. Raises AnalysisException if the condition cannot be evaluated.
+    If the session gives access to the objects of the JVM, all such casts are found. If it does not, as with Spark
+    Connect, only the casts of columns are found. Raises AnalysisException if the condition cannot be evaluated.
     """
     selected = output.select(F.expr(condition))
     try:
@@ -118,8 +121,8 @@ def _judged(cast: Any) -> ImplicitCast | None:
 
 
 def _read_as(given: Any, wanted: Any) -> str | None:
-    """The type to which a cast between these types converts a text, if that can fail. None if the cast converts no
-    text, or only to types that accept every text."""
+    """The type to which a cast from `given` to `wanted` converts a text, which can be nested in `given`. None if
+    the cast converts no text, or converts texts only to types that accept every text."""
     if given.simpleString().startswith(_TEXT):
         kind: str = wanted.simpleString()
         return None if kind.startswith(_TAKE_EVERY_TEXT) else kind
@@ -174,7 +177,8 @@ def _of_text(selected: DataFrame, output: DataFrame, condition: str) -> Iterator
     plan = shown._explain_string(extended=True)  # noqa: SLF001 - the public method prints the text
     analyzed = plan.partition("== Analyzed Logical Plan ==")[2].splitlines()
     expression = next((line for line in analyzed if line.startswith("Project [")), "")
-    # The name of the column shows only casts that the condition contains, but none that is written as int(op).
+    # The condition contains some casts itself. The name of the selected column shows these casts, except those that
+    # are written as functions, such as int(op).
     shown_casts = selected.columns[0].upper()
     for field in output.schema:
         if isinstance(field.dataType, StringType):

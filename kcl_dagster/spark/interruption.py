@@ -43,8 +43,8 @@ def cancel_jobs(spark: SparkSession) -> None:
 
 @contextmanager
 def limited_jobs(spark: SparkSession, seconds: float, tag: str) -> Iterator[None]:
-    """A context that cancels the Spark jobs that the calling thread runs in it, if they have not ended after
-    `seconds`. `tag`: a tag that no other jobs of the session have."""
+    """A context for Spark jobs of the calling thread. If the block has not ended after `seconds`, its jobs are
+    cancelled. `tag`: a tag that no other jobs of the session have."""
     add, remove, cancel = (
         (spark.sparkContext.addJobTag, spark.sparkContext.removeJobTag, spark.sparkContext.cancelJobsWithTag)
         if is_classic(spark)

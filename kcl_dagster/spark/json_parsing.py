@@ -1,9 +1,9 @@
 """Parses payloads of JSON with Spark's own parser, in the JVM.
 
-Spark's parser ends after the first value of a text, and ignores the text after it. For an empty text, its result is
-null. So a second record in a payload would be lost without an error. For this reason, the payload is put into an
-array, and a field after the array marks the end. The payload is exactly one value if the parser finds one item in
-the array, and the field after it.
+Spark's parser ends after the first value of a text, and ignores the text after it. So a second record in a payload
+would be lost without an error. An empty payload would become null without an error. For this reason, the payload is
+put into an array, and a field after the array marks the end. The payload is exactly one value if the parser finds
+one item in the array, and also finds the field after the array.
 """
 
 from typing import Final

@@ -1,9 +1,9 @@
 """Turns the rows that Spark keeps of a fetch (see `kcl_dagster.spark.frozen_rows`) into records for user code.
 
-Spark could use rows of another attempt than the one whose trailers the driver has received, for example after a
-task was run twice. The use of such rows has to fail. So a filter checks every row before user code can use it, and
-raises an error. User code receives a DataFrame whose plan does not contain the filter, so no query of user code can
-make Spark leave it out.
+The driver has received the trailers (the results) of one attempt of each fetch task. If a task was run twice, Spark
+could nevertheless use rows of the other attempt. The use of such rows has to fail. So a filter checks every row
+before user code can use it. The filter raises an error for a row of another attempt. User code receives a DataFrame
+whose plan does not contain the filter, so no query of user code can make Spark leave the filter out.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -79,10 +79,10 @@ def _checked(rows: DataFrame, ranges: Sequence[Range], attempts: Mapping[LeaseKe
 
 
 def _without_plan(frame: DataFrame) -> DataFrame:
-    """Return a DataFrame with the same rows. For Spark, its plan consists of these rows alone.
+    """Return a DataFrame with the same rows. For Spark, the plan of this DataFrame consists of these rows alone.
 
-    The filter must not become a part of plans of user code. Spark prints plans in the messages of errors, and could
-    move filters and limits of user code below it.
+    The filter of `_checked` must not become a part of plans of user code. If it did, Spark would print it in the
+    messages of errors, and could evaluate filters and limits of user code before it.
     """
     private: Any = frame
     spark: Any = frame.sparkSession
@@ -93,8 +93,9 @@ def _without_plan(frame: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class OpenRows:
-    """A function for `mapInArrow` with the same result, for Spark Connect, where a DataFrame cannot be separated
-    from its plan. It takes more CPU. Each field has one value for each range, in the order of the plan."""
+    """A function for `mapInArrow` that returns the same records as `_checked`. It is used with Spark Connect, where
+    a DataFrame cannot be separated from its plan, and takes more CPU. All fields except `mark` have one value for
+    each range, in the order of the plan of the fetch."""
 
     streams: tuple[str, ...]
     shards: tuple[str, ...]
@@ -135,7 +136,8 @@ class OpenRows:
 
 
 def _of_range(values: Iterable[str], kind: str = "STRING") -> str:
-    """The value of the row's range, of values in the order of the plan, as an expression of SQL."""
+    """An expression of SQL for the value of the range to which a row belongs. `values`: the values of all ranges,
+    in the order of the plan of the fetch."""
     return f"get(CAST(split({_text(_SEPARATOR.join(values))}, '{_SEPARATOR}') AS ARRAY<{kind}>), {PLACE})"
 
 

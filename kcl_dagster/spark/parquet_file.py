@@ -1,5 +1,5 @@
-"""One Parquet file while it is written. It is in memory, which is possible because its content is compressed and a
-batch has a maximum size.
+"""A Parquet file that is being written. The whole file is in memory. This is possible because its content is
+compressed and a batch has a maximum size.
 """
 
 from collections.abc import Iterator
@@ -87,7 +87,8 @@ def repeating_columns(rows: pa.Table) -> list[str]:
 
 
 def _repeats(sample: pa.ChunkedArray, rows: int) -> bool:
-    """Whether the values of a column with this number of rows repeat, by a sample of them."""
+    """Whether the values of a column repeat, judged by a sample of them. `rows`: the number of rows in the
+    column."""
     if sample.type.num_fields or kinds.is_dictionary(sample.type):
         return True
     try:
@@ -97,7 +98,7 @@ def _repeats(sample: pa.ChunkedArray, rows: int) -> bool:
     given: int = len(sample) - sample.null_count
     if not given:
         return True
-    # If each value occurs twice in the column, the sample has both of them for about this number of values.
+    # If each value occurs twice in the column, about this number of values occur twice in the sample, too.
     pairs = given * given / (2 * rows)
     return distinct < given - pairs
 

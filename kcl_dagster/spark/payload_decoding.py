@@ -1,7 +1,8 @@
-"""Decoding payloads into columns: JSON, Protobuf, and any format with a decoder.
+"""Decodes payloads into columns of DataFrames. The payloads are JSON, Protobuf, or of any format that has a
+decoder.
 
-Each function adds a column and keeps `data`, so nothing is lost. A malformed payload becomes null. With
-`malformed="fail"`, it fails the batch instead, and the application's failure policy applies.
+`with_json` and `with_decoded` add a column and keep `data`, so nothing is lost. A malformed payload becomes null.
+With `malformed="fail"`, it fails the batch instead, and the application's failure policy applies.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ _OPENED: Final = "_kcl_opened_payload"
 
 class UnknownSchema(LookupError):
     """No schema was found for the id in a payload. The payload is possibly valid, so the batch fails even with
-    `malformed="null"`: it is retried, and finally the application's failure policy applies."""
+    `malformed="null"`. The batch is retried. If it keeps failing, the application's failure policy applies."""
 
 
 def fails(malformed: Malformed) -> bool:
@@ -95,8 +96,9 @@ def with_decoded(
     compression by the first bytes. A payload that cannot be decompressed, or that contains more than 64 MiB, is
     malformed.
 
-    Raises ConfigurationError if a column has no field in the schema of `avro(...)`, in the `reader` of
-    `registered_avro(...)` or in the message of `protobuf(...)`.
+    Raises ConfigurationError if the payloads have no field with the name of a column. This is checked against the
+    schema of `avro(...)`, the `reader` of `registered_avro(...)`, or the message of `protobuf(...)`. Other decoders
+    are not checked.
     """
     is_strict = fails(malformed)
     kept = records.drop(into)
@@ -110,8 +112,9 @@ def with_decoded(
 
 def protobuf(descriptor_set: bytes, message: str) -> Callable[[], Decode]:
     """A decoder of the Protobuf message `package.Name`, for `with_decoded`. `descriptor_set` is the output of
-    `protoc --include_imports --descriptor_set_out`. Enums become their names. A field that is not set gets
-    its default. It is null if it is a message, a member of a `oneof`, or `optional`."""
+    `protoc --include_imports --descriptor_set_out`. Enums become their names. A field that is not set is
+    null if it is a message, a member of a `oneof`, or `optional`. Other fields that are not set get their
+    defaults."""
     if not isinstance(descriptor_set, bytes | bytearray | memoryview):
         raise ConfigurationError(
             f"protobuf takes the bytes of a descriptor set, and not a {type(descriptor_set).__name__}: for a file, "
@@ -155,7 +158,8 @@ class _DecodeBatches:
 
 
 class Decoding:
-    """Decodes payloads. A pickled object contains `make_decoder`, but no decoder: the executor makes it."""
+    """Decodes payloads. A pickled object contains `make_decoder`, but no decoder. The executor makes the
+    decoder."""
 
     def __init__(
         self, make_decoder: Callable[[], Decode], *, is_strict: bool, compression: Compression | None = None

@@ -93,7 +93,8 @@ class AvroShape:
 
 
 def avro_shape(schema: Any) -> AvroShape | None:
-    """The shape of a schema of Avro (parsed JSON); None if fastavro is missing, which is an error later."""
+    """The shape of a schema of Avro (parsed JSON). None if the package fastavro is missing. In that case, decoding
+    raises the error later."""
     fastavro: Any = None
     with suppress(ImportError):
         fastavro = import_module("fastavro")

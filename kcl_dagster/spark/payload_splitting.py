@@ -42,9 +42,9 @@ _LOG_COLUMNS: Final = (
 def split_lines(
     records: Records, *, compression: Compression | None = None, malformed: Malformed = "null"
 ) -> Records:
-    """Return a row for each line of `data`, for payloads of JSON lines as Firehose and many producers write them:
-    `with_json(split_lines(records), ...)`. In each row, `data` is the line without its end, and the other columns
-    are those of the record. Blank lines are left out.
+    """Return a row for each line of `data`. Many producers, and Firehose, write payloads of several lines, each
+    with one JSON object. `with_json(split_lines(records), ...)` parses such payloads. In each row, `data` is the
+    line without its end, and the other columns are those of the record. Blank lines are left out.
 
     With `compression`, payloads are decompressed first: `"gzip"`, `"zstd"`, or `"auto"`, which detects the
     compression by the first bytes. A payload that cannot be decompressed, or contains more than 64 MiB, remains one

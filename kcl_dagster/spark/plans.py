@@ -21,9 +21,9 @@ from kcl_dagster.worker.batch import Budget, Range
 
 # Kinesis iterators expire after 300 s; using one that is about to expire would waste a request.
 BOOKMARK_SECONDS: Final = 240.0
-# The longest time that a batch waits for new consumers to become active, which takes AWS some seconds. The other
-# shards of the batch wait, too. If a consumer is not active by then, the ranges of its stream fail, and are retried
-# according to the failure policy.
+# AWS needs some seconds to make a new consumer active. This is the longest time that a batch waits for it. The
+# other shards of the batch wait, too. If a consumer is not active by then, the ranges of its stream fail, and are
+# retried according to the failure policy.
 CONSUMERS_SECONDS: Final = 5.0
 # Errors that show that a known consumer does not exist any more.
 _CONSUMER_IS_GONE: Final = frozenset({ConsumerNotFound.__name__, StreamNotFound.__name__})

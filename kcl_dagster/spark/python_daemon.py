@@ -46,8 +46,8 @@ AddPath = Callable[..., bool]
 added."""
 
 Serve = Callable[..., int]
-"""The type of `worker`, which Spark's daemon calls in a worker with the connection to the JVM; it returns the
-exit code.
+"""The type of `worker`, a function that Spark's daemon calls in each Python worker, with the connection to the JVM.
+The function returns the exit code of the worker.
 """
 
 Send = Callable[..., None]
@@ -104,7 +104,8 @@ def without_archives(path: Sequence[str]) -> list[str]:
 
 def preload() -> frozenset[str]:
     """Import the modules that all workers need. If a module cannot be imported, each worker tries again and reports
-    the error. Returns the imported modules of this package and of libraries."""
+    the error. Returns the names of the imported modules of this package, and of libraries of which no module was
+    imported before."""
     before = {_library(name) for name in sys.modules} - {OWN}
     for name in PRELOADED:
         with suppress(Exception):

@@ -1,9 +1,10 @@
 """Python processes in the executors that only read by fan-out, so that subscriptions last from batch to batch.
 
 Spark assigns a task to the idle Python process that has waited longest. A subscription belongs to one process. A
-fetch that gets another process has to subscribe again, and Kinesis allows this only every five seconds. Spark uses
-separate processes for functions with another environment. So each task of a fetch has an environment of its own,
-and `SubscribedLeases` gives a lease to the same task in each fetch.
+fetch that gets another process has to subscribe again, and Kinesis allows this only every five seconds. If the
+environment variables of two functions differ, Spark runs the functions in separate processes. So each task of a
+fetch gets a variable with the number of its process, and `SubscribedLeases` gives a lease to the same task in each
+fetch.
 
 This works where one executor runs all tasks, as in a local session.
 """
@@ -25,10 +26,10 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.batch import Range
 
 VARIABLE: Final = "KCL_DAGSTER_READER"
-# Leases are divided anew after this number of fetches in a row for which fewer processes were enough, or for which
-# the shares were unequal. If single fetches were enough, leases would often change their process.
+# Leases are divided anew if fewer processes were enough for this number of fetches in a row, or if the shares were
+# unequal in this number of fetches in a row. With a small number, leases would often change their process.
 FETCHES_UNTIL_CHANGE: Final = 20
-UNEQUAL: Final = 1.5  # times the mean number of ranges
+UNEQUAL: Final = 1.5  # shares are unequal if the largest one exceeds the mean number of ranges by this factor
 _changing: Final = threading.Lock()
 
 InArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -75,8 +76,11 @@ class FetchTasks:
 @dataclass(slots=True)
 class SubscribedLeases:
     """Divides the ranges of a fetch among reader processes. A lease stays with its process until all leases are
-    divided anew: at once if more processes are wanted, and otherwise after FETCHES_UNTIL_CHANGE. Thread-safe: the
-    worker's main thread and the thread that reads ahead both divide ranges."""
+    divided anew. If more processes are wanted, this happens at once. If fewer processes are wanted, or if the
+    shares are unequal, it happens after FETCHES_UNTIL_CHANGE such fetches in a row.
+
+    Thread-safe: the worker's main thread and the thread that reads ahead both divide ranges.
+    """
 
     _count: int = 1
     _fetches_with_less: int = 0

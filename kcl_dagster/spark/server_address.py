@@ -22,8 +22,8 @@ def refuse_unreachable(url: str, environment: Mapping[str, str], *, seconds: flo
     """Raise ConfigurationError if no server listens at `url`. If `url` has several masters, one of them has to
     listen.
 
-    Blocks for at most `seconds` for each address. Does nothing if Spark takes the address from its own files, as
-    with YARN and Kubernetes, or if gRPC uses a proxy.
+    Blocks for at most `seconds` for each address. Does nothing for other masters, such as YARN and Kubernetes. Also
+    does nothing for a Spark Connect server that gRPC reaches through a proxy.
     """
     scheme = url.partition("://")[0]
     if scheme not in _KINDS or (scheme == "sc" and any(environment.get(name) for name in _PROXIES)):

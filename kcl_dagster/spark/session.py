@@ -47,14 +47,15 @@ KEEPS_MEMORY: Final = {
 SENDS_EVERY_ERROR: Final = {"spark.python.daemon.module": "kcl_dagster.spark.python_daemon"}
 
 # If part of a shuffle is lost, Spark evaluates that part again, although tasks have already used the first result.
-# If the transform moves rows by a value that is not deterministic, some records would then be stored twice, and
-# others not at all. Spark 4.2 detects most such cases; Spark 4.0 and 4.1 detect none. With this setting, the job
-# fails instead. The batch is then void: it is never visible, and its records are read again.
+# If the transform distributes rows by a value that is not deterministic, some records would then be stored twice,
+# and others not at all. Spark 4.2 detects most such cases; Spark 4.0 and 4.1 detect none. With this setting, the
+# job fails instead. The batch is then void: it is never visible, and its records are read again.
 REPEATS_NO_STAGE: Final = {"spark.stage.maxConsecutiveAttempts": "1"}
 
-# Spark passes rows to Python functions in Arrow batches. With the default of 10,000 rows, most batches take memory
-# of the system and give it back, which takes CPU. The limit of their bytes remains that of Spark (64 MB). Without
-# it, the buffers of large rows exceed the JVM's direct memory, and the JVM ends.
+# Spark passes rows to Python functions in Arrow batches. With the default of 10,000 rows, the memory of most
+# batches is allocated by the system and returned to it, which takes CPU. Spark also limits the bytes of a batch, to
+# 64 MB. This limit is not changed: without it, the buffers of large rows exceed the JVM's direct memory, and the
+# JVM ends.
 PASSES_SMALL_BATCHES: Final = {"spark.sql.execution.arrow.maxRecordsPerBatch": "4000"}
 
 LOCAL: Final = {
@@ -70,11 +71,11 @@ LOCAL: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.cleaner.periodicGC.interval": "5min",
     "spark.speculation": "false",
-    # At the level WARN, Spark would warn for every released batch that its records cannot be recomputed, which is
-    # intended.
+    # At the level WARN, Spark would warn for every released batch that its records cannot be recomputed. They need
+    # not be recomputed.
     "spark.log.level": "ERROR",
-    # For each query, Spark writes its plan as a text for its UI, which a local session does not have. This text is
-    # the shortest one.
+    # For each query, Spark writes the plan of the query as a text for its UI, which a local session does not have.
+    # In this mode, the text is shortest.
     "spark.sql.ui.explainMode": "simple",
     **KEEPS_MEMORY,
     **SENDS_EVERY_ERROR,
@@ -94,7 +95,7 @@ CLUSTER: Final = {
 """The configuration of a cluster's session; everything can be overridden."""
 
 # Java's second compiler takes a quarter of the CPU time of a start. With ten times its default thresholds, it still
-# compiles the code of every batch within the first minutes. Java ignores options that it does not know.
+# compiles the code that every batch runs within the first minutes. Java ignores options that it does not know.
 COMPILES_LATER: Final = (
     "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
     "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
@@ -173,7 +174,7 @@ def plan_session(settings: SparkSettings, *, python: str, cores: int, folder: Pa
     match settings.mode:
         case "local":
             slots = settings.slots or LOCAL_SLOTS_PER_CORE * cores
-            # A user who chooses how Java compiles gets no such options.
+            # If the user's Java options already choose how Java compiles, no such options are added.
             compiling = [] if "Tier" in settings.java_options else [COMPILES_LATER]
             java_options = " ".join([settings.java_options, *compiling]).strip()
             conf = LOCAL | {"spark.driver.memory": settings.memory, JAVA_OPTIONS: java_options}

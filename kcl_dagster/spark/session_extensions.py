@@ -1,9 +1,10 @@
-"""Saves a local session a fifth of its start.
+"""Shortens the start of a local session by a fifth.
 
-Sessions load the extensions that are in the jars of the class path. Spark has one of its own, which registers the
-functions of `pyspark.ml.functions`. It needs Scala's reflection, which takes a second of CPU time. If there is no
-other extension, a local session starts without it, and registers these functions when this module is imported.
-Extensions of the setting `spark.sql.extensions` are always loaded.
+Sessions load the extensions that are in the jars of the class path. Spark has an extension of its own, which
+registers the functions of `pyspark.ml.functions`. This extension needs Scala's reflection, which takes a second of
+CPU time. If there is no other extension, a local session starts without Spark's extension. The functions are
+registered later, when `pyspark.ml.functions` is imported. Extensions of the setting `spark.sql.extensions` are
+always loaded.
 """
 
 import sys
@@ -21,7 +22,7 @@ LOADS: Final = "spark.sql.extensions.test.loadFromCp"
 """Spark's setting for loading extensions from the class path."""
 
 ADDS_JARS: Final = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
-"""Settings with which users add jars. Code in these jars can use the functions, too."""
+"""Settings with which users add jars. Code in these jars can use the functions of Spark's extension, too."""
 
 PROVIDERS: Final = "META-INF/services/org.apache.spark.sql.SparkSessionExtensionsProvider"
 """The file in which a jar names its extensions."""
@@ -31,9 +32,13 @@ FUNCTIONS: Final = "pyspark.ml.functions"
 
 
 def postpone_functions(context: SparkContext) -> None:
-    """Make the first session of `context` start without the functions of `pyspark.ml.functions`, and register them
-    when this module is imported. Has no effect if the module is imported already, if there are other extensions, or
-    if the user has added jars or has set whether extensions are loaded."""
+    """Make the first session of `context` start without the functions of `pyspark.ml.functions`. They are
+    registered when `pyspark.ml.functions` is imported. Has no effect in any of these cases:
+
+    - `pyspark.ml.functions` is imported already.
+    - There are other extensions.
+    - The user has added jars, or has set whether extensions are loaded.
+    """
     private: Any = context
     conf, jvm = private._jsc.sc().conf(), private._jvm  # noqa: SLF001
     if FUNCTIONS in sys.modules or any(conf.contains(name) for name in (LOADS, *ADDS_JARS)):

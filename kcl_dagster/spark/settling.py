@@ -8,8 +8,8 @@ from typing import Final
 # Python starts a garbage collection after this number of new containers; its default is 700. A page has 10,000
 # records, and each is a container.
 CONTAINERS: Final = 50_000
-# A process settles at most this often. User code can import modules in every batch, and garbage that exists at that
-# moment is never freed.
+# A process exempts objects from garbage collection at most this often. User code can import modules in every batch,
+# and garbage that exists at the time of an exemption is never freed.
 MOST_TIMES: Final = 3
 
 
@@ -27,8 +27,8 @@ def settle() -> None:
     effect only if modules were imported since the last call in this process.
 
     Spark collects garbage after every task, which scans every object. The imported packages have so many objects
-    that a collection would take longer than the task of a small batch. A first task imports some packages only
-    while it runs, so the second task has to do it again.
+    that a collection would take longer than the task of a small batch. The first task of a process imports some
+    packages only while it runs, so the second task exempts these packages.
     """
     if _settled.modules == len(sys.modules) or _settled.times == MOST_TIMES:
         return

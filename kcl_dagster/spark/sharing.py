@@ -39,7 +39,7 @@ class SharingProbe:
 
 def check_sharing(spark: SparkSession, store: Store | None, name: str) -> None:
     """Raise ConfigurationError if the store is a local directory and the driver does not find all files that
-    executors write there. `name`: the prefix of the names of the probe files. No other file has it.
+    executors write there. `name`: the prefix of the names of the probe files. No other file may have this prefix.
 
     Runs one small job if executors can be on other machines. Executors that are added later are not checked.
     """
@@ -89,8 +89,8 @@ _WHAT_TO_DO: Final = (
 
 
 def _is_seen(store: LocalStore, probe: SharingProbe) -> bool:
-    """Whether the driver finds the file with its content. The file is opened by its name, because then a network
-    file system sends a request to its server, while a listing of the folder can be outdated."""
+    """Whether the driver finds the file with its content. The file is opened by its name instead of listed. To open
+    a file, a network file system sends a request to its server, but a listing of the folder can be outdated."""
     try:
         return store.get(probe.path) == probe.path.encode()
     except OSError:

@@ -48,8 +48,8 @@ from kcl_dagster.worker.batch import PoisonRecord, Range
 log = logging.getLogger(__name__)
 
 Manifest = list[dict[str, Any]]
-"""A row for each staged file, in types that JSON supports. `path` is the path that the file gets when the batch is
-published.
+"""A list of staged files. It has a dict for each file, with values that JSON supports. `path` is the path that the
+file gets when the batch is published.
 """
 
 _STAGED: Final = pa.schema([("lease_key", pa.string()), ("trailer", pa.string()), ("files", pa.string())])
@@ -117,9 +117,10 @@ def stage_fetched(
     attempt: int,
     only_lease: LeaseKey | None = None,
 ) -> list[dict[str, Any]]:
-    """Stage the records of a fetch. Returns rows of `_STAGED`. `files` is null if no files contain exactly the
-    records that the trailers count. In this case, the consumer's code or the store has failed, or a shard has
-    failed after some of its records were staged."""
+    """Stage the records of a fetch. Returns rows of `_STAGED`: one with the trailer of each lease, and one with the
+    list of files (`files`). `files` is null if the records could not be staged, because the consumer's code or the
+    store has failed. It is also null if the files do not have exactly the records that the trailers count, because
+    a shard has failed after some of its records were staged."""
     read = _Read(fetched)
     files: Manifest | None = None
     try:
@@ -155,8 +156,8 @@ class _Read:
                 yield batch.select(COLUMNS)
 
     def rest(self) -> None:
-        """Read the fetch to its end and discard the remaining records. The trailers are in the last batch of a
-        fetch."""
+        """Read the fetch to its end and discard the remaining records. This is necessary because the trailers are
+        in the last Arrow batch of a fetch."""
         for _ in self.records():
             pass
 
@@ -237,8 +238,8 @@ class StagedRanges:
         self._is_staged = None not in lists
 
     def files_of(self, leases: Collection[LeaseKey]) -> Manifest | None:
-        """The files with the records of these leases. None if files are missing, or also contain records of other
-        leases."""
+        """The files with the records of these leases. None if files are missing, or if some files also contain
+        records of other leases."""
         read = {lease for lease, progress in self.outcome.progress.items() if progress.records}
         return list(self._known) if self._is_staged and read <= set(leases) else None
 

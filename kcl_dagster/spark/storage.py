@@ -33,8 +33,8 @@ NAMED_AT_MOST: Final = 5  # keys in an error message; a request can have a thous
 
 # S3's codes for a key that does not exist.
 NOT_THERE: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
-# The response to HeadObject has no body, so its code is the HTTP status. The status is 403 even for a key that does
-# not exist, if s3:ListBucket is granted only below a prefix (condition s3:prefix).
+# The response to HeadObject has no body, so its code is the HTTP status. If s3:ListBucket is granted only below a
+# prefix (condition s3:prefix), the status is 403 even for a key that does not exist.
 _NOT_FOUND: Final = NOT_THERE | {"404"}
 _FORBIDDEN: Final = "403"
 # Codes of temporary errors of DeleteObjects for single keys.

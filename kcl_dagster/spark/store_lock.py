@@ -4,8 +4,9 @@ The lock is a series of numbered files. The file with the highest number is vali
 lock. A process acquires the lock by creating the file with the next number. If several processes try this at the
 same time, the store lets only one of them create the file. The file of a released lock remains until the lock is
 acquired again, so that no number is used twice. If a process was paused after it listed the files, the file that it
-creates can have a lower number than another file. The process detects this. Only the owner of a lock writes to its
-file. The owner renews the lock by writing a later end into the file from time to time.
+creates can have a lower number than another file. The process detects this, because it lists the files again
+afterwards. Only the owner of a lock writes to the lock's file. The owner renews the lock by writing a later end
+into the file from time to time.
 
 If the lock has almost expired, or has expired, another process may be acquiring it at this moment. In this case,
 the owner renews it by creating the file with the next number, like any other process. So only one of the two gets
@@ -122,10 +123,11 @@ class StoreLock:
 
     def _created(self, number: int, until: float) -> bool:
         self.store.put_new(_path(self.folder, number), _encoded(self.owner, self.by, until))
-        # The stored files decide, and not the result of `put_new`. If a response was lost and the file was put
-        # twice, this process finds its own file. If this process was paused after the listing, the file of this
-        # number may have been created and removed meanwhile, so that `put_new` succeeds. But then there are files
-        # with higher numbers.
+        # The stored files decide, and not the result of `put_new`, which can be wrong in both directions:
+        # - If a response was lost and the request was repeated, `put_new` returns False, but this process finds its
+        #   own file.
+        # - This process may have been paused after it listed the files. If other processes have created and removed
+        #   the file of this number meanwhile, `put_new` returns True. But then there are files with higher numbers.
         if not self._is_mine():
             return False
         found = _numbers(self.store, self.folder)

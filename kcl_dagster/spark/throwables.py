@@ -56,7 +56,7 @@ _LOST_BLOCK_TEXT: Final = re.compile(rf"\s*{_BEFORE}*\[{_LOST_BLOCK}\]")
 # in the chain of causes.
 _WRAPPERS: Final = frozenset({"TASK_WRITE_FAILED", "WRITING_JOB_ABORTED"})
 _OF_THE_JVM: Final = ("java.", "javax.", "jdk.", "sun.", "scala.")
-# Packages in which Spark stores and transfers its own data. Files that a query reads and writes are elsewhere.
+# Packages in which Spark stores and transfers its own data. Other packages read and write the files of a query.
 _STORAGE: Final = re.compile(
     r"org\.apache\.spark\.(?:storage|shuffle|broadcast|network|memory|unsafe|io|rpc|scheduler|executor"
     r"|util\.collection|util\.(?:Spark)?(?:File)?Utils|api\.python|security|serializer)\b"

@@ -15,8 +15,8 @@ from kcl_dagster.worker.error_text import redacted
 from kcl_dagster.worker.spans import TRANSFORM, Spans
 
 Transform = Callable[[DataFrame], DataFrame]
-"""The user's function, from the records of a batch to the rows to be stored. It need not be deterministic: if a
-batch is interrupted, none of it is stored, and its records are transformed again.
+"""The user's function, from the records of a batch to the rows to be stored. The function need not be
+deterministic: if a batch is interrupted, no row of this batch is stored, and its records are transformed again.
 """
 
 

@@ -1,8 +1,9 @@
 """The first job of a session.
 
-The first job with a Python function takes seconds: the JVM loads and compiles the planner, and starts the Python
-daemon and its workers. The workers import the modules of a fetch and make their clients. A worker without leases
-does all this before it counts as ready to read. The first job of a worker with leases is a fetch.
+The first job with a Python function takes seconds: the JVM loads and compiles the planner, and starts Spark's
+Python processes. These processes import the modules of a fetch and make their Kinesis clients. In a local session,
+the engine of a worker without leases runs such a job before the worker counts as ready to read. If the worker has
+leases, its first fetch is this first job.
 """
 
 import logging
@@ -37,14 +38,15 @@ def warm_up(spark: SparkSession, connection: Connection | None = None) -> None:
 @contextmanager
 def interpreted(spark: SparkSession) -> Iterator[None]:
     """A context in which Spark compiles no plans. To compile the plan of a fetch takes longer than to interpret it
-    once. For the first job of a local session: then no other thread uses the session yet."""
+    once. The context changes the configuration of the session. So it is used only for the first job of a local
+    session, while no other thread uses the session."""
     before = {name: spark.conf.get(name) or "" for name in INTERPRETED}
     for name, value in INTERPRETED.items():
         spark.conf.set(name, value)
     try:
         yield
     finally:
-        with suppress(PySparkException, Py4JError, OSError):  # if the JVM has ended, its error is that of the job
+        with suppress(PySparkException, Py4JError, OSError):  # if the JVM has ended, the job has raised an error
             for name, value in before.items():
                 spark.conf.set(name, value)
 

@@ -16,9 +16,9 @@ MOST_PAGES: Final = 3  # Kinesis returns empty pages if a shard has few records
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The arrival times of two records, in epoch milliseconds: `before` of the record at the present checkpoint,
-    `after` of the record at the target checkpoint. None if a time is not known, for example because the record has
-    left the stream."""
+    """How far a reset moves a checkpoint, as the arrival times of two records in epoch milliseconds: `before` of
+    the record at the present checkpoint, `after` of the record at the target checkpoint. A time is None if it is
+    not known, for example because the record has left the stream."""
 
     before: int | None
     after: int | None
@@ -59,8 +59,9 @@ class Arrivals:
         """When the record at `checkpoint` arrived, in epoch milliseconds. `timestamp_ms`: the time for which LATEST
         and AT_TIMESTAMP stand.
 
-        For a sentinel, the result is the time at which the first record after the position arrived, or the present
-        time if there is no such record yet.
+        If `checkpoint` is an initial position, such as TRIM_HORIZON, no record is at it. The result is then the
+        time at which the first record after the position arrived, or the present time if there is no such record
+        yet.
         """
         if checkpoint is None:
             return None
@@ -94,8 +95,8 @@ class Arrivals:
         worker is needed. None if a worker is needed to find out: the look-up failed, or the shard is closed and its
         children wait for its end.
 
-        If the checkpoint is inside an aggregate, that aggregate counts as read if it arrived before
-        `stored_through` (epoch seconds).
+        If the checkpoint has a sub-sequence number, it is not known whether the aggregate has further records after
+        the checkpoint. The aggregate then counts as read if it arrived before `stored_through` (epoch seconds).
         """
         if checkpoint is None:
             return None

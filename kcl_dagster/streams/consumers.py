@@ -42,7 +42,8 @@ def find_consumer(client: Client, stream: str, name: str, runtime: Runtime) -> s
 
 
 def remove_consumer(client: Client, stream: str, name: str, runtime: Runtime) -> bool:
-    """Deregister a consumer, for which AWS charges per hour and shard. Returns False if there is none.
+    """Deregister a consumer. Returns False if there is none. AWS charges for a registered consumer per hour and
+    shard.
 
     Workers never call this, because another version of the application, or a KCL fleet, may use the name.
     """

@@ -14,7 +14,7 @@ from kcl_dagster.streams.pacing import Allowance
 from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.records import StreamRecord, arrival_millis, sizes_of
 
-# Responses in a row at the tip of the shard, after which the missing records of a pinned range count as lost.
+# If this many responses in a row were at the tip of the shard, the missing records of a pinned range count as lost.
 MOST_TIPS: Final = 3
 
 
@@ -69,9 +69,9 @@ class RangeCut:
 
     @property
     def is_over(self) -> bool:
-        """Whether reading can end, because the range is complete, or because it is pinned and its records are gone.
-        The records of a pinned range were in the shard before. If the shard is at its tip and has not returned the
-        last record of the range, this record has left the stream."""
+        """Whether reading can end: the range is complete, or it is pinned and its records are gone. The records of
+        a pinned range were in the shard when its batch was begun. If reading has reached the tip without the last
+        record of the range, this record has left the stream."""
         return self.is_complete or (self.is_pinned and self._tips >= MOST_TIPS)
 
     def start_over(self) -> None:
@@ -100,8 +100,8 @@ class RangeCut:
         return mine
 
     def claim(self, records: list[StreamRecord], allowance: Allowance) -> list[StreamRecord]:
-        """The records for which the allowance has room. The anchor takes no room, unless it is an aggregate inside
-        which the range begins."""
+        """The records for which the allowance has room; all of them if the range is pinned. The anchor takes no
+        room, unless it is an aggregate inside which the range begins."""
         anchors = self.anchors_in(records)
         if anchors and self._has_rest(records[0]["Data"]):
             anchors = 0
@@ -115,16 +115,16 @@ class RangeCut:
         return records[:taken] if self.rest_is_left else records
 
     def leave_rest(self, millis_behind: int | None, last_arrival_ms: int | None) -> int:
-        """Record that the last page was used only up to a record that arrived at `last_arrival_ms`; None if no
-        record was used. Returns the lag at that record, in milliseconds. `millis_behind`: the lag at the end of the
-        page."""
+        """Record that only part of the last page was used. Returns the lag at the last record that was used, in
+        milliseconds. `last_arrival_ms`: when this record arrived; None if no record was used. `millis_behind`: the
+        lag at the end of the page."""
         self.rest_is_left = True
         return self._lag_at(millis_behind, last_arrival_ms)
 
     def lag_at_end(self, millis_behind: int | None, records: list[StreamRecord]) -> int | None:
         """The lag at the end of the range, in milliseconds, after a page of which `keep` has returned `records`.
-        `millis_behind`: the lag at the end of the page. A pinned range can end inside the page; it is then behind
-        the tip, even if the page reaches the tip."""
+        `millis_behind`: the lag at the end of the page. A pinned range can end inside the page. The end of the
+        range is then behind the tip, even if the page reaches the tip."""
         if not self.has_more:
             return millis_behind
         return self._lag_at(millis_behind, arrival_millis(records[-1]) if records else None)

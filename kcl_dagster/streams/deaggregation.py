@@ -12,8 +12,8 @@ rules, for comparisons.
   records before the fault.
 
 A small message can expand to very much data, because a record of six bytes can refer to a key of any length. An
-aggregate is therefore opened in slices. Each time, the whole message is checked, in time proportional to its size.
-Objects are made only for the records that are wanted and have room.
+aggregate is therefore opened in slices. For each slice, the whole message is checked, in time proportional to its
+size. Objects are made only for the records that are wanted and have room.
 """
 
 import sys
@@ -148,8 +148,8 @@ def deaggregate(
     up. At least one record has room if `room` has one row or more, and at least as many bytes as `data`.
 
     Raises BrokenAggregate if the digest is right but the message is invalid anywhere. With `kcl`, it raises no
-    error. If the message cannot be parsed, the result is None. If a record has a wrong index or hash key, the
-    result has only the records before it.
+    error. It then returns None if the message cannot be parsed. If a record has a wrong index or hash key, it
+    returns only the records before this record.
     """
     if not is_aggregate(data):
         return None
@@ -423,8 +423,8 @@ class _Slice:
         return None
 
     def resolve(self, hash_range: HashRange | None, most_bytes: int, *, whole_or_none: bool) -> Aggregate:
-        """The slice's records that belong to the hash range and have room. `whole_or_none`: return no records if
-        one of them is outside the hash range."""
+        """The slice's records that belong to the hash range and have room. `whole_or_none`: if any record of the
+        slice is outside the hash range, return no records."""
         last_index = max(self.count - 1, 0)
         keys, explicits, data = self.wanted.keys, self.wanted.explicits, self.wanted.data
         places: Sequence[int] = range(self.first, self.first + len(data))

@@ -3,8 +3,8 @@
 `FanoutReader` has the interface of `polling.ShardReader`: it reads one range once, on one thread, and reports how
 far it has read. A subscription lasts for five minutes. If a reader ends earlier, it leaves its subscription to the
 next reader of the same process. That reader uses the subscription if its range begins where the subscription
-continues. Otherwise it subscribes again, at the continuation sequence number of the last event. The service allows
-this five seconds after the last subscription.
+continues. Otherwise it makes a new subscription, at the continuation sequence number of the last event. The service
+allows a new subscription five seconds after the last one at the earliest.
 """
 
 import queue
@@ -34,7 +34,8 @@ from kcl_dagster.streams.position import Bounds
 from kcl_dagster.streams.presence import Gaps, Presence
 from kcl_dagster.streams.records import StreamRecord, arrival_millis, child_shards
 
-# A consumer can subscribe to a shard again five seconds after its last subscription, which is then replaced.
+# Five seconds after its last subscription to a shard, a consumer can subscribe again. The new subscription replaces
+# the last one.
 RESUBSCRIBE_SECONDS: Final = 5.1
 RETRY_SECONDS: Final = 1.0
 # How long a subscription waits for its next reader. After that, another process probably reads the lease, or no
@@ -146,9 +147,9 @@ class FanoutReader:
         if self._failing_since is not None:
             give_up -= began - self._failing_since
         stood = answered = False
-        # A reader of a kept subscription need not wait for an event. If no event comes, the subscription has not
-        # failed, because a shard without records sends one only every five seconds. If the subscription breaks off,
-        # its connection reports an error.
+        # A reader of a kept subscription can end without an event. A missing event does not mean that the
+        # subscription has failed, because a shard without records sends an event only every five seconds. If the
+        # subscription breaks off, its connection reports an error.
         is_old = kept is not None
 
         def until() -> float:

@@ -78,8 +78,9 @@ def retentions(client: Client, streams: Iterable[str], runtime: Runtime) -> dict
 
 
 def created_within_retention(client: Client, application: Application, runtime: Runtime) -> float | None:
-    """When the oldest of an application's streams was created (epoch seconds), if all streams are read from their
-    beginning and no record can have expired from them. None otherwise, or if a stream cannot be described."""
+    """When the oldest of an application's streams was created, in epoch seconds. None if a stream is not read from
+    its beginning, if a stream is so old that records can have expired from it, or if a stream cannot be
+    described."""
     if any(stream.start.position is not Position.TRIM_HORIZON for stream in application.streams):
         return None
     try:

@@ -19,13 +19,13 @@ READS_PER_SECOND: Final = 4.0
 BYTES_PER_SECOND: Final = 1.9 * 1024 * 1024
 # A shard without records is read once per second, which leaves four fifths of the allowed requests to others.
 IDLE_SECONDS: Final = 1.0
-# The pause between two reads of a shard without records, in a batch that cannot end early. The pause does not keep
-# records out of the batch: each shard is read once more just before the end of the batch, and one page has room
-# for all records that a shard takes in this time.
+# The pause between two reads of a shard without records, in a batch that cannot end early (its `ReadDeadline` has
+# no `linger`). The pause does not keep records out of the batch: each shard is read once more just before the end
+# of the batch, and one page has room for all records that a shard takes in this time.
 QUIET_SECONDS: Final = 5.0
-# How long before the end of a batch a shard at its tip is read for the last time, so that the batch includes the
-# records that have arrived. With many shards, the last reads are spread over a longer time, which grows by
-# LAST_READ_SECONDS_OF_SHARD with each shard.
+# A shard at its tip is read for the last time this long before the end of a batch. The batch then includes the
+# records that have arrived by this time. With many shards, the last reads are spread over a longer time. Each shard
+# adds LAST_READ_SECONDS_OF_SHARD to it.
 LAST_READ_SECONDS: Final = 0.05
 LAST_READ_SECONDS_OF_SHARD: Final = 0.005
 # The size of the largest page of GetRecords, and of the largest record that a stream can be configured for.
@@ -124,9 +124,9 @@ class Allowance:
     """The budget of a batch, in records and bytes, shared by the readers of one task. Thread-safe.
 
     The records that are kept never exceed the budget, except that a first record is kept whatever its size. A page
-    has up to ten megabytes, however few records are requested. A reader is therefore allowed to request a page only
-    if this page would fit together with the pages that other readers are requesting, or if no other reader is
-    requesting a page.
+    has up to ten megabytes, however few records are requested. A reader may therefore have to wait before it
+    requests a page. It need not wait if no other reader is requesting one, or if the rest of the budget has room
+    for this page and for all pages that other readers are requesting.
     """
 
     def __init__(self, records: int, bytes_: int, readers: int) -> None:
@@ -156,8 +156,8 @@ class Allowance:
     @contextmanager
     def page_permit(self, is_stopped: Callable[[], bool], *, pinned: bool = False) -> Iterator[bool]:
         """Wait until the caller is allowed to request another page. Callers are served in the order of arrival.
-        Yields False if the budget is spent and the range is not `pinned`, or if `is_stopped` returns True. Until
-        the end of the block, the page counts as requested."""
+        Yields True when the request is allowed; until the end of the block, the page then counts as requested.
+        Yields False if `is_stopped` returns True, or if the budget is spent and the range is not `pinned`."""
         granted, turn = False, threading.Condition(self._lock)
         with self._lock:
             self._waiting.append(turn)

@@ -1,6 +1,6 @@
-"""The responses to GetRecords, as `kcl_dagster.response_parsing` parses them.
+"""The types with which msgspec parses the responses to GetRecords; see `kcl_dagster.response_parsing`.
 
-One difference from botocore is intended: arrival times are epoch seconds, not datetimes.
+One difference from botocore's parser is intended: arrival times are epoch seconds, not datetimes.
 """
 
 from typing import Any, Final, NotRequired, TypedDict

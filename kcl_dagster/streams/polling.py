@@ -24,8 +24,8 @@ MAX_PAGE_RECORDS: Final = 10_000  # GetRecords refuses a larger limit
 # The time limit for each response of a shard whose range is pinned. The budget of a batch does not limit such a
 # range.
 PINNED_PATIENCE_SECONDS: Final = 120.0
-# The time limit for a shard that has not answered yet, even in a shorter batch. Throttling usually ends within a
-# second.
+# The time limit for the first response of a shard. It applies even if the batch is shorter. Throttling usually ends
+# within a second.
 OPEN_PATIENCE_SECONDS: Final = 5.0
 # How often a reader that waits checks whether its range should end.
 LONGEST_NAP_SECONDS: Final = 1.0
@@ -42,8 +42,8 @@ FAR_BEHIND_MILLIS: Final = (24 * 3600 - 600) * 1000
 
 def is_far_behind(millis_behind: int | None) -> bool:
     """Whether the lag is so large that records may leave the stream before they are read. An iterator would skip
-    these records silently. Reading therefore begins again at the last record that was read, and the response shows
-    whether this record is still there."""
+    these records silently. A bookmark at such a lag therefore has no iterator: the next reader begins at the last
+    record that was read, and its first response shows whether this record is still there."""
     return millis_behind is not None and millis_behind > FAR_BEHIND_MILLIS
 
 
@@ -82,8 +82,9 @@ class ShardReader:
         bookmark: Bookmark | None = None,
         reads_on: bool = False,
     ) -> None:
-        """`reads_on`: if the range is far behind, do not end it after its first records, but check for a gap before
-        each further page. That costs requests."""
+        """`reads_on`: by default, a range that is far behind the tip ends after its first page with records. With
+        `reads_on`, it continues, and the reader checks for a gap before each further page. These checks cost
+        requests."""
         self._client = client
         self._stream = stream
         self._shard_id = shard_id
@@ -201,14 +202,15 @@ class ShardReader:
         return self._cut.has_gap
 
     def opened(self, rows: int, bytes_: int, records: int) -> None:
-        """Called after each page, with the number and size of the user records in its `records`. Determines the
-        size of the next pages."""
+        """Called after each page. `records`: the number of Kinesis records in the page. `rows` and `bytes_`: the
+        number and the size of the user records in them. These numbers determine how many records the next requests
+        ask for."""
         self._record_rows = max(rows / records, 1.0)
         self._record_bytes = max(bytes_ / records, self._record_bytes or 1.0)
 
     def leave_rest(self, last_arrival_ms: int | None) -> None:
-        """Called if only part of the last page was used, up to a record that arrived at `last_arrival_ms`. The rest
-        belongs to the next range, which finds its position itself."""
+        """Called if only part of the last page was used, up to a record that arrived at `last_arrival_ms`. The next
+        range begins with the rest. Its reader gets no iterator, and finds the position itself."""
         self.millis_behind = self._cut.leave_rest(self.millis_behind, last_arrival_ms)
         self._iterator = None
         self.is_ended, self.children = False, ()
@@ -230,8 +232,9 @@ class ShardReader:
         return self._runtime.clock.monotonic()
 
     def _next_read(self, deadline: ReadDeadline) -> float:
-        """When to read an open range again. If the shard had no records, that is at the end of the batch, or after
-        some seconds in a long batch. If a batch can end early, each shard is read more often."""
+        """When to read an open range again. If the shard had no records, this is at the end of the batch; in a long
+        batch, it is after some seconds. If the first records can end the batch early (see `ReadDeadline`), the
+        shard is read more often."""
         now = self._now()
         if deadline.may_be_early or self._quiet_until <= now:
             return self._not_before
@@ -314,8 +317,8 @@ class ShardReader:
             raise StreamNotFound(f"stream {self._stream} does not exist any more") from error
 
     def _accept(self, answer: Mapping[str, Any]) -> list[StreamRecord] | None:
-        """Handle a page: keep the shard's state, and return the page's records that belong to the range. None
-        if the range ends before this page."""
+        """Handle a page: record the state of the shard, and return the page's records that belong to the range.
+        Returns None if the range ends before this page."""
         millis_behind = answer.get("MillisBehindLatest", self.millis_behind)
         page: list[StreamRecord] = answer["Records"]
         is_far = is_far_behind(millis_behind)

@@ -10,9 +10,12 @@ from kcl_dagster.model.checkpoint import Checkpoint
 class Bounds:
     """The records of one shard after `after`, through `through`. If `through` is None, the range is open.
 
-    `first`: the first record, if known, as in a pinned range (whose batch was begun before). If it is None, reading
-    begins at the record `after`. If `after` is an initial position, reading begins at `timestamp_ms`, or, if that
-    is None, too, at the initial position itself.
+    Reading begins at the first of these places that is known:
+
+    - `first`, the first record of the range. It is known for a pinned range, because its batch was begun before.
+    - The record `after`. It is not known if `after` is an initial position.
+    - The time `timestamp_ms`.
+    - The initial position `after`.
     """
 
     after: Checkpoint
@@ -29,10 +32,11 @@ class Bounds:
 
     @property
     def begins_at_record(self) -> str | None:
-        """The record whose presence proves that no record of the range has left the stream before it was read.
+        """The record at which reading begins; None if reading begins at a time or at an initial position.
 
-        Reading begins at this record, not after it. Otherwise, nothing would show that the record has left the
-        stream.
+        A shard loses its oldest records first. While the shard has this record, no record of the range has left the
+        stream unread. Reading begins at this record and not after it, so that the first page shows whether the
+        record is still there.
         """
         if self.first is not None:
             return self.first  # of a pinned range; earlier records were processed and may be gone

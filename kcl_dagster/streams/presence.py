@@ -1,9 +1,9 @@
 """Checks whether a record is still in its shard.
 
 If records leave a stream before they are read, the reader is not informed: iterators and subscriptions skip these
-records. A shard loses its oldest records first. A reader that is far behind the tip uses this: when a page has
-arrived, it looks up the record that it had read last before this page. If the shard still has that record, it also
-has all later records, so none was skipped.
+records. A shard loses its oldest records first. A reader that is far behind the tip therefore makes a check after
+each page: it looks up the last record that it had read before the page. If the shard still has that record, it also
+has all later records, so no record was skipped.
 """
 
 from typing import Any, Final
@@ -66,7 +66,8 @@ class Presence:
 
 
 class Gaps:
-    """Detects whether records left the stream between two responses, if the first response was far behind."""
+    """Detects whether records left the stream between two responses. Checks this only if the first response was far
+    behind the tip, because records leave the stream only when they are old."""
 
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
@@ -75,7 +76,10 @@ class Gaps:
 
     def before(self, *, is_far: bool, has_records: bool) -> Gap | None:
         """Return the gap before this response: a place where records may have left the stream unread. None if there
-        is no gap, or if the next response will be checked instead. `is_far`: whether the response is far behind.
+        is no gap, or if the next response will be checked instead.
+
+        `is_far`: whether this response is far behind the tip, so that records may leave the stream before they are
+        read.
         """
         if self._far_after is None or (is_far and not has_records):
             return None  # the same record is looked up when the next response has arrived
@@ -86,6 +90,6 @@ class Gaps:
     def went_on(self, last: str | None, *, is_far: bool, has_records: bool) -> None:
         """Record a response whose records are used. `last`: the last record of the range so far. If the response is
         far behind, `before` will look up this record when the next response has arrived. If the last lookup had no
-        result, its record is kept instead, and is looked up again."""
+        result, `before` will repeat that lookup instead."""
         if not self._is_unknown and (has_records or not is_far):
             self._far_after = last if is_far else None

@@ -90,10 +90,10 @@ class Unpacker:
         """Append the user records of a page that belong to the range. The page must not extend beyond the last
         record of a pinned range.
 
-        From an aggregate, user records are taken only as long as there is room: the room that the aggregate itself
-        has claimed, and the room that `allowance` still has. Returns False if not all were taken. The range then
-        ends at `through`, which may be inside an aggregate. The records of a pinned range are always taken, because
-        the range had room when it was first read.
+        From an aggregate of an open range, user records are taken only as long as there is room: the room that the
+        aggregate itself has claimed, and the room that `allowance` still has. Returns False if not all were taken.
+        The range then ends at `through`, which may be inside an aggregate. In a pinned range, all user records are
+        taken, because there was room for them when the range was first read.
         """
         begin = 0
         while self.first is None and begin < len(page):

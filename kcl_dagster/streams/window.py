@@ -24,8 +24,11 @@ PIECE_RECORDS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The end of a piece: before the first record that arrived at `until_ms` (epoch milliseconds) or later, or
-    after the record with which the piece's payload reaches `most_bytes`, whichever comes first."""
+    """The end of a piece. A piece ends at the first of these two places:
+
+    - before the first record that arrived at `until_ms` (epoch milliseconds) or later
+    - after the record with which the payload of the piece reaches `most_bytes`
+    """
 
     until_ms: int
     most_bytes: int
@@ -129,8 +132,9 @@ class WindowReader:
 
 
 class _SmallPages(Allowance):
-    """An unlimited allowance with small pages. If a reader requests such pages as often as the limits of the shard
-    allow, it reads about as many bytes per second as these limits allow."""
+    """An unlimited allowance with small pages. The limits of a shard allow a number of requests per second, and a
+    number of bytes per second. If a reader makes all these requests for such pages, it reads about as many bytes as
+    are allowed."""
 
     def __init__(self, page_bytes: float) -> None:
         super().__init__(MAX_PAGE_RECORDS, int(page_bytes), 1)

@@ -3,9 +3,10 @@
 The row also has an epoch, a number that a reset or an import raises. Within an epoch, the moment never falls, even
 with several writers. A writer reads the row, then the leases, and then writes a later moment: it *advances* the
 row. The write fails if the row no longer has the epoch that was read, or if the row's moment is not earlier than
-the new one. `stored_through` of a lease remains true until the lease is reset, so an advance does not require the
-leader lock. A reset raises the epoch before and after it changes leases. If a writer has read leases before the
-reset, its advance is therefore refused, or the second raise of the epoch replaces the moment that it has written.
+the new one. The new moment is calculated from `stored_through` of the leases. What `stored_through` says of a lease
+remains true until the lease is reset, so an advance does not require the leader lock. A reset raises the epoch
+before and after it changes leases. So if a writer read leases before the reset changed them, its moment does not
+remain in the row: its advance is refused, or the second raise of the epoch replaces the moment.
 
 The row also has the first moment of the application, see `FirstMoment`. The first advance stores it, and only a
 reset of all leases changes it.
@@ -55,8 +56,8 @@ class WrittenThrough:
     epoch: int = 0
     back_to: int | None = None
     resets: tuple[SetBack, ...] = field(default=(), compare=False)
-    """The resets and imports, oldest first, without those that a later one includes because it went back as far or
-    further. Comparisons ignore this field, because the epoch determines it."""
+    """The resets and imports, oldest first. One is left out if a later one went back as far or further, because the
+    later one includes it. Comparisons ignore this field, because the epoch determines it."""
 
     first: FirstMoment | None = None
     """The first moment of the application. None before the first advance, and in applications that an earlier

@@ -204,9 +204,9 @@ def replace_start(place: Place, stream: str, values: Mapping[str, Value]) -> Req
 
 
 def delete_start(place: Place, stream: str) -> Request:
-    """Delete the position at which a stream's shards start. For multi-stream applications: the key of the row
-    contains the stream's creation time, so a newer stream with the same name has another row. Sending the request
-    twice therefore does no harm."""
+    """Delete the position at which a stream's shards start. Only for multi-stream applications, in which the key of
+    the row contains the stream's creation time. A newer stream with the same name therefore has another row, and
+    sending the request twice does no harm."""
     return delete(place.table, place.key, s(start_key(stream)), None)
 
 

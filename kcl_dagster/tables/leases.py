@@ -25,10 +25,10 @@ from kcl_dagster.tables.sending import Applied, Refused
 __all__ = ["LeaseTable", "ScanResult"]
 
 CaughtUp = Callable[[Lease], None]
-"""A function that a transition of the owner calls if its write was refused although the lease is not lost: an
-earlier write of the owner was applied and its response was lost, or a handoff has begun. The argument is the lease
-as it is in the table. If the transition fails later, the lease in the table is at most one write ahead of the
-argument.
+"""A function that a transition of the owner calls before it writes again. In this case, its write was refused
+although the lease is not lost: an earlier write of the owner was applied and its response was lost, or a handoff
+has begun. The argument is the lease as it is in the table. If the transition fails later, the lease in the table is
+at most one write ahead of the argument.
 """
 
 CREATED_AT_ONCE: Final = 50  # leases per transaction; DynamoDB allows a hundred writes in a transaction
@@ -50,10 +50,10 @@ class LeaseTable(LeaseReader):
 
     If an owner's write was applied but its response was lost, the owner's next write fails, because the row already
     has a higher counter. The owner then reads the row and writes again. When this write succeeds, the worker trusts
-    its lease for one lease duration, which begins when the worker sent the write. The KCL does not write again: it
-    counts the failed write as applied. It then trusts the lease for one lease duration from the time when it sent
-    the failed write. This is too long, because the write that was applied was sent earlier. With the policy `kcl`,
-    this class does the same.
+    its lease for one lease duration from the time when it sent this write. The KCL does not write again: it counts
+    the failed write as applied. It then trusts the lease for one lease duration from the time when it sent the
+    failed write. This is too long, because the write that was applied was sent earlier. With the policy `kcl`, this
+    class does the same.
     """
 
     # --- transitions of the owner -------------------------------------------------------------------------------
@@ -168,11 +168,11 @@ class LeaseTable(LeaseReader):
         return isinstance(outcome, Applied)
 
     def create_all(self, leases: Sequence[Lease], guard: Request) -> list[Lease]:
-        """Create up to `CREATED_AT_ONCE` leases in one transaction with the guard. Returns the leases that were
-        created.
+        """Create up to `CREATED_AT_ONCE` leases in one transaction with the guard. If DynamoDB refuses this
+        transaction, create the leases one by one. Returns the leases that were created.
 
-        There is only one transaction because every transaction of a leader writes the row of the lock. If two
-        transactions write a row at the same time, DynamoDB refuses one of them. Raises as `create` does.
+        The leases are created in one transaction because every transaction of a leader writes the row of the lock.
+        If two transactions write a row at the same time, DynamoDB refuses one of them. Raises as `create` does.
         """
         if len(leases) > 1:
             request = together([*(requests.create(self._table, lease) for lease in leases), guard])
@@ -300,8 +300,8 @@ class LeaseTable(LeaseReader):
         caught_up: CaughtUp | None,
     ) -> Lease:
         """Write as the owner. If the write is refused and `is_behind` returns True, write again, based on the
-        stored row. `is_behind`: whether the row has changed only because an earlier write of the owner was applied
-        and its response was lost, or, for a renewal, because a handoff has begun."""
+        stored row. `is_behind`: whether the only change of the row is an earlier write of the owner, whose response
+        was lost. For a renewal, the only change can also be that a handoff has begun."""
         deadline = self._sender.deadline()
         known = lease
         for _ in range(LOST_IN_A_ROW):
@@ -353,8 +353,8 @@ def _is_handed_over_by(lease: Lease, now: Lease) -> bool:
 
 
 def _only_renewed(before: Lease, now: Lease) -> bool:
-    """Whether the only change between `before` and `now` is a renewal, which was applied although its response was
-    lost."""
+    """Whether the only change between `before` and `now` is a renewal. The renewal was then applied, and its
+    response was lost."""
     progress = (before.checkpoint, before.pending_checkpoint, before.batch)
     return (
         now.counter == before.counter + 1

@@ -2,9 +2,9 @@
 
 The lock is compatible with Amazon's lock client. The holder changes the version in the row regularly. If a
 candidate has observed one version unchanged for longer than the duration *stored in the row*, it is allowed to
-replace the row. `Standing` records for how long a version was unchanged. This record survives a restart, while the
-KCL's record is in memory only. Even a candidate that never runs for a whole duration can therefore take the lock of
-a dead holder.
+replace the row. `Standing` records for how long a version was unchanged. The record can be saved in a table and
+loaded after a restart (see `leader.memory`), while the KCL's record is in memory only. Even a candidate that never
+runs for a whole duration can therefore take the lock of a dead holder.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Decides whether a write whose response was lost has been applied, from the lease as it is now.
 
-The functions whose result is a `Judge` return a function, the judge of one write. Right after a strongly consistent
-read of the lease, the judge is called with the lease that was read, or with None if the lease was deleted. It
-returns one of these verdicts about its write:
+A judge is a function that decides this for one write. Most functions of this module make the judge of a write.
+Right after a strongly consistent read of the lease, the judge is called with the lease that was read, or with None
+if the lease was deleted. It returns one of these verdicts about its write:
 
 - APPLIED: only this write leads to the present state of the lease, or the state serves the caller equally well.
 - STANDING: the write has not been applied, and would succeed if it were sent again. Sending it again is safe,
@@ -42,8 +42,8 @@ def created(lease: Lease) -> Judge:
 
 
 def unmoved(before: Lease) -> Judge:
-    """Return the judge of a renewal. A renewal changes only the counter, which other writes raise, too. So it is
-    never certain that a renewal was applied, and the judge never returns APPLIED."""
+    """Return the judge of a renewal. A renewal raises the counter, as other writes do. So it is never certain that
+    a renewal was applied, and the judge never returns APPLIED."""
 
     def judge(now: Lease | None) -> WriteVerdict:
         if now is None or now.actual_owner != before.actual_owner:

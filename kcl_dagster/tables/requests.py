@@ -202,8 +202,8 @@ def rewind(
     owns the lease or has written it.
 
     `counted_since`: a time in epoch seconds. All records that arrived at this time or later are after the position.
-    Once the lease is moved, the counts of windows that begin before this time are not known. If it is None, the
-    first batch after the move determines this time.
+    Once the lease is moved, the counts of windows that begin before this time are not known. If `counted_since` is
+    None, the first batch after the move determines this time.
 
     The row still names the chain that may have entries for the lease. The next owner settles this chain, but its
     entries do not advance the lease.

@@ -45,7 +45,7 @@ class WorkerTable:
 
     def put(self, row: WorkerRow) -> WorkerRow:
         """Write a heartbeat. If a field of `row` is None, its attribute remains unchanged. Returns the row as it is
-        afterwards, in which the worker reads whether it should drain.
+        afterwards. The row shows whether the worker should drain.
 
         Raises ValueError for a row that the KCL would not write. Raises UnreadableItem if the id is the key of
         another kind of row.

@@ -4,8 +4,8 @@ A round of a worker is one pass over its leases. If a round read records or fail
 `batch` with a child span for each stage. Other rounds make no span. While a transform runs, its span is the current
 span, so that spans of the consumer's own instrumentation are its children.
 
-Spans begin on the worker's main thread, which takes microseconds, and end on a separate thread, so that a span
-processor or an exporter never delays a worker. If that thread is stuck, spans are dropped and counted.
+Spans begin on the worker's main thread. This takes microseconds. They end on a separate thread, so that a span
+processor or an exporter never delays a worker. If the separate thread is stuck, spans are dropped and counted.
 """
 
 import logging
@@ -58,7 +58,8 @@ class BatchSpan:
     """The results of leases with an error, each of which becomes an event."""
 
     is_kept: bool = False
-    """For the first span of a trace: whether it is made even if none of its children was made."""
+    """For the first span of a trace: whether this span is made in OpenTelemetry even if none of its children
+    was."""
 
     late: list["BatchSpan"] = field(default_factory=list)
     """Child spans that have ended and were not made in OpenTelemetry yet."""
@@ -269,7 +270,7 @@ def _links(traceparent: str | None) -> list[Link]:
 
 
 def _end(span: trace.Span, at: int) -> None:
-    """End a span, which passes it to its exporter. An error is ignored, because the worker must not fail because of
-    a span."""
+    """End a span. This passes the span to its exporter. An error is ignored, because the worker must not fail
+    because of a span."""
     with suppress(Exception):
         span.end(at)

@@ -57,8 +57,8 @@ class MetricsRegistry:
             self._values.setdefault(family, {})[tuple(sorted(labels.items()))] = value
 
     def replace(self, family: Family, label: str, values: Mapping[str, float]) -> None:
-        """Replace all values of a gauge that has one label. `label`: the name of the label. `values`: the value of
-        the label -> the new value of the gauge."""
+        """Replace all values of a gauge that has one label. `label`: the name of the label. `values`: the new
+        values of the gauge, by the value of the label."""
         with self._lock:
             self._values[family] = {((label, name),): value for name, value in values.items()}
 

@@ -1,9 +1,13 @@
 """Opens the OpenTelemetry exports of an application. OpenTelemetry is imported only if an export is configured.
 
-If the consumer's code or `opentelemetry-instrument` has set a global provider, this provider is used and not
-changed. Otherwise, this module makes a provider that sends OTLP over HTTP. The environment variables of
-OpenTelemetry (`OTEL_EXPORTER_OTLP_ENDPOINT` and others) configure it. If `telemetry.otlp_endpoint` is set, the
-module makes a provider even if there is a global one.
+The first of these providers that exists is used:
+
+- If `telemetry.otlp_endpoint` is set, this module makes a provider for this address.
+- If the consumer's code or `opentelemetry-instrument` has set a global provider, it is used and not changed.
+- Otherwise, this module makes a provider. The environment variables of OpenTelemetry (such as
+  `OTEL_EXPORTER_OTLP_ENDPOINT`) configure it.
+
+The providers that this module makes send OTLP over HTTP.
 
 Exporters have their own threads and bounded queues. If a collector hangs, a worker that ends waits a few seconds
 for the collector. At this time, the worker has already released its leases.

@@ -132,8 +132,9 @@ class WorkerTelemetry:
         self._publish(kcl_names.of_renewal(report, seconds, held, str(self.identity.worker)))
 
     def complete(self, known: WrittenThrough) -> None:
-        """Publish the moment through which the application is complete, as the worker has read it. The metric is
-        this moment and not its age, because an age would not grow while the moment cannot be read."""
+        """Publish the moment through which the application is complete, as the worker has read it. The value of the
+        metric is the moment itself and not its age: the worker could not update an age while it cannot read the
+        moment, so the age would stay the same."""
         if known.through is None:
             self.registry.forget(COMPLETE)
         else:

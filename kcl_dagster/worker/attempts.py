@@ -1,18 +1,18 @@
-"""Counts, in the row of a lease, the losses: how many workers ended while a record processor worked on the lease's
-next records.
+"""Counts the losses in the row of a lease: how many workers ended while a record processor worked on the next
+records of the lease.
 
 A record can crash or hang the process of its worker. The next owner of the lease learns this only from the row.
 Before records are delivered, the worker therefore writes a pin into the row: a pending checkpoint that shows that
-work on the records has begun. The processor's checkpoint removes the pin. After a processor has checkpointed, the
-worker writes no further pins for it. Until then, the worker writes the pin again once per minute, with a later
-record.
+work on the records has begun. Until the processor checkpoints, the worker writes the pin again once per minute,
+with a later record. The processor's first checkpoint removes the pin. The worker then writes no further pins for
+this processor.
 
 The pin has the format of the pins of batches (`kcl_dagster.worker.pending`), but is marked as an attempt. Such a
 pin does not bind a processor or a sink to a range: the next reader begins at the checkpoint.
 
 The pin names a record that was delivered. Later records may have been delivered as well. This worker therefore
-resets the losses of former owners only when it has delivered all records that they can have delivered: at the tip
-of the shard, or some time after it has passed the pinned record.
+resets the losses of former owners only when it has delivered all records that former owners can have delivered.
+This is so at the tip of the shard, or some time after this worker has passed the pinned record.
 
 A lease can also have the pin of a batch that a sink has begun. It is not known whether the sink has stored this
 batch. The worker therefore keeps the pin, and changes only the losses in it.
@@ -103,9 +103,12 @@ class Attempts:
         return now - since >= SURVIVAL_SECONDS
 
     def _next_pin(self, progress: Progress, holding: Holding, lease: Lease) -> Pin | None:
-        """The pin to write; None if no write is needed. This is so if the row has a pending checkpoint of another
-        application. It is also so if the row has this worker's own pin, and that pin is younger than
-        `WRITE_SECONDS` or would not change."""
+        """The pin to write. None in three cases, in which nothing has to be written:
+
+        - The row has a pending checkpoint that is not a pin of kcl_dagster.
+        - The row has this worker's own pin, which was written less than `WRITE_SECONDS` ago.
+        - The row has this worker's own pin, and a new pin would end at the same record.
+        """
         pin, pending = pin_of(lease), lease.pending_checkpoint
         if pin is None:
             if pending is not None and (lease.checkpoint is None or pending > lease.checkpoint):
@@ -127,8 +130,8 @@ class Attempts:
 
 
 def unfinished(leases: Mapping[LeaseKey, Lease], delivered: Mapping[LeaseKey, Checkpoint]) -> list[Lease]:
-    """Leave out the leases whose pinned records were all delivered to a processor that still runs. Returns the
-    other leases. `delivered`: the last record that was delivered to each such processor."""
+    """The leases, without those whose pinned records were all delivered to a processor that still runs.
+    `delivered`: for each lease with such a processor, the last record that was delivered to it."""
     found = []
     for key, lease in leases.items():
         place = delivered.get(key)

@@ -30,10 +30,14 @@ class Range:
       these records may already have been written under `number`. If the range cannot be read to its end, reading
       fails.
 
-    A pinned range names its first record in `first`, so that neither LATEST nor a moved trim horizon changes its
-    beginning. Without `first`, reading begins after the record `after`. If `after` is an initial position, reading
-    begins at `timestamp_ms`, the time to which LATEST or AT_TIMESTAMP was resolved once for the stream. If that
-    time is not known, reading begins at the initial position itself.
+    Where reading begins:
+
+    - If `first` is set, at this record. A pinned range has `first`, so that neither LATEST nor a moved trim horizon
+      changes its beginning.
+    - Otherwise, if `after` is a record, after this record.
+    - Otherwise, `after` is an initial position. Reading begins at `timestamp_ms`, the time to which LATEST or
+      AT_TIMESTAMP was resolved once for the stream. If that time is not known, reading begins at the initial
+      position itself.
     """
 
     lease: LeaseKey
@@ -51,17 +55,17 @@ class Range:
     """The hash keys of the shard. Aggregated records outside this range belong to another shard."""
 
     window: Window | None = None
-    """The window of a replay. The range is open, and the window determines its end instead of the budget.
-    `Progress.ended` then means that the shard has no more records in the window."""
+    """The window of a replay; None outside of replays. A range with a window is open, and the window determines its
+    end instead of the budget. `Progress.ended` then means that the shard has no more records in the window."""
 
     instead_of: int | None = None
-    """If a larger range kept failing and this range is a piece of it: the number of the larger range, which must
-    not be stored any more."""
+    """If this range is a piece of a larger range that kept failing: the number of the larger range. The larger
+    range must not be stored any more."""
 
     losses: int = 0
-    """How many owners of the lease ended while they worked on its next records: while they wrote the pinned batch,
-    or while a record processor had the records. Owners with another version of the consumer's code are not counted.
-    See `Pin`."""
+    """How many owners of the lease ended while they worked on the lease's next records. They ended while they wrote
+    the pinned batch, or while a record processor had the records. Owners with another version of the consumer's
+    code are not counted. See `Pin`."""
 
     @property
     def is_pinned(self) -> bool:
@@ -87,10 +91,11 @@ class Budget:
     records. None: the batch is closed after `seconds`."""
 
     def beside(self, records: int, bytes_: int, missing: int, ranges: int) -> "Budget":
-        """Return the budget for a fetch of `missing` of the batch's `ranges` ranges. `records` and `bytes_`: what
-        was already read for other ranges of the batch. The result is the unused part of this budget, but at least
-        the part in proportion to `missing`. Without this minimum, a fetch that always uses the whole budget would
-        prevent the missing ranges from being read."""
+        """Return the budget for the ranges of a batch that were not read ahead. `ranges`: the number of ranges in
+        the batch. `missing`: how many of them were not read ahead. `records` and `bytes_`: the size of what was
+        read ahead. The result is the unused part of this budget, but at least the fraction `missing / ranges` of
+        it. Without this minimum, ranges that are read ahead and always use the whole budget would prevent the
+        missing ranges from being read."""
         part = missing / ranges
         return Budget(
             max(1, self.records - records, int(self.records * part)),
@@ -194,7 +199,7 @@ class Read(Protocol):
 
     @property
     def failures(self) -> Mapping[LeaseKey, Exception]:
-        """The errors of ranges that could not be read. They are not part of the batch."""
+        """The errors of ranges that could not be read. These ranges are not part of the batch."""
 
     def release(self) -> None:
         """Free the resources of the fetch. Called exactly once, whether the batch succeeded or not."""
@@ -220,14 +225,14 @@ class Reader(Protocol[R_co]):
     """Reads ranges. The protocol treats it as stateless: all progress is in the leases."""
 
     def fetch(self, ranges: Sequence[Range], budget: Budget) -> R_co:
-        """Read the ranges. Blocks for about `budget.seconds`. Blocks longer if pinned ranges are not read to their
-        ends by then, or if the service does not allow a shard to be read yet. If one shard fails, its error is in
-        `failures`. Raises only if no range could be read."""
+        """Read the ranges. Blocks for about `budget.seconds`. In two cases, the call blocks for longer: pinned
+        ranges are not read to their ends by then, or the service does not allow a shard to be read yet. If one
+        shard fails, its error is in `failures`. Raises only if no range could be read."""
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
         """Announce that the next `fetch` will probably request these ranges. An implementation is allowed to do
-        nothing. Never blocks. The result is used only if the next `fetch` requests an equal range, and is discarded
-        otherwise."""
+        nothing. Never blocks. What was read ahead is used only if the next `fetch` requests an equal range. If not,
+        it is discarded."""
 
 
 class Engine(Reader[Fetched[D_co]], Protocol[D_co]):
@@ -236,7 +241,8 @@ class Engine(Reader[Fetched[D_co]], Protocol[D_co]):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The identity of what one batch writes for one shard. It is equal at every repetition, in any process.
+    """The identity of what one batch writes for one shard. If the batch is repeated, in this process or another
+    one, the part is equal.
 
     `number` is also the fencing token: over the life of a shard it never falls, even if the owner changes. A sink
     that stores the highest number per (application, stream, shard) can therefore refuse any lower number.
@@ -252,7 +258,7 @@ class Part:
     records: int = field(compare=False)
     bytes: int = field(compare=False)
     instead_of: int | None = field(default=None, compare=False)
-    """If a larger part kept failing and this part is a piece of it: the number of the larger part. A stalled former
+    """If this part is a piece of a larger part that kept failing: the number of the larger part. A stalled former
     owner can still try to store the larger part."""
 
 
@@ -299,9 +305,9 @@ class Sink(Protocol[D_contra]):
 
 @dataclass(frozen=True, slots=True)
 class MinuteRows:
-    """How many rows of a file have their own time in the minute `minute` and come from records that arrived in the
-    minute `arrived`. Each minute is given as its start in epoch seconds. `arrived` is None if the output does not
-    have the arrival times."""
+    """How many rows of a file have their time (`Batch.time_column`) in the minute `minute`, and come from records
+    that arrived in the minute `arrived`. Each minute is given as its start in epoch seconds. `arrived` is None if
+    the output does not have the arrival times."""
 
     minute: int
     arrived: int | None
@@ -311,7 +317,8 @@ class MinuteRows:
 @dataclass(frozen=True, slots=True)
 class FileCounts:
     """What a sink stored of a part in one file. `timeless`: the number of rows that have no time; `minutes` counts
-    the other rows. `files`: 0 if the file has rows of several parts and is counted with another part."""
+    the other rows. `files`: the number of files to count for this part: 1, or 0 if the file also has rows of
+    another part and is counted with that part."""
 
     bytes: int
     minutes: tuple[MinuteRows, ...]
@@ -323,9 +330,8 @@ class FileCounts:
 class PartCounts:
     """What a sink stored of one part.
 
-    - `files`: the counts of each file. None if the times of the rows are not known, because the output does not
-      have the column `Batch.time_column`, or because an earlier attempt stored the part. In this case, use the
-      other fields.
+    - `files`: the counts of each file. None if the times of the rows are not known: the output does not have the
+      column `Batch.time_column`, or an earlier attempt stored the part. If `files` is None, use the other fields.
     - `size`: the bytes of its files, 0 if not known.
     - `number`: the number of its files, without files that are counted with another part.
     - `rows`: all rows of the part. None if each record was stored as one row.

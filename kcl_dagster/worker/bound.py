@@ -5,8 +5,8 @@ before a given time. It stops when every open lease of the application, whicheve
 that time.
 
 If shards are split or merged meanwhile, the run also waits for the child shards. Usually the leases of the children
-are created before the leases of the parents are finished, so they are among the open leases. If a lease is missing,
-the open leases do not cover all hash keys, and the run waits until the lease is created.
+are created before the leases of the parents are finished. The children's leases are then among the open leases. If
+a lease is missing, the open leases do not cover all hash keys, and the run waits until the lease is created.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,8 +40,8 @@ SHARDS_NAMED: Final = 5
 @dataclass(frozen=True, slots=True)
 class Bound:
     """The time through which a run reads, in epoch seconds by the service's clock. `margin`: seconds that are added
-    to `through`. Each lease has to be stored through the sum, because arrival times are approximate, and the
-    records of a shard are not strictly ordered by them."""
+    to `through`. Each lease has to be stored through the sum. The margin is needed because arrival times are
+    approximate, and the records of a shard are not strictly ordered by them."""
 
     through: float
     margin: float
@@ -189,8 +189,8 @@ class BoundWatch:
         self._moved_at: float | None = None
 
     def step(self, control: Callable[[], Control], activity: Activity) -> tuple[StopReason, str] | None:
-        """Check whether the worker should stop now. Returns the reason, or None if it should not. `control`: reads
-        what an operator has paused; can raise a ServiceError."""
+        """Check whether the worker should stop now. Returns the reason with details, or None if the worker should
+        continue. `control`: returns what an operator has paused; can raise a ServiceError."""
         now = self._clock.monotonic()
         if now < self._due:
             return None
@@ -225,9 +225,9 @@ class BoundWatch:
         return bool(held) and all(self._bound.is_reached(self._holdings.tip_of(one.key)) for one in held)
 
     def _write_tips(self) -> None:
-        """Write to the rows through which moments this worker's leases are stored, without waiting for the next
-        renewal. Raises the first ServiceError. A lost lease is skipped, because its next owner writes the
-        moment."""
+        """Renew the leases whose rows lack the latest moment through which the lease is stored, so that the rows
+        have it before the scan. Raises the first ServiceError. A lost lease is skipped, because its next owner
+        writes the moment."""
         refused = errors_of(self._for_each, self._holdings.renew, self._holdings.unwritten_tips())
         for error in refused.values():
             if not isinstance(error, LeaseLost):

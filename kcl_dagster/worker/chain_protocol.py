@@ -14,8 +14,8 @@ next owner of each lease finds the entry, publishes the files, and continues aft
 whatever the user's code does.
 
 Before its first batch of a lease, a worker records in its claim that the batch is begun. If the worker ends before
-there is an entry for the batch, the next owner counts this as a loss. After repeated losses, it reads the lease
-separately from others: see `worker.lost_owners`.
+there is an entry for the batch, the next owner counts this as a loss. After repeated losses, the owner reads the
+lease separately from others: see `worker.lost_owners`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -79,7 +79,8 @@ class ChainProtocol(Generic[D]):
     _deletion_due: float | None = None
     _batches: int = 0
     _ahead: dict[LeaseKey, tuple[int, Range]] = field(default_factory=dict)
-    """The ownership (token) of each lease, and the range that the engine may have read ahead during the last batch.
+    """For each lease, the ownership (token), and the range that the engine may have read ahead during the last
+    batch.
     """
 
     _narrowed: dict[LeaseKey, tuple[int, Checkpoint]] = field(default_factory=dict)
@@ -128,7 +129,7 @@ class ChainProtocol(Generic[D]):
             self.reading.tell(EventKind.BATCH_FAILED, str(error))
 
     def _publish(self) -> None:
-        """Publish the batches that are due. If this fails, no lease is read until it succeeds: see
+        """Publish the batches that are due. If publishing fails, no lease is read until publishing succeeds: see
         `Claims.claim`."""
         try:
             self.claims.publish()
@@ -169,7 +170,7 @@ class ChainProtocol(Generic[D]):
         planned = self.planner.plan(lease, until)
         token, ahead = self._ahead.get(holding.key, (None, planned))
         if token == holding.token and replace(planned, number=ahead.number) == ahead:
-            return ahead  # the engine has read this range under this number, which no row contains yet
+            return ahead  # the engine may have read this range ahead under this number, which is in no row yet
         return planned
 
     def _run(self, this: Round, abandon: Callable[[], bool]) -> None:
@@ -250,9 +251,9 @@ class ChainProtocol(Generic[D]):
         return True
 
     def _begun(self, this: Round, found: Sequence[Progress]) -> list[Progress]:
-        """Record in the claims that the batch is begun, for the leases for which `LostOwners.begin` requires this.
-        If the batch ends this process, the next owner then counts a loss. Returns the ranges that can be staged:
-        those for which no write has failed."""
+        """Record in the claims that the batch is begun, so that the next owner counts a loss if the batch ends this
+        process. `LostOwners.begin` decides for which leases a write is needed. Returns the ranges that can be
+        staged: those for which no write has failed."""
         begun = []
         for progress in found:
             key = progress.range.lease
@@ -388,8 +389,8 @@ class ChainProtocol(Generic[D]):
             this.report(keys[0], outcome, found[0], error)
 
     def _treat(self, this: Round, fetched: Fetched[D], progress: Progress, error: Exception) -> Outcome:
-        """Apply the failure policy to a batch of one lease. The batch was not decided, so nothing has to be looked
-        up or removed."""
+        """Apply the failure policy to a batch of one lease. The batch was not decided, so it is certain that
+        nothing of the batch is stored."""
         key, failures = progress.range.lease, self.reading.failures
         middle = None
         if depends_on_records(error) and failures.action is not FailureAction.STOP:

@@ -24,8 +24,8 @@ class Checkpointer:
 
     - `last`: the stored checkpoint; None if not known.
     - `largest`: the last record that was delivered so far; SHARD_END at the end of the shard.
-    - `last_sequence`: set at the end of the shard, to the shard's last record. A checkpoint at that record then
-      means SHARD_END.
+    - `last_sequence`: the shard's last record. Set only when the shard has ended. From then on, a checkpoint at
+      this record is stored as SHARD_END.
     """
 
     store: CheckpointStore

@@ -1,6 +1,6 @@
-"""Keeps, for each lease that this worker holds, the claim of a chain on the lease, and the record through which the
-chain has decided batches of the lease. A claim is the name of a chain in the row of a lease; see
-`kcl_dagster.worker.claims`."""
+"""Keeps two facts about each lease that this worker holds: the claim on the lease, and the record through which a
+chain has decided batches of the lease. A chain is a worker's log of committed batches. A claim is the name of a
+chain in the row of a lease; see `kcl_dagster.worker.claims`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -22,8 +22,8 @@ class ClaimedLeases:
 
     def claim(self, key: LeaseKey, token: int, claim: Claim, stored: Callable[[Lease], Unwritten]) -> None:
         """Write the name of the chain into the row of the lease: from now on, the chain may have entries for the
-        lease. `stored`: calculates from the lease's row what is stored of the lease. The result replaces what this
-        worker knew before. Raises EndWasWritten, or as `LeaseWrites.renew` does."""
+        lease. `stored`: calculates from the lease's row what is stored of the lease. Its result replaces what this
+        worker knew before. Raises EndWasWritten, and the errors of `LeaseWrites.renew`."""
         held = self._leases.find(key, token)
         with held.lock:
             self._leases.ready_to_go_on(held, token)
@@ -38,7 +38,8 @@ class ClaimedLeases:
             held.claimed, held.is_deciding = claim, False
 
     def begin_batch(self, key: LeaseKey, token: int, begun: Begun) -> None:
-        """Record in the claim that a batch is begun. Raises EndWasWritten, or as `LeaseWrites.renew` does."""
+        """Record in the claim that a batch is begun. Raises EndWasWritten, and the errors of
+        `LeaseWrites.renew`."""
         held = self._leases.find(key, token)
         with held.lock:
             self._leases.ready_to_go_on(held, token)
@@ -76,8 +77,8 @@ class ClaimedLeases:
         return refused
 
     def end_decision(self, keys: Iterable[LeaseKey]) -> None:
-        """Remove the marks of `begin_decision`. Called when the entry will never be made, or when `decided` was
-        called for all leases of the entry."""
+        """Remove the marks of `begin_decision`. Called when it is certain that the entry will never be made, or
+        after `decided` was called for all leases of the entry."""
         for key in keys:
             held = self._leases.held(key)
             if held is not None:
@@ -126,9 +127,9 @@ class ClaimedLeases:
             )
 
     def stored(self, key: LeaseKey, token: int, stored: Unwritten) -> None:
-        """Record that the lease is stored through `stored`, for a range that needs no entry, such as a range
-        without records. When everything that was decided before is visible, the next renewal writes this to the
-        row. Sends no request, and has no effect if this worker no longer holds the lease."""
+        """Record that the lease is stored through `stored`. Called for a range that needs no entry, such as a range
+        without records. The next renewal writes this to the row, but not before everything that was decided earlier
+        is visible. Sends no request. Has no effect if this worker no longer holds the lease."""
         held = self._leases.held(key)
         if held is None or held.token != token:
             return
@@ -156,8 +157,9 @@ class ClaimedLeases:
         return held.lease.checkpoint if newest is None else newest.through
 
     def written(self, chain: ChainId) -> dict[LeaseKey, Checkpoint]:
-        """For each lease that the chain has claimed: a checkpoint that the lease's row has reached. SHARD_END if
-        the claim was ended. For lost leases, this is the checkpoint that this worker wrote last."""
+        """For each lease that the chain has claimed: a checkpoint that the lease's row has reached. For a lost
+        lease, this is the last checkpoint that this worker knows. SHARD_END if the claim was ended, because the row
+        then includes all entries of the chain."""
         with self._leases.map_lock:
             rows = {key: row for (key, of), row in self._leases.left.items() if of == chain}
             for held in self._leases.every():
@@ -171,9 +173,9 @@ class ClaimedLeases:
 
     def end_before_release(self, held: HeldLease) -> None:
         """Write to the row what is stored, and remove the claim, before the lease is given away. The next owner
-        then has no chain to settle. If an entry is being made or is not visible, or if the row cannot be written,
-        the claim remains, and the next owner settles the chain. Call this method under the lock of the lease, after
-        `forget`."""
+        then has no chain to settle. The claim remains, and the next owner settles the chain, in three cases: an
+        entry is being made, an entry is not visible yet, or the row cannot be written. Call this method under the
+        lock of the lease, after `forget`."""
         if held.claimed is None or held.is_deciding or held.unpublished:
             return
         if not self._leases.is_trusted(held) or held.in_doubt:

@@ -85,9 +85,9 @@ class Claims:
         return self._chain
 
     def claim(self, holding: Holding) -> Lease:
-        """Claim a lease, unless the present chain has claimed it already. Returns the lease. Its `checkpoint` is
-        where reading has to continue: the end of what is decided, which can be beyond the row's checkpoint. Raises
-        KclError if the lease must not be read now."""
+        """Claim a lease, unless the present chain has claimed it already. Returns the lease, with the `checkpoint`
+        at which reading has to continue. This is the end of what is decided, and can be beyond the row's
+        checkpoint. Raises KclError if the lease must not be read now."""
         self.publisher.check()
         key = holding.key
         self._end_unclaimed()
@@ -114,7 +114,7 @@ class Claims:
             raise Unsafe(f"{key} is pinned to batch {pin.number}, which has to be finished first")
         tried = self._tried.pop(key, None)
         is_own = former is not None and tried is not None and former.id == tried.id
-        if former is None or is_own:  # is_own: the response to its write was lost, so it has no entries
+        if former is None or is_own:  # is_own: this worker wrote `former`, got no response, and made no entry
             settlement = None
         else:
             if former.chain == self.chain.id:  # the lease was lost, and acquired again
@@ -133,8 +133,8 @@ class Claims:
         self._decided[key] = self.holdings.claims.stored_to(key) or TRIM_HORIZON
 
     def _inherited(self, former: Claim | None, *, is_own: bool) -> Begun | None:
-        """The note of a begun batch that the new claim takes over from the former claim. `held_lease.renewed_claim`
-        removes the note if the batch is stored when the claim is written."""
+        """The note of a begun batch that the new claim takes over from the former claim. If the batch is stored by
+        the time at which the claim is written, `held_lease.renewed_claim` removes the note."""
         if former is None or former.id is None or former.begun is None:
             return None
         if is_own or former.chain in self._chains:
@@ -158,19 +158,20 @@ class Claims:
         ranges: Sequence[StoredRange],
         tokens: Mapping[LeaseKey, int],
     ) -> bool:
-        """Store a batch: decide it, and publish it at once or leave that to `publish`.
+        """Store a batch: decide it, and publish it. Files of a folder are published at once. Files of a table are
+        published later, by `publish`.
 
         - `chain`: the chain for which the batch was staged.
         - `tokens`: the ownerships under which the leases of the batch were read.
 
         If this returns False, the batch is never stored: its staged files are removed, and its records have to be
-        read again. If this raises an error, the batch may have been decided, and its leases are claimed again
+        read again. If this raises an error, the batch may have been decided. Its leases are then claimed again
         before they are read.
         """
         with store_errors(self.entries, self.worker, "could not be decided"):
             refused = self.holdings.claims.begin_decision(tokens, chain.id)
-            # If this raises, the leases remain marked, so a handoff does not end their claims, and their next
-            # owners settle the chain.
+            # If `chain.decide` raises, the leases remain marked. A handoff then does not end their claims, and
+            # their next owners settle the chain.
             with self.spans.span(DECIDE) as span:
                 entry = None if refused else chain.decide(staged.files, ranges, staged.rules, staged.others)
                 span.note("kcl.chain", chain.id)
@@ -180,7 +181,7 @@ class Claims:
                 self.publisher.discard(chain.id, staged.paths)
                 return False
             # If `publish` raises, it may not be known what is published, or another process may have settled the
-            # chain. This worker then no longer uses the chain, and settles it, which shows what is stored.
+            # chain. This worker then no longer uses the chain, and settles it. The settlement shows what is stored.
             chain.is_over = True
             with self.spans.span(PUBLISH) as span:
                 self.publisher.publish(chain.id, chain.last, entry)
@@ -195,9 +196,9 @@ class Claims:
         return True
 
     def publish(self) -> None:
-        """Publish the batches that are due. If a lease is about to be handed over, publish all decided batches at
-        once. Everything that is stored of the lease can then be written to its row before the handover. Raises
-        SinkError."""
+        """Publish the batches that are due. If a lease with an unpublished batch is about to be handed over,
+        publish all decided batches now. Everything that is stored of this lease can then be written to its row
+        before the handover. Raises SinkError."""
         with store_errors(self.entries, self.worker, "could not be published"):
             if self.holdings.claims.awaits_publication(in_handoff=True):
                 self.publisher.finish(self.holdings.claims.unpublished())
@@ -216,8 +217,8 @@ class Claims:
             self.holdings.claims.published(chain, self.publisher.visible(chain))
 
     def tidy(self) -> int:
-        """Delete the entries that are visible, and whose checkpoints are in the rows of all their leases. Returns
-        how many were deleted. Sends no request if there are none.
+        """Delete the entries that are no longer needed: they are visible, and the rows of all their leases have
+        their checkpoints. Returns how many were deleted. Sends no request if there are none.
 
         If the chain has entries for a lease that was lost, it takes no further entries, and the next batch is
         decided in another chain. So the chain does not grow until the lease's next owner settles it.
@@ -230,8 +231,9 @@ class Claims:
         return deleted
 
     def leave(self) -> None:
-        """Remove this worker's chain. This is done only if all claims of the chain were ended, so that no row names
-        the chain, and no process will look for it. Otherwise the next owners of the leases settle the chain."""
+        """Remove this worker's chain if all claims of the chain were ended. No row then names the chain, and no
+        process will look for it. If a claim remains, the chain is kept, and the next owners of the leases settle
+        it."""
         chain = self._chain
         if chain is None or chain.is_over or self._tried:
             return

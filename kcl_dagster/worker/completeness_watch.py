@@ -1,5 +1,5 @@
-"""The moment through which the application is complete, as a worker last read it. It is stored with the commits to
-the application's table."""
+"""The moment through which the application is complete, as a worker last read it. The worker stores this moment
+with its commits to the application's table."""
 
 from collections.abc import Callable
 from typing import Final

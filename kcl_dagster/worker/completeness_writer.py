@@ -1,9 +1,9 @@
-"""Stores the moment through which the application is complete with the data, for query engines that do not use
-Dagster.
+"""Stores a moment beside the data: the moment through which the application is complete. Query engines that do not
+use Dagster can read it there.
 
-One of the application's workers writes the moment: in the first stream, the owner of the open lease whose shard has
-the hash key 0. While that shard is split or merged, there can be two such owners or none, and a paused worker can
-write late. All these cases are harmless: each moment is true, and an older moment is a lower bound.
+One of the application's workers stores the moment. It is the owner of the open lease of the first stream whose
+shard has the hash key 0. While that shard is split or merged, there can be two such owners or none, and a paused
+worker can write late. All these cases are harmless: each moment is true, and an older moment is a lower bound.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,8 @@ WRITE_SECONDS: Final = 60.0  # if the moment advances within its window, it is s
 # requests.
 IDLE_SECONDS: Final = 600.0
 # In each window, this many writes wait only for `WRITE_SECONDS`, even while this worker stores no records. In a
-# table, only the second of them can make a commit without data.
+# table, usually only the second of them makes a commit without data. For the first, a commit with a moment in the
+# former window is enough, see `step`.
 FIRST_WRITES: Final = 2
 
 
@@ -46,7 +47,7 @@ def is_writer(held: Iterable[Lease], stream: str) -> bool:
 class CompletenessWriter:
     """Decides when to store the moment through which the application is complete. `step` is called on the
     housekeeping thread and never waits, because the sink stores the moment on another thread. If the sink is still
-    storing a moment when the next one is due, the next one is not stored, and an event reports this."""
+    storing a moment when the next moment is due, the next moment is not stored, and an event reports this."""
 
     def __init__(
         self,
@@ -81,8 +82,8 @@ class CompletenessWriter:
 
     def step(self) -> None:
         """Start to store the moment if it is in another window than before, or if the last write was a minute ago.
-        If this worker has stored no records since the last stored moment, it waits for ten minutes after the last
-        write, instead of one minute. This does not apply to the first two writes of a window."""
+        If this worker has stored no records since the last stored moment, ten minutes apply instead of one. The ten
+        minutes do not apply to the first two writes of a window."""
         known, now = self._last(), self._clock.monotonic()
         if known is None or known.through is None:
             return
@@ -97,8 +98,8 @@ class CompletenessWriter:
             self.dropped += 1
             self._report("the sink has not stored the moment before this one yet")
             return
-        # A table's own commits store the moment as well. The table needs a separate write only if none of them has
-        # a moment in the window of the last write, or a later one.
+        # A table's own commits store the moment as well. The table needs a separate write only if none of these
+        # commits has a moment in the window of the last write or in a later window.
         wanted = former[1] if former is not None and former[0] == known.epoch else place[1]
         self._is_writing = True
         try:

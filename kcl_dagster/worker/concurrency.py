@@ -21,8 +21,8 @@ FEWEST_FOR_THREADS: Final = 4  # leases; for fewer, starting threads takes longe
 PATIENCE_SECONDS: Final = 1.0  # a write takes about 10 ms; a longer one continues in the background
 
 ForEach = Callable[[Callable[[LeaseKey], None], Iterable[LeaseKey]], None]
-"""Calls a function for each lease, possibly several at a time. Returns when all calls have returned, except for
-`WithoutWaiting`."""
+"""Calls a function for each lease, possibly several at a time. Returns when all calls have returned; only
+`WithoutWaiting` can return earlier."""
 
 
 def one_by_one(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -> None:
@@ -31,9 +31,9 @@ def one_by_one(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -
 
 
 def several_at_once(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -> None:
-    """Call the function for each lease, on threads that only this call uses. Another call that waits for a slow
-    table therefore does not delay this one. The calling thread takes part, and does all the work if the machine
-    cannot start more threads."""
+    """Call the function for each lease, on threads that only this use of `several_at_once` has. Another use that
+    waits for a slow table therefore does not delay this one. The calling thread takes part, and does all the work
+    if the machine cannot start more threads."""
     waiting = deque(keys)
     helpers = min(AT_ONCE, len(waiting)) - 1 if len(waiting) >= FEWEST_FOR_THREADS else 0
 
@@ -57,9 +57,9 @@ def several_at_once(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKe
 class WithoutWaiting:
     """Calls a function for each lease, and returns after `patience` seconds at the latest.
 
-    If the function has not returned for a lease by then, it continues in the background, and the lease is skipped
-    until it returns. Leases for which the function was not called yet are left out, and the caller passes them
-    again later. A request without a response therefore delays no other lease.
+    If the call for a lease has not returned by then, the call continues in the background. Until it returns,
+    further uses of this object skip the lease. Leases whose calls have not begun by then are left out, and the
+    caller has to pass them again. A request without a response therefore delays no other lease.
     """
 
     def __init__(self, patience: float = PATIENCE_SECONDS) -> None:

@@ -17,7 +17,7 @@ from kcl_dagster.runtime import Clock, SystemClock
 
 CAPACITY: Final = 1000  # calls; with some KB each, these are a few MB while a receiver does not answer
 RESERVED: Final = 100  # the part of the capacity that is kept for important calls
-ATTEMPTS: Final = 3  # per call, which is then dropped, because the receiver may refuse this call and accept others
+ATTEMPTS: Final = 3  # after this many failures, a call is dropped: the receiver may accept other calls
 FIRST_PAUSE: Final = 1.0  # seconds after a failure, doubled with every further failure
 LONGEST_PAUSE: Final = 30.0  # seconds; a receiver that works again is noticed within half a minute
 REPORT_SECONDS: Final = 300.0  # between two reports of dropped calls, if the receiver is always too slow
@@ -30,7 +30,8 @@ Offer = Callable[..., bool]
 
 
 def at_once(_: str, call: Call, *, important: bool = False) -> bool:  # noqa: ARG001
-    """An `Offer` that makes the call on the caller's thread, which then waits for the receiver."""
+    """An `Offer` that makes the call at once, on the caller's thread. The caller therefore waits for the
+    receiver."""
     call()
     return True
 
@@ -92,7 +93,7 @@ class DeliveryQueue:
         return self._is_closed and not self._waiting
 
     def step(self) -> float:
-        """Make the oldest call. Blocks as long as the call does. Returns the seconds after which the next step is
+        """Make the oldest queued call. Blocks as long as the call does. Returns the seconds until the next step is
         useful. Never raises an Exception."""
         with self._lock:
             first = self._waiting[0] if self._waiting else None
@@ -178,7 +179,8 @@ class DeliveryThread:
                 self._wait(pause)
 
     def _wait(self, pause: float) -> None:
-        """Wait. An offer ends the wait, except after a failed call. The end of the block always ends it."""
+        """Wait for `pause` seconds. The end of the block ends the wait early. If there was no failed call, an offer
+        does so, too."""
         if pause >= IDLE_SECONDS:
             self._wake.wait(pause)
         else:

@@ -30,8 +30,8 @@ class Discoverer:
         self._on_event = on_event
         self._outage = Outage(EventKind.DISCOVERY_FAILED, clock or SystemClock(), on_event, LONGEST_PAUSE)
         self.is_acquiring = False
-        """Whether leases are being acquired. While they are, no round should begin, because it would read only some
-        of the leases that were assigned together."""
+        """Whether leases are being acquired. If so, no round should begin yet, because the round would read only
+        some of the leases that were assigned together."""
 
     def step(self) -> list[LeaseKey]:
         """Acquire new leases, and return their keys. If a lease cannot be read or renewed, a later step tries
@@ -82,8 +82,8 @@ class Discoverer:
             self._on_event(WorkerEvent(EventKind.HANDOFF_DONE, message, lease.key))
 
     def give_back(self) -> list[LeaseKey]:
-        """Release the leases that were assigned to this worker and that it has not acquired. Called when the worker
-        stops. Returns their keys."""
+        """Release the leases that were assigned to this worker but not acquired by it. Called when the worker
+        stops. Returns the keys of the released leases."""
         try:
             return [key for key in self._table.owned_by(self._worker) if self._give_back(key)]
         except KclError as error:  # these leases expire by themselves

@@ -37,8 +37,8 @@ class ErrorClass(StrEnum):
 
     @property
     def is_outage(self) -> bool:
-        """Whether the error is of the class `sink` or `platform`. Other records would then have failed as well, so
-        no record is set aside for such an error."""
+        """Whether the error is of the class `sink` or `platform`. Other records would have failed as well, so no
+        record is set aside because of such an error."""
         return self in {ErrorClass.SINK, ErrorClass.PLATFORM}
 
 
@@ -75,8 +75,8 @@ def is_of_code(text: str) -> bool:
 def depends_on_records(error: BaseException) -> bool:
     """Whether the error can depend on single records. It is then useful to search for a record that fails alone.
 
-    The result is True for the loss of a process. It is a failure of the platform, but a loss that happens again and
-    again can be caused by a record: `Failures` counts the losses.
+    The result is also True for the loss of a process. Such a loss is of the class `platform`. But if a process is
+    lost again and again, a record can be the cause: `Failures` counts the losses.
     """
     if isinstance(error, TransformError):
         return False

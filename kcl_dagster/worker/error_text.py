@@ -10,8 +10,9 @@ The message of user code can quote a record. These parts of the message are ther
 
 A name or a short number without quotes is kept, because no pattern distinguishes it from the message's words.
 
-The place is always in the consumer's code. It is a frame of the traceback, or the call that Spark reports for an
-expression that it evaluated after the consumer's function had returned. Other errors have no place.
+The place is always in the consumer's code. It is a frame of the traceback. If Spark evaluated an expression only
+after the consumer's function had returned, the place is the call that Spark reports for the expression. If there is
+neither, the text has no place.
 
 The message of an error of user code can contain half of a surrogate pair, which cannot be encoded, and `str(error)`
 can itself raise an error. This module handles both cases: all texts that it returns can be encoded.
@@ -49,8 +50,9 @@ _BEGINS: Final = r"(?:(?<!\w)|(?<=(?<!\w)[bBfFrRuU])|(?<=(?<!\w)[bBfFrR]{2}))"
 _QUOTED: Final = re.compile(
     rf"{_BEGINS}(?:'(?:[^'\\]|\\.|'(?=\w))*'|\"(?:[^\"\\]|\\.|\"(?=\w))*\"|‘(?:[^’]|’(?=\w))*’|“[^”]*”)"  # noqa: RUF001
 )
-# Quotes outside of quotations that are no apostrophes in a word. Each shows that the quotations in the text are
-# others than those that were found: one has a quote in its value, or has no end because the text was cut off.
+# A quote that is outside of all quotations that `_QUOTED` has found, and that is no apostrophe in a word. Such a
+# quote shows that the quotations were not found correctly: one of them has a quote in its value, or has no end
+# because the text was cut off.
 _STRAY: Final = re.compile(rf"[\"‘“”]|{_BEGINS}['’]|['’](?!\w)")  # noqa: RUF001
 _PLURAL: Final = re.compile(r"(?<=[sS])['’]")  # noqa: RUF001
 _ADDRESS: Final = re.compile(r"[^\s'\"<>(),;]+@[^\s'\"<>(),;]+")
@@ -74,8 +76,8 @@ _TYPE_WORDS: Final = rf"{_TYPE_ATOM}(?: {_TYPE_ATOM})*"
 _TYPE_NAME: Final = re.compile(
     rf"\(?{_TYPE_WORDS}(?: P IN \[7, 9\])?\)?|ARRAY<{_TYPE_WORDS}>|MAP<{_TYPE_WORDS}, {_TYPE_WORDS}>"
 )
-# Texts of Spark that contain a value of a record without quotes: the words before the value, and the words after
-# it. If the words after it are not found, everything from the value on is removed.
+# Texts of Spark that contain a value of a record without quotes. Each entry has the words before the value and the
+# words after the value. If the words after the value are not found, everything from the value on is removed.
 _UNQUOTED: Final = tuple(
     re.compile(rf"({before})(?:.*(?={after})|.*)", re.DOTALL)
     for before, after in (
@@ -86,7 +88,7 @@ _UNQUOTED: Final = tuple(
         (r"The provided URL cannot be decoded:\s", r"\. Please ensure"),
         (r"Duplicate map key\s", r" was found, please check"),
         (r"The variant value\s", r" cannot be cast into "),
-        (r"because of a duplicate object key\s", r"SQLSTATE: "),  # no pattern that can begin anywhere in a blank
+        (r"because of a duplicate object key\s", r"SQLSTATE: "),  # with `\s*` first, long blanks would take long
     )
 )
 # Spark's advice about malformed records. It has text in quotes, but no value of a record, so it is kept.
@@ -130,8 +132,8 @@ class Frame:
 
     @property
     def may_be_of_the_consumer(self) -> bool:
-        """Whether the frame can belong to the consumer, if the consumer's code is installed as a package. This is
-        so for every installed package except Spark and this one."""
+        """Whether the frame can be of the consumer's code if that code is installed as a package. True for the
+        frames of every installed package except Spark and this one."""
         return not self._is_of_a_platform or (self.package is not None and not self._is_of_ours_or_spark)
 
     @property
@@ -242,8 +244,8 @@ def redacted(text: str, source: str = "", files: str = "") -> str:
 
 
 def _is_word_of(files: str, text: str) -> bool:
-    """Whether `text` is a word in the files, or several, in small or capital letters. A very short one is in every
-    file by chance."""
+    """Whether `text` is a word or several words of the files, in small or capital letters. A text shorter than
+    SHORTEST_WORD does not count, because every file contains it by chance."""
     word = rf"(?<!\w){re.escape(text)}(?!\w)"
     return len(text) >= SHORTEST_WORD and re.search(word, files, re.IGNORECASE) is not None
 
@@ -290,8 +292,8 @@ def _parts(error: BaseException) -> tuple[str, str, Sequence[Place]]:
 
 def _foreign(kind: str) -> str:
     """The name to show for an error class from outside of this package. If a class of this package has the same
-    name, the result begins with "consumer's". Otherwise the leader, which reads the name in a worker's row, would
-    mistake the error for one of this package."""
+    name, the result begins with "consumer's". The leader reads the name in a worker's row. Without the addition, it
+    would mistake the error for one of this package."""
     mine = getattr(errors, kind, None)
     return f"consumer's {kind}" if isinstance(mine, type) and issubclass(mine, KclError) else kind
 
@@ -303,8 +305,9 @@ def _ours(kind: type[KclError]) -> str:
 
 
 def _frames_of(error: BaseException) -> Iterator[Frame]:
-    """The frames of the traceback, without those of this package, which are never shown. Leaving them out first
-    saves time: most frames are of this package, and the text is made at each attempt of a failing shard."""
+    """The frames of the traceback, without those of this package. Frames of this package are never shown. They are
+    left out here already to save time: most frames are of this package, and the text is made at each attempt of a
+    failing shard."""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file, function = frame.f_code.co_filename, frame.f_code.co_name
         if not file.startswith(_HERE):
@@ -343,14 +346,15 @@ def _chosen(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def _from_the_transform(frames: Sequence[Frame]) -> list[Frame]:
-    """The frames of the transform, if the consumer's code is installed as a package like the libraries."""
+    """The frames of the consumer's transform. Used if `_chosen` finds no frame, because the consumer's code is
+    installed as a package like the libraries."""
     after = list(dropwhile(lambda frame: (frame.file, frame.function) != _GUARD, frames))[1:]
     return _of_one_package([frame for frame in after if frame.may_be_of_the_consumer])
 
 
 def _of_one_package(frames: Sequence[Frame]) -> list[Frame]:
-    """The frames of the package that was entered first. This is the consumer's code, which calls libraries, and not
-    the reverse."""
+    """The frames of the package that was called first. This package is the consumer's code, because the consumer's
+    code calls libraries, and not the reverse."""
     return [frame for frame in frames if frame.package == frames[0].package][-MOST_FRAMES:]
 
 

@@ -5,17 +5,17 @@ The class of the error (`kcl_dagster.worker.error_class`) determines what happen
 - A record or the consumer's code fails: the leases of the batch are tried one at a time, so that healthy leases
   continue. The failing lease is retried with backoff until the policy's attempts or age are used up. The policy
   then decides whether the shard is stopped or the range is narrowed. A stopped shard is tried again at long
-  intervals. A range is narrowed by halving it until only the failing record is left. This record then stops the
-  shard, or is dead-lettered or skipped.
+  intervals. A range is narrowed by halving it until only the failing record is left. The policy then decides again:
+  the record stops the shard, is dead-lettered, or is skipped.
 - The sink or the platform fails (an outage): the same leases are tried together again, then in halves, so that one
   lease that cannot be stored does not block the others. If a lease has used up `outage_attempts`, it is stopped,
   and tried once per minute.
-- A worker's process ends during a batch: the row of the lease shows that the batch was begun, and the batch is
-  neither stored nor failed nor given up. The next owner counts this as a loss. Losses are counted in the row, over
-  all owners with the same version of the code. After two losses, the batch is written without other leases. After
-  three, it is narrowed before it is written, whatever the policy is. The first half is narrowed again after one
-  more loss. For a single remaining record, the policy decides. If the policy is to stop, the record is tried at
-  long intervals, because each attempt can end a worker.
+- A worker's process ends during a batch: the row of the lease shows that the batch was begun, and shows no end of
+  it (stored, failed or given up). The next owner counts this as a loss. Losses are counted in the row, over all
+  owners with the same version of the code. After two losses, the batch is written without other leases. After three
+  losses, the batch is narrowed to its first half before it is written, whatever the policy is. The half is narrowed
+  again after one more loss. For a single remaining record, the policy decides. If the policy is to stop, the record
+  is tried at long intervals, because each attempt can end a worker.
 
 The order is always kept: records after a failing record are read only when that record is stored or set aside.
 """
@@ -36,7 +36,7 @@ from kcl_dagster.worker.error_text import brief
 FIRST_PAUSE = 0.5  # seconds; short, so that a random failure hardly delays the shard
 LONGEST_PAUSE = 60.0  # a repaired sink or a new deployment takes effect within a minute
 TOGETHER_ATTEMPTS = 5  # an outage of ten seconds only delays its leases; a longer one splits the batch
-LOSSES_TO_ISOLATE = 1  # losses before the last owner's; with this many, a batch is written without other leases
+LOSSES_TO_ISOLATE = 1  # with this many losses besides the last owner's, a batch is written without other leases
 LOSSES_TO_NARROW = 3  # losses after which a batch is narrowed before it is written; its half begins with 2 losses
 LOSS_PAUSE = 300.0  # seconds until a single record that ended a process is tried again; doubled with every loss
 LONGEST_LOSS_PAUSE = 3600.0
@@ -121,8 +121,8 @@ class Failures:
         return well
 
     def _longest_untried(self, groups: Iterable[list[LeaseKey]]) -> list[LeaseKey]:
-        """Choose the group that was tried longest ago. A batch of a group may find no records, and then it neither
-        fails nor succeeds. The groups therefore have to take turns."""
+        """Choose the group that was tried longest ago. The groups take turns, because a batch without records
+        neither fails nor succeeds. Without turns, a group without records could be chosen again and again."""
         group = min(groups, key=lambda group: max(self._troubles[key].turn for key in group))
         self._turn += 1
         for key in group:
@@ -131,8 +131,8 @@ class Failures:
 
     def failed(self, keys: Sequence[LeaseKey], error: BaseException) -> list[LeaseKey]:
         """Count a failure of a batch of these leases, or of reading one lease. Returns a list with the lease that
-        an outage now stops, or an empty list. Only a lease that was tried alone and was not stopped before can be
-        in the list."""
+        is stopped now because of an outage, or an empty list. A lease is in the list only if it was tried alone,
+        and was not stopped before."""
         now = self._clock.monotonic()
         troubles = [self._troubles.setdefault(key, _Trouble()) for key in keys]
         is_outage = class_of(error).is_outage
@@ -199,8 +199,8 @@ class Failures:
         self._troubles.setdefault(key, _Trouble(group=self._new_group()))
 
     def verdict_of_loss(self, key: LeaseKey, losses: int, can_narrow: bool, can_set_aside: bool = True) -> Verdict:
-        """The verdict on a batch of one lease that has ended the processes of `losses` owners. Called before the
-        batch is written. RETRY means that the batch can be written."""
+        """The verdict on a batch of one lease. `losses`: how many owners' processes ended during this batch. Called
+        before the batch is written. RETRY means that the batch can be written now."""
         self.suspect(key)
         trouble = self._troubles[key]
         if can_narrow:
@@ -227,8 +227,8 @@ class Failures:
         return trouble is not None and trouble.is_lost
 
     def narrowed(self, key: LeaseKey, until: Checkpoint, is_lost: bool = False) -> None:
-        """Record that the failing range was narrowed. `until`: the former end of the range. `is_lost`: whether it
-        was narrowed because processes of former owners ended during the range."""
+        """Record that the failing range was narrowed. `until`: the former end of the range. `is_lost`: whether the
+        reason is that processes of former owners ended during the range."""
         trouble = self._troubles.setdefault(key, _Trouble(group=self._new_group()))
         trouble.until = trouble.until or until
         trouble.is_lost = is_lost
@@ -238,8 +238,9 @@ class Failures:
 
     def announce(self, key: LeaseKey, why: str, *, is_loss: bool = False) -> bool:
         """Record why a shard is stopped. Returns True if an event has to report this, because the shard was not
-        stopped before. With `is_loss`, the shard has lost records. This is reported once, even if the shard was
-        stopped before for another reason: a sink can refuse a batch until its records have left the stream."""
+        stopped before. `is_loss`: the shard is stopped because it has lost records. A loss is reported once, even
+        if the shard was stopped before for another reason: a sink can refuse a batch until the batch's records have
+        left the stream."""
         trouble = self._troubles[key]
         is_news = not trouble.has_lost if is_loss else trouble.stopped is None
         trouble.stopped, trouble.has_lost = why, trouble.has_lost or is_loss
@@ -277,9 +278,9 @@ class Failures:
         return {key: why for key in sorted(self._troubles) if (why := self._troubles[key].stopped) is not None}
 
     def failing(self) -> tuple[LeaseKey, ...]:
-        """The leases whose last attempt failed, or that are stopped or being narrowed, in order. If several leases
-        failed together because of a record or the code, this failure does not count, because it does not show which
-        of them is the cause."""
+        """The leases whose last attempt failed, or that are stopped or being narrowed, in order. A failure of
+        several leases together because of a record or the code does not count, because it does not show which lease
+        is the cause."""
         return tuple(key for key in sorted(self._troubles) if self._troubles[key].is_failing)
 
     def why_failing(self) -> Mapping[LeaseKey, str]:
@@ -301,10 +302,10 @@ class Failures:
         }
 
     def _is_old(self, since: float | None) -> bool:
-        """Whether more than the policy's `max_age` has passed since `since`: the first failure of the range, or the
-        beginning of the outage. The age begins neither with the arrival of the records nor with a failure of
-        another part of the batch. Otherwise a record might not be tried again after its first failure, which can be
-        random."""
+        """Whether more than the policy's `max_age` has passed since `since`. `since`: the first failure of the
+        range, or the beginning of the outage. The arrival of the records is no such beginning, and neither is a
+        failure of another part of the batch. If they were, a record might not be tried again after its first
+        failure, which can be random."""
         age = self._policy.max_age
         return age is not None and since is not None and self._clock.monotonic() - since > age
 

@@ -17,7 +17,7 @@ from kcl_dagster.model.claim import ChainId, Claim
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.worker.held_lease import Unwritten
 
-SETTLED_KEPT: Final = 8  # settlements; few are enough: leases of one ended worker are mostly acquired together
+SETTLED_KEPT: Final = 8  # few are enough: an ended worker's leases have one chain and are mostly acquired together
 
 
 @dataclass(slots=True)
@@ -37,8 +37,8 @@ class FormerChains:
         return hashlib.sha256(self.entries.files.root.encode()).hexdigest()[:12]
 
     def of_claim(self, key: LeaseKey, claim: Claim) -> Settlement:
-        """Settle the chain of a claim, or return its earlier settlement. Raises Unsafe if the chain belongs to
-        another sink."""
+        """Settle the chain of a claim, or return its earlier settlement. Raises Unsafe if the chain is stored below
+        the path of another sink."""
         if claim.place is None or claim.place == self.place:
             return self.of(claim.chain)
         raise Unsafe(
@@ -68,8 +68,8 @@ def store_errors(entries: Entries, worker: str, what: str) -> Iterator[None]:
 
 
 def stored_after(lease: Lease, settlement: Settlement | None) -> Unwritten:
-    """What is stored of a lease, according to its row and to the settlement of the chain that the row names. Raises
-    OutcomeUnknown, see `Settlement.progress`."""
+    """What is stored of a lease, according to the lease's row and to the settlement of the chain that the row
+    names. Raises OutcomeUnknown, see `Settlement.progress`."""
     row = lease.checkpoint or TRIM_HORIZON
     nothing = Unwritten(row)
     if settlement is None or lease.claim is None or lease.claim.chain != settlement.chain:

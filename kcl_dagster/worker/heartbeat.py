@@ -1,5 +1,5 @@
-"""Writes the worker's row, which shows that the worker is alive, its state and lag, and whether it was asked to
-drain."""
+"""Writes the worker's row. The row shows that the worker is alive, and contains its state, its lag, and whether it
+was asked to drain."""
 
 import threading
 from collections.abc import Mapping
@@ -31,8 +31,8 @@ class Utilization(Protocol):
         """Take a sample if one is due. Called several times per second; does not raise."""
 
     def averages(self) -> dict[str, tuple[float, ...]]:
-        """The averages per metric, oldest first. If there are none, the leader uses the throughput of this worker
-        instead."""
+        """The averages per metric, oldest first. If a worker reports no averages, the leader uses the worker's
+        throughput instead."""
 
     def operating_range(self) -> dict[str, tuple[int, ...]]:
         """The highest tolerable percentage per metric, for the same metrics as `averages`."""
@@ -122,8 +122,8 @@ class Heartbeat:
         self._row = row
         written = self._table.beat(row) if self._is_written else None
         if written is None:
-            # This is the first heartbeat, or a leader regarded this worker as dead and deleted its row. If `stop`
-            # is deleting the row, a heartbeat that is under way must not create it again.
+            # This is the first heartbeat, or a leader regarded this worker as dead and deleted its row. The row is
+            # created, unless `stop` is just deleting it.
             if self._over.is_set():
                 return
             self._is_written = True  # also if the response is lost, because the table may have the row
@@ -144,8 +144,8 @@ class Heartbeat:
         return True
 
     def stop(self) -> None:
-        """Delete the row, so that no lease is assigned to this worker any more. No heartbeat creates the row
-        again. This includes a heartbeat that another thread is just sending."""
+        """Delete the row, so that no lease is assigned to this worker any more. No heartbeat creates the row again,
+        not even one that another thread is just sending."""
         self._over.set()
         if not self._is_written:
             return

@@ -45,7 +45,7 @@ class Unwritten:
 @dataclass(slots=True)
 class Unpublished:
     """What entry `number` of a chain has decided for a lease, while readers do not see the batch yet. It is written
-    to the row when readers see the batch, so that the row is never ahead of what they see."""
+    to the row only when readers see the batch. The row is therefore never ahead of what readers see."""
 
     number: int
     stored: Unwritten
@@ -54,8 +54,8 @@ class Unpublished:
 
 @dataclass(slots=True)
 class HeldLease:
-    """A lease and what this worker knows beyond its row. `lock` is held during every write. Times are monotonic,
-    except for `stored_through`, which is in epoch seconds."""
+    """A lease, and what this worker knows about it beyond the lease's row. `lock` is held during every write. Times
+    are monotonic, except for `stored_through`, which is in epoch seconds."""
 
     lease: Lease
     token: int
@@ -77,10 +77,10 @@ class HeldLease:
         return Holding(self.lease, self.token, self.handoff_since)
 
     def caught_up(self, lease: Lease) -> None:
-        """Record `lease`, the row that was read after a write of this worker was refused. The row had changed
-        because an earlier write of this worker was applied and its response was lost, or because a handoff has
-        begun. The row shows the outcomes of all earlier writes. So if the response to the next write is lost, only
-        the outcome of this next write is unknown."""
+        """Record `lease`, the row that was read after a write of this worker was refused. The row had changed for
+        one of two reasons: an earlier write of this worker was applied and its response was lost, or a handoff has
+        begun. `lease` shows the outcomes of all earlier writes. So if the response to the next write is lost, only
+        the outcome of that write is unknown."""
         self.lease = lease
 
     def add_stored(self, stored: Unwritten) -> None:
@@ -91,8 +91,8 @@ class HeldLease:
         return self.claimed is not None and self.claimed.chain == chain
 
     def newer_moment(self, committed: int | None = None) -> int | None:
-        """The moment through which the lease is stored, to be written to its row. None if the row has this moment
-        or a later one. The moment in the row never falls unless the lease is reset."""
+        """The moment through which the lease is stored, to be written to its row. None if the row already has this
+        moment or a later one. The moment in the row falls only by a reset of the lease."""
         newest = max(self.stored_through or 0, committed or 0)
         return newest if newest > (self.lease.stored_through or 0) else None
 

@@ -30,9 +30,9 @@ class ProcessorContext(Protocol):
     """The requests that a processor can make during a call, on the thread of the call."""
 
     def checkpoint(self, at: Checkpoint | None, delivered: Checkpoint | None) -> str | None:
-        """Checkpoint at `at`, or (None) after all delivered records. `delivered`: the last delivered record; None
-        at the end of the shard and at a shutdown. Returns None, or the KCL's name of the reason why the checkpoint
-        was refused."""
+        """Checkpoint at `at`; if `at` is None, after all delivered records. `delivered`: the last delivered record;
+        None at the end of the shard and at a shutdown. Returns None if the checkpoint is written. Otherwise returns
+        the KCL's name of the reason why it was refused."""
 
     def set_aside(self, record: PoisonRecord, error_type: str, error: str) -> bool:
         """Report a failure of a record that was delivered alone. Returns True if the record was set aside, so that

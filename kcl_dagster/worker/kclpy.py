@@ -2,7 +2,7 @@
 is not installed.
 
 The original package downloads a hundred Java archives that are not needed here. If the original is installed, it is
-used unchanged, and a refused checkpoint raises its exception class.
+used unchanged. A refused checkpoint then raises the exception class of the original.
 """
 
 import importlib.util

@@ -47,8 +47,8 @@ def unstored_of(leases: Iterable[Lease], failing: Collection[LeaseKey]) -> dict[
     """For each lease, the batch that is begun and not stored, as the lease's row records it. A former owner may
     have begun the batch.
 
-    If the row records no such batch, or does not say when its first record arrived, the result for a lease in
-    `failing` has the moment through which the shard is stored. Other leases are left out.
+    The row may record no such batch, or no arrival of the batch's first record. If the lease is in `failing`, the
+    result then has the moment through which the shard is stored. If it is not in `failing`, the lease is left out.
     """
     found = {}
     for lease in leases:
@@ -74,8 +74,8 @@ def begun_of(lease: Lease) -> Begun | None:
 class Lag:
     """Calculates the lags of shards. The basis is the lag that the stream reported when a shard was last read to
     the end of a batch. A shard is not read while its batch fails or hangs, or while it is stopped. Its lag then
-    grows with the clock. If a former owner has begun the shard's batch, or the batch takes longer than usual, the
-    lag is at least the age of the batch's first record.
+    grows with the clock. In two cases, the lag is at least the age of the first record of the shard's batch: a
+    former owner has begun the batch, or the batch takes longer than usual.
 
     `see` is called on the main thread and `measure` on the housekeeping thread, so the lag also grows while the
     main thread waits for a batch.
@@ -106,8 +106,8 @@ class Lag:
     def measure(
         self, held: Collection[LeaseKey], unstored: Mapping[LeaseKey, Unstored] | None = None
     ) -> dict[LeaseKey, int]:
-        """The lag in milliseconds by shard, the largest first. The lag of a shard that was never read grows from
-        the time at which the worker got it. For the first `patience` seconds, such a shard is left out."""
+        """The lag in milliseconds by shard, the largest first. If a shard was never read, its lag is the time since
+        this worker acquired its lease. Such a shard is left out for the first `patience` seconds."""
         now, behind = self._clock.monotonic(), self._behind
         ages = self._ages(unstored or {}, now)
         self._held_since = {key: self._held_since.get(key, now) for key in held}

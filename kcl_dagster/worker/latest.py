@@ -38,7 +38,8 @@ class Latest(Generic[T]):
         return self._answer
 
     def take(self) -> T | None:
-        """Do the same as `ask`, and forget the result: later calls return None until there is another result."""
+        """Return the last result like `ask`, forget it, and call the function again. Later calls return None until
+        there is another result."""
         answer, self._answer = self._answer, None
         self.ask()
         return answer

@@ -14,7 +14,8 @@ _NO_LEADER = "none"
 
 class LockWatch:
     """Reads the leader's lock without trying to get it. A living leader changes the version of the lock at
-    intervals. A lock that was released or never taken does not change, like the lock of a leader that has ended."""
+    intervals. The lock does not change if the leader has ended, if the lock was released, or if it was never
+    taken."""
 
     def __init__(
         self, client: aws.Client, layout: TableLayout, runtime: Runtime, control: ControlRow | None = None

@@ -1,4 +1,5 @@
-"""Gives up leases: to the next owner of a handoff, to a successor, or without a next owner."""
+"""Gives up leases in three ways: to the next owner that a leader has named in a handoff, to a successor that this
+worker has chosen because it stops, or without a next owner."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,8 +34,8 @@ class LeaseHandover:
 
     def transfer(self, key: LeaseKey) -> bool:
         """Complete the handoff that the leader began: write the next owner into the row. If the next owner has
-        ended or drains, write the row without an owner instead. In both cases, this worker no longer holds the
-        lease, even if another process changed the row. Returns whether this worker's change is in the table."""
+        ended or drains, write the row without an owner instead. Afterwards, this worker no longer holds the lease,
+        whatever the outcome of the write is. Returns whether this worker's change is in the table."""
         held = self._leases.held(key)
         if held is None:
             return False
@@ -56,14 +57,14 @@ class LeaseHandover:
 
     def pass_on(self, lease: Lease) -> Lease | None:
         """End the handoff of a lease that this worker still owns and does not read. The next owner of the handoff
-        becomes the owner. If that worker has ended or drains, it would not read the lease, and the lease gets no
+        becomes the owner. If that worker has ended or drains, it would not read the lease. The lease then gets no
         owner. Returns None if another process has changed the owner."""
         if lease.owner is not None and not self._goes_on(lease.owner):
             return self._leases.table.vacate(lease)
         return self._leases.table.transfer(lease)
 
     def release(self, key: LeaseKey, successor: WorkerId | None = None, *, unless_pinned: bool = False) -> bool:
-        """Give the lease to `successor`, so that it can read the shard at once. If that is not possible, write the
+        """Give the lease to `successor`, which can then read the shard at once. If that is not possible, write the
         row without an owner. If a handoff is under way, complete the handoff instead. Returns whether this worker's
         change is in the table.
 
@@ -90,9 +91,9 @@ class LeaseHandover:
         return done
 
     def _mark_left(self, held: HeldLease) -> None:
-        """Record in the pin of a batch that this worker gives up the lease. The batch hangs or waits for its next
-        attempt. It has not ended this process, so it should not count as a loss. If the write fails, the next owner
-        counts a loss."""
+        """Set `left` in the lease's pin, if this worker wrote the pin. The pinned batch hangs or waits for its next
+        attempt. The batch has not ended this process, so the next owner should not count a loss. If the write
+        fails, the next owner counts a loss all the same."""
         pin = pin_of(held.lease)
         if pin is None or pin.left or held.pinned != pin.number or held.lease.pending_checkpoint is None:
             return
@@ -108,8 +109,8 @@ class LeaseHandover:
             held.lease, held.written_at, held.trusted_until = left, sent, sent + self._leases.duration
 
     def _assign_to(self, lease: Lease, successor: WorkerId) -> bool:
-        """Assign the lease to `successor`. The write is also conditional on the counter, so it is refused if this
-        worker was paused and no longer owns the lease."""
+        """Assign the lease to `successor`. The write is also conditional on the counter. It is therefore refused if
+        this worker was paused and no longer owns the lease."""
         if lease.in_handoff or lease.is_finished:
             return False
         return self._leases.table.assign(lease, successor, counter=lease.counter) is not None

@@ -38,8 +38,8 @@ class LeaseRegistry:
         """Leases that expired and were not acquired again. The table may still name this worker as their owner."""
 
         self.left: dict[tuple[LeaseKey, ChainId], Checkpoint] = {}
-        """For each claimed lease that this worker no longer holds, and the chain of its claim: the last known
-        checkpoint of the row, or SHARD_END if the claim was ended."""
+        """The claimed leases that this worker no longer holds, each with the chain of its claim. The value is the
+        last known checkpoint of the lease's row, or SHARD_END if the claim was ended."""
 
         self.map_lock = runtime.new_lock()
 
@@ -61,8 +61,9 @@ class LeaseRegistry:
             return set(self._held)
 
     def to_be_read(self) -> dict[LeaseKey, Lease]:
-        """The leases that this worker has to read: the unfinished leases that it holds, trusted or not, and leases
-        that expired here while the table, as far as is known, still names this worker as their owner."""
+        """The leases that this worker has to read. These are the unfinished leases that it holds, trusted or not.
+        The result also has the leases that expired in this worker, as long as it is not known that the table names
+        another owner."""
         with self.map_lock:
             held = {key: held.lease for key, held in self._held.items() if not held.lease.is_finished}
             return self._expired | held
@@ -87,15 +88,14 @@ class LeaseRegistry:
         return [key for _, key in sorted(waiting)]
 
     def oldest_write(self) -> float | None:
-        """When the lease that has not been written for the longest time was last written (monotonic); None if no
-        lease is held."""
+        """Of all held leases, the oldest time of a last write (monotonic). None if no lease is held."""
         with self.map_lock:
             return min((h.written_at for h in self._held.values()), default=None)
 
     def in_handoff(self, waiting_longer_than: float | None = None) -> list[LeaseKey]:
-        """Leases in a handoff to another worker. Without `waiting_longer_than`: those that are not in a batch, and
-        whose decided entries are all published. With it: those whose next owner has waited for at least this many
-        seconds, even if they are in a batch."""
+        """Leases in a handoff to another worker. If `waiting_longer_than` is None, only those that are not in a
+        batch and have no unpublished entry. If it is a number of seconds, only those whose next owner has waited
+        for at least this time, even if they are in a batch."""
         now = self.now()
         with self.map_lock:
             asked = [
@@ -156,14 +156,14 @@ class LeaseRegistry:
                 held.busy = False
 
     def delivered(self, key: LeaseKey, payload_bytes: int) -> None:
-        """Count payload that is about to be delivered. Never waits for a write. The caller has just checked that it
-        holds the lease, and could lose the lease during a wait."""
+        """Count payload that is about to be delivered. Never waits for a write, because the caller has just checked
+        that it holds the lease, and could lose the lease during a wait."""
         with self.map_lock:
             self._throughput.record(key, payload_bytes)
 
     def stored_through(self, key: LeaseKey, token: int, at: float) -> None:
-        """Record that all records of the lease that arrived before `at` (epoch seconds) are stored. When all
-        decided batches are visible, the next renewal writes this to the row."""
+        """Record that all records of the lease that arrived before `at` (epoch seconds) are stored. The next
+        renewal writes this to the row, but not before all decided batches of the lease are visible."""
         held = self._held.get(key)
         if held is None or held.token != token:
             return

@@ -5,8 +5,8 @@ fail. If a lease is no longer trusted, or a conditional write of it was refused,
 write it again. If the table still names this worker as the owner, discovery acquires the lease again, under a new
 token.
 
-Modelled in spec/ExactlyOnce.tla. If the response to a write was lost, the row is read. The outcome is never
-guessed.
+If the response to a write was lost, the row is read before the next write. The outcome is never guessed. Modelled
+in spec/ExactlyOnce.tla.
 """
 
 from collections.abc import Iterator
@@ -50,9 +50,9 @@ class LeaseWrites(LeaseRegistry):
         self._last_token = 0
 
     def acquire(self, lease: Lease) -> Holding | None:
-        """Hold a lease for which the table names this worker as the owner. The lease is renewed at once. It is
-        trusted only from this write on, because it is not known for how long its counter had been unchanged before.
-        Returns None if this worker no longer owns the lease."""
+        """Hold a lease for which the table names this worker as the owner. The lease is renewed at once. The lease
+        is trusted only from this write on, because it is not known for how long the lease's counter had been
+        unchanged before. Returns None if this worker no longer owns the lease."""
         if lease.owner != self.worker or lease.in_handoff:
             self._expired.pop(lease.key, None)
             return None
@@ -75,8 +75,8 @@ class LeaseWrites(LeaseRegistry):
         return self.get(lease.key)
 
     def renew(self, key: LeaseKey, token: int | None = None) -> None:
-        """Renew a lease. If the lease is lost, drop it and raise LeaseLost. Raises a ServiceError if the table
-        fails; the lease is then kept while it is trusted."""
+        """Renew a lease. If the lease is lost, this drops it and raises LeaseLost. If the table fails, this raises
+        a ServiceError and keeps the lease as long as it is trusted."""
         held = self.find(key, token)
         with held.lock:
             self.ready(held, token)
@@ -94,16 +94,16 @@ class LeaseWrites(LeaseRegistry):
             self.wrote(held, renewed, sent)
 
     def settled(self, key: LeaseKey, token: int) -> Lease:
-        """The lease as it is in the table. If the outcome of the last write is not known, the table is read,
-        otherwise not. Raises as `renew` does."""
+        """The lease as it is in the table. The table is read only if the outcome of the last write is not known.
+        Raises as `renew` does."""
         held = self.find(key, token)
         with held.lock:
             self.ready(held, token)
             return held.lease
 
     def prepare(self, key: LeaseKey, token: int, pending: Checkpoint, state: bytes | None, batch: int) -> None:
-        """Pin the next batch of the lease. Raises as `renew` does, or EndWasWritten. After OutcomeUnknown, it is
-        not known whether the row has the pin."""
+        """Pin the next batch of the lease. Raises EndWasWritten, and the errors of `renew`. After OutcomeUnknown,
+        it is not known whether the row has the pin."""
         held = self.find(key, token)
         with held.lock:
             self.ready_to_go_on(held, token)
@@ -126,7 +126,7 @@ class LeaseWrites(LeaseRegistry):
         counts: BatchCounts | None = None,
     ) -> None:
         """Record that everything through `checkpoint` is stored, and remove the pin. At the end of a shard, the
-        claim of a chain on its lease is removed, too. Raises as `renew` does, or EndWasWritten.
+        claim of a chain on the lease is removed, too. Raises EndWasWritten, and the errors of `renew`.
 
         `stored_through`: see `Lease`. `counts`: what was stored since the last checkpoint; None if it was not
         counted.
@@ -233,8 +233,9 @@ class LeaseWrites(LeaseRegistry):
 
     def _settle(self, held: HeldLease) -> None:
         """Read the row to find out whether the last write, whose response was lost, was applied. `held.lease` shows
-        all earlier writes (see `HeldLease.caught_up`), so the row can differ from it only by the last write. If it
-        differs in another way, the lease had another owner meanwhile: drop the lease and raise LeaseLost."""
+        all earlier writes (see `HeldLease.caught_up`), so the row can differ from `held.lease` only by the last
+        write. If the row differs in another way, the lease had another owner meanwhile. This then drops the lease
+        and raises LeaseLost."""
         current = self.table.get(held.lease.key)
         known = held.lease
         if (
@@ -252,8 +253,8 @@ class LeaseWrites(LeaseRegistry):
         self._learn(held, current)
 
     def _learn(self, held: HeldLease, lease: Lease) -> None:
-        """Detect from the newest row whether a handoff has begun, or the ownership has ended without a handoff. In
-        the second case, drop the lease and raise LeaseLost."""
+        """Detect from the newest row whether a handoff has begun, or whether this worker's ownership has ended
+        without a handoff. In the second case, this drops the lease and raises LeaseLost."""
         if lease.in_handoff and lease.checkpoint_owner == self.worker and lease.owner != self.worker:
             if held.handoff_since is None:
                 held.handoff_since = self.now()

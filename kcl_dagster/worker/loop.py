@@ -73,8 +73,8 @@ STOP_POLL_SECONDS = 0.1  # how soon an idle worker detects a request to stop or 
 # A round waits this long for leases that are just being acquired. Acquiring a lease takes 20 ms.
 ACQUIRING_SECONDS = 1.0
 WATCH_SECONDS = 5.0  # a worker whose run or parent process has ended stops well within a lease duration
-# Reads of the leader's lock per lease duration, and of the leases if there is no leader. With two, a dead owner is
-# detected after 1.5 durations.
+# How often per lease duration the leader's lock is read, and also the leases if there is no leader. With two reads,
+# a dead owner is detected after 1.5 durations.
 LOOKS_PER_LEASE = 2
 
 Background = Callable[[Steps, str], AbstractContextManager[object]]
@@ -253,7 +253,7 @@ class Worker(Generic[D]):
     ) -> ChainProtocol[D]:
         around, former = self._around, chains.former_parts
         reading = self._reading(around.engine, failures)
-        # The parts of an earlier version do not show whether a folder has all files of a part.
+        # The files that an earlier version stored in a folder do not show whether a part has all its files.
         is_folder = chains.destinations[FIRST].commits is None
         holds = None if is_folder else lambda part: former.stored_to(part) is not None
         claims = Claims(
@@ -327,7 +327,7 @@ class Worker(Generic[D]):
 
     def run(self, stop: StopSignal | None = None) -> StopReason:
         """Work until `stop` is requested or the worker itself decides to stop. Then release everything. Returns the
-        reason.
+        reason of the stop.
 
         Raises a ServiceError, and begins nothing, if the first heartbeat could not be written. Raises
         ConfigurationError, after everything was released, if the settings cannot work.
@@ -370,8 +370,8 @@ class Worker(Generic[D]):
         self._beat_due.is_due(self._started)
 
     def step_batch(self) -> BatchReport:
-        """One round of the batch protocol, on the main thread. Nothing is read before the engine has started. Until
-        then, no lease is in a batch, so leases can be handed over at once to a worker that reads."""
+        """One round of the batch protocol, on the main thread. Before the engine has started, nothing is read, so
+        no lease is in a batch. Leases can then be handed over at once to a worker that reads."""
         if not self.is_ready():
             return BatchReport()
         with self._around.spans.span(BATCH):
@@ -453,8 +453,8 @@ class Worker(Generic[D]):
         return self.heartbeat.step()
 
     def _has_become_ready(self) -> bool:
-        """Whether the worker has just become ready. The leader waits for this to assign leases, so the row is
-        written before the next heartbeat is due."""
+        """Whether the worker has just become ready. The row is then written before the next heartbeat is due,
+        because the leader assigns leases only to a worker that is ready."""
         is_starting = self.heartbeat.state is WorkerState.STARTING
         return is_starting and self._beats_while_starting > 0 and self.is_ready()
 
@@ -478,7 +478,7 @@ class Worker(Generic[D]):
 
     def step_leaderless(self) -> list[LeaseKey]:
         """If no leader was observed for a long time, take unserved leases, and request leases from workers that
-        have too many. Discovery acquires the leases later. Returns the keys of the leases."""
+        have too many. Returns the keys of these leases. Discovery acquires them later."""
         leader = self._around.leader
         if leader is None or self._draining_since is not None or self.stop.is_requested():
             return []
@@ -532,8 +532,8 @@ class Worker(Generic[D]):
             self._request_stop(*enough)
 
     def step_leaving(self) -> None:
-        """Give up the leases after a request to stop. Leases of which no batch is being written are given up at
-        once, except with record processors. The others are given up when their batch ends, and at the latest after
+        """Give up the leases after a request to stop. Without record processors, leases of which no batch is being
+        written are given up at once. All other leases are given up when their batch ends, and at the latest after
         `stop_patience`: user code that hangs must not keep its leases."""
         now = self._clock.monotonic()
         if self._stop_seen is None:
@@ -552,8 +552,8 @@ class Worker(Generic[D]):
             self._end_hung()
 
     def _end_patience(self) -> float:
-        """Return how many seconds after a stop request the worker waits for its batch to end. While the worker
-        reads records, this includes the time after which reading ends by itself."""
+        """How long the worker waits for its batch to end, in seconds from the stop request. While the worker reads
+        records, this includes the time after which reading ends by itself."""
         is_reading = self.processing.running_for() is None
         return self.settings.end_patience + (self.settings.budget.seconds if is_reading else 0.0)
 
@@ -577,8 +577,8 @@ class Worker(Generic[D]):
         )
 
     def _goes_on(self, worker: WorkerId) -> bool:
-        """Whether another worker can be given a lease: it has a row, and does not drain. True if the table does not
-        answer, which is safe: if that worker has ended, the leader reassigns the lease."""
+        """Whether another worker can be given a lease: it has a row, and does not drain. True also if the table
+        does not answer. This is safe, because the leader reassigns the lease if that worker has ended."""
         try:
             row = self._around.workers.get(worker)
         except KclError:

@@ -40,8 +40,8 @@ class LostOwners:
         return begun.losses - (not begun.is_open) >= LOSSES_TO_ISOLATE
 
     def until(self, holding: Holding) -> Checkpoint | None:
-        """The last record that the next batch is allowed to have, if the batch is limited because of losses.
-        Otherwise None."""
+        """The last record that the next batch is allowed to have. None if the batch is not limited because of
+        losses."""
         begun = self.holdings.claims.begun(holding.key)
         return begun.through if begun is not None and begun.losses >= LOSSES_TO_NARROW else None
 
@@ -54,9 +54,15 @@ class LostOwners:
         return begun.losses
 
     def begin(self, holding: Holding, progress: Progress, *, is_piece: bool) -> None:
-        """Write into the claim that a batch is about to be staged. This is done for the first batch of each
-        ownership, for a piece of a batch that has ended processes (`is_piece`), and while the claim has a note that
-        is not about this batch of this owner. Raises KclError if the row may lack the note."""
+        """Write a note into the claim: a batch is about to be staged. The note is written in three cases only:
+
+        - The batch is the first of this ownership.
+        - The batch is a piece of a batch that has ended processes (`is_piece`).
+        - The claim has another note: about another batch, about more records, or about a batch that this owner has
+          not begun yet.
+
+        Raises KclError if the row may lack the note.
+        """
         key, through = holding.key, progress.through
         known = self.holdings.claims.begun(key)
         is_first = self._first.get(key) != holding.token
@@ -85,7 +91,7 @@ class LostOwners:
 
     def narrow(self, holding: Holding, through: Checkpoint) -> None:
         """Record that only the batch's records through `through` are tried next, because the batch has ended
-        processes. If they end one more process, the next owner halves them again. Raises KclError."""
+        processes. If these records end one more process, the next owner halves them again. Raises KclError."""
         begun = self.holdings.claims.begun(holding.key)
         if begun is not None:
             piece = replace(begun, through=through, losses=LOSSES_TO_NARROW - 1, is_open=False)

@@ -63,9 +63,9 @@ class StreamLookup:
         return describe(self._kinesis, stream.name, runtime=self._runtime).retention_hours * _SECONDS_PER_HOUR
 
     def confirm(self, stream: StreamIdentifier) -> None:
-        """Raise StreamRecreated if the leases belong to a former stream with this name. Only the leases of a
-        multi-stream application show this. Raise OtherStream if the leases are recorded as those of another stream.
-        """
+        """Refuse leases of another stream. In a multi-stream application, raise StreamRecreated if the leases name
+        a former stream with this name. In a single-stream application, raise OtherStream if the leases are recorded
+        as those of another stream."""
         if not stream.is_multi:
             self._starts.refuse_other(self._application, stream)
         if not stream.is_multi or stream.name in self._renamed:
@@ -78,9 +78,9 @@ class StreamLookup:
             )
 
     def resolved_start(self, stream: StreamIdentifier) -> int | None:
-        """The time from which the stream is read, in epoch milliseconds, as a leader stored it; None if there is no
-        such time. If a Java leader started the application, no start is stored, and the result is the configured
-        timestamp."""
+        """The time from which the stream is read, in epoch milliseconds, as a leader stored it. If no leader stored
+        a start, because a Java leader started the application, this is the configured timestamp. None if there is
+        neither."""
         if stream not in self._resolved:
             start = self._starts.get(str(stream))
             moment = start.timestamp_ms if start is not None else self._configured_ms(stream)
@@ -147,8 +147,8 @@ def open_surroundings(
     lease duration.
 
     Needs either an engine and one of `sink` and `chains`, or `processors`. `chains`: see `Surroundings`.
-    `parallel`: a function like `map`, which can read the segments of a scan at the same time. Raises LayoutRefused
-    for tables that must not be used.
+    `parallel`: a function like `map` that can make its calls at the same time; it is used to read the segments of a
+    scan. Raises LayoutRefused for tables that must not be used.
     """
     if [sink, chains, processors].count(None) != 2 or (processors is None) != (engine is not None):
         raise ConfigurationError(f"application {application.name} needs a sink or record processors, not both")

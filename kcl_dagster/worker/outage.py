@@ -23,7 +23,7 @@ REPORT_SECONDS: Final = 60.0  # between two events of one outage
 class Outage:
     """Detects outages of one kind of step, such as renewals. `begin` and `end` are called on the thread of the
     steps. `may_try`, `succeeded` and `failed` can be called on any thread, even after the end of the step. The
-    dicts are therefore copied before they are iterated."""
+    dicts can therefore change at any time, and are copied before they are iterated."""
 
     def __init__(
         self, kind: EventKind, clock: Clock, on_event: OnEvent, longest_pause: float = LONGEST_PAUSE
@@ -60,8 +60,8 @@ class Outage:
 
     @property
     def is_known(self) -> bool:
-        """Whether an outage is known, because the last step ended early. The next step then begins with a single
-        attempt."""
+        """Whether an outage is known, because a step ended early and no request has succeeded since. The next step
+        then begins with a single attempt."""
         return self._limit == 1
 
     def may_try(self) -> bool:

@@ -32,12 +32,12 @@ class Parents:
 
     A parent blocks its children while its lease is in the table and not at SHARD_END. A parent without a lease does
     not block its children: it has left the stream, was cleaned up, or is from before the application's start. There
-    is one exception, a parent whose lease was lost, see `Lease.awaited_parents`. Such a parent blocks its children
-    while the stream has it, because the leader creates its lease again.
+    is one exception: a parent whose lease was lost (see `Lease.awaited_parents`) blocks its children while the
+    stream has the parent, because the leader creates the lease again.
 
     Called from the batch thread. The check of a new lease costs one consistent read per parent. While the lease is
-    blocked, the check is repeated every `poll_seconds`. A lease that was found free is never blocked again, so its
-    parents are not read any more.
+    blocked, the check is repeated every `poll_seconds`. After a lease was found free, it is never blocked again,
+    and its parents are not read any more.
     """
 
     def __init__(

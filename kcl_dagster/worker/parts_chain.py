@@ -2,10 +2,10 @@
 Its batches belong to no lease.
 
 These batches are decided in a chain, like the batches of a worker (`worker.chain_protocol`). A worker records in
-the rows of its leases through which record they are stored. A replay has no such rows: its chain itself records
-which parts are stored. The name of the chain is therefore derived from what is replayed, and its entries are kept.
-A process that continues for a killed process first reads these entries. If two processes replay the same data, they
-try to make the same entry, and one of them stops.
+the row of each lease through which record the lease is stored. A replay has no such rows: its chain itself records
+which parts are stored. The name of the chain is therefore derived from what is replayed, and the entries of the
+chain are kept. A process that continues for a killed process first reads these entries. If two processes replay the
+same data, they try to make the same entry, and one of them stops.
 
 Modelled in spec/Replays.tla.
 """
@@ -35,8 +35,9 @@ class PartsSink(Sink[D_contra], Protocol[D_contra]):
     """A sink for parts that no lease records as stored."""
 
     def open(self) -> bool:
-        """Read which parts are stored. Returns False if the sink does not know this. If this returns True and
-        another process stores a batch afterwards, the sink refuses the next batch of this process."""
+        """Read which parts are stored. Returns False if the sink does not know which. If it returns True, the sink
+        detects other processes: if another process stores a batch afterwards, the sink refuses the next batch of
+        this process."""
 
     def holds(self, part: Part) -> bool:
         """Whether the part is stored, as far as the sink knows."""
@@ -60,8 +61,8 @@ class RepeatingSink(Generic[D]):
 
 @dataclass(slots=True)
 class PartsChain(Generic[D]):
-    """Stores each part once, whatever the user's function does. `owner`: the replay or other work to which the
-    parts belong, for example `clicks/replay`. `name`: distinguishes the chains of one owner. Called on one thread.
+    """Stores each part once, whatever the user's function does. `owner`: the replay or other work that stores the
+    parts, for example `clicks/replay`. `name`: distinguishes the chains of one owner. Called on one thread.
     """
 
     sink: StagingSink[D]
@@ -117,8 +118,8 @@ class PartsChain(Generic[D]):
                 raise self._is_another_at_work()
             self._publisher.publish(chain.id, chain.last, entry)
             self._publisher.finish({chain.id: chain.last})
-            # An empty entry records that all entries before it are visible. Later, this cannot be looked up in a
-            # table that was removed from the sink.
+            # An empty entry records that all entries before it are visible. The tables themselves cannot show this
+            # later, if one of them was removed from the sink.
             if len(self.sink.destinations) > 1:
                 if chain.decide((), ()) is None:
                     raise self._is_another_at_work()
@@ -154,10 +155,10 @@ class PartsChain(Generic[D]):
         return opened
 
     def _remove_left_behind(self, chain: Chain) -> None:
-        """Remove the files that a killed process has staged. The files are too old to belong to a running process.
-        But the process that staged them is possibly only paused, and tries to decide them when it continues. So
-        this process first makes the next entry of the chain. The paused process can then no longer make this
-        entry."""
+        """Remove the files that a killed process has staged. The files are so old that no running process can still
+        use them. But the process that staged them is possibly only paused, and tries to decide them with the
+        chain's next entry when it continues. So this process first makes the next entry itself. The paused process
+        can then no longer make it."""
         before = self.runtime.clock.now() - MIN_AGE_SECONDS
         stores = [one.files for one in self.sink.destinations.values()]
         if not any(left_behind(store, chain.id, before, ()) for store in stores):

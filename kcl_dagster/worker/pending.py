@@ -1,8 +1,8 @@
 """Pins: what the row of a lease stores about a begun batch, in pendingCheckpointState.
 
-A pin is a pending checkpoint with the mark of kcl_dagster and the number of the lease's newest batch. A pin of a
-batch obliges the next owner to repeat the batch with exactly the same records. A pending checkpoint of another KCL
-application is not a pin.
+A pin is a pending checkpoint with the mark of kcl_dagster and the number of the lease's newest batch. The pin of a
+batch obliges the next owner to repeat the batch with exactly the same records. A pending checkpoint that another
+KCL application wrote is not a pin.
 """
 
 from dataclasses import dataclass, replace
@@ -32,16 +32,19 @@ class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 class Pin:
     """The content of a pin.
 
-    - `first`: the sequence number of the batch's first record. A repetition of the batch begins at this record. The
-      record before it may have left the stream by then, especially on a shard that was quiet for long.
+    - `first`: the sequence number of the batch's first record. A repetition of the batch begins at this record,
+      because the record before it may have left the stream by then. This happens on shards that were quiet for
+      long.
     - `instead_of`: if this batch is a piece of a failing batch, the number of the failing batch.
-    - `losses`: how many owners of the lease ended while they wrote the batch, before the owner that wrote this pin.
-    - `code`: the version of that owner's code (the consumer's code); None if not known.
-    - `left`: whether that owner gave up the lease in an orderly way. If so, its end does not count as a loss.
+    - `losses`: how many former owners of the lease ended while they wrote the batch. The owner that wrote this pin
+      is not counted.
+    - `code`: the version of the consumer's code with which the owner that wrote this pin works; None if not known.
+    - `left`: whether the owner that wrote this pin gave up the lease in an orderly way. If so, the end of this
+      owner does not count as a loss.
     - `arrived`: when the first record arrived in the stream, in epoch seconds.
     - `is_attempt`: whether the pin was written for a record processor (`kcl_dagster.worker.attempts`). Such a pin
-      counts losses. It does not bind a reader to a range, because no sink has begun a batch. An earlier version
-      does not know this mark, and repeats the range as a batch.
+      counts losses. It does not bind a reader to a range, because no sink has begun a batch. A worker of an earlier
+      version ignores `is_attempt`, and repeats the range as a batch.
     """
 
     number: int
@@ -68,8 +71,8 @@ class Pin:
 
     def inherited(self, code: str | None) -> "Pin":
         """The pin as the next owner writes it. `code`: the next owner's version of the code. The owner that wrote
-        this pin counts as a loss, unless it gave up the lease. Losses under another version of the code are
-        dropped, because they do not concern the present version."""
+        this pin counts as a loss, unless it gave up the lease. If the pin was written with another version of the
+        code, all losses are dropped, because they show nothing about the present version."""
         losses = 0 if code != self.code else self.losses + (not self.left)
         return replace(self, losses=min(losses, MOST_LOSSES), code=code, left=False)
 

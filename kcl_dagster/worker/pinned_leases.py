@@ -1,10 +1,10 @@
 """Settles pinned leases, for workers that decide their batches in chains.
 
 A worker of version 0.1 pinned a lease to a batch before it stored the batch (see `worker.pending`). If that worker
-was killed, it is not known whether the sink has the batch. This worker reads exactly the same records again; if
-they have left the stream, that is reported. If the sink has the batch, the worker continues after it. Otherwise,
-the worker withdraws the batch (see `staging.FormerParts.withdraw`), and then removes the pin. The records are then
-read like any others.
+was killed, it is not known whether the sink has the batch. This worker reads exactly the same records again, and
+reports records that have left the stream. If the sink has the batch, the worker continues after the batch. If the
+sink does not have it, the worker withdraws the batch (see `staging.FormerParts.withdraw`), and then removes the
+pin. The records are then read like any others.
 """
 
 from collections.abc import Callable
@@ -109,9 +109,9 @@ class PinnedLeases(Generic[D]):
         )
 
     def _withdraw(self, holding: Holding, progress: Progress) -> None:
-        """Remove an unstored batch. The worker first writes another batch number to the lease. If the lease belongs
-        to another worker by now, this write is refused, and the files of that worker are not removed. If this
-        worker ends in between, the next owner removes everything again."""
+        """Remove an unstored batch. The worker first writes another batch number to the lease. If another worker
+        owns the lease by now, this write is refused, and the files of that worker are not removed. If this worker
+        ends after the write, the next owner removes the batch again."""
         begun, through = progress.range, holding.lease.pending_checkpoint
         assert through is not None
         first = begun.number if begun.instead_of is None else begun.instead_of

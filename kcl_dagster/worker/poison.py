@@ -54,9 +54,9 @@ class PoisonHandling:
         return Outcome.FAILED
 
     def treat_lost(self, fetched: Fetched[Any], progress: Progress, holding: Holding, part: Part) -> Outcome | None:
-        """Treat an inherited batch that has ended processes, before it is written. Returns the outcome, or None if
-        the batch should be written. The range is narrowed under every policy, because there is no other way to find
-        a record that ends the process."""
+        """Treat a batch that a former owner has begun, before it is written. Returns None if the batch should be
+        written now. Otherwise returns the outcome. If the batch has ended processes of its owners, the range is
+        narrowed under every policy, because there is no other way to find a record that ends the process."""
         losses = progress.range.losses
         if losses < LOSSES_TO_NARROW or self.own.has(holding.key, holding.token, part.number):
             return None
@@ -110,8 +110,8 @@ class PoisonHandling:
         self.failures.succeeded(holding.key, part.through)
 
     def _narrow(self, progress: Progress, holding: Holding, middle: Checkpoint) -> None:
-        """Pin the first half of the range. If the range has ended processes, the half is narrowed again after the
-        next loss."""
+        """Pin the first half of the range. If the range has ended processes of its owners, one more loss is enough
+        for the half to be narrowed again."""
         losses = LOSSES_TO_NARROW - 1 if progress.range.losses >= LOSSES_TO_NARROW else 0
         self._pin_instead(progress, holding, middle, losses)
         if progress.through is not None:
@@ -119,9 +119,9 @@ class PoisonHandling:
         self._tell(EventKind.BATCH_NARROWED, f"to the records through {middle}", holding, records=progress.records)
 
     def _pin_instead(self, progress: Progress, holding: Holding, through: Checkpoint, losses: int = 0) -> None:
-        """Pin a piece of a failing batch, to be stored instead of the batch. The piece gets a new number: a stalled
+        """Pin a piece of a failing batch, to be stored instead of the batch. The piece gets a new number. A stalled
         former owner can still be writing the whole batch under the old number, and a sink must be able to
-        distinguish them. Raises LeaseLost."""
+        distinguish the piece from the batch. Raises LeaseLost."""
         failed = progress.range
         first_number = failed.number if failed.instead_of is None else failed.instead_of
         arrived = None if progress.first_arrival_ms is None else progress.first_arrival_ms // 1000

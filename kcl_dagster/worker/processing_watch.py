@@ -1,9 +1,9 @@
 """Measures how long the consumer's code works on the present batch, and limits this time.
 
 The worker's main thread waits for the code, so the housekeeping thread measures the time. It reports a batch that
-takes long. It interrupts a batch that takes longer than `batch.max_process_seconds`, which counts as a failure of
-the code. It also interrupts the batch of a worker that stops and has lost its leases. This interruption does not
-count as a failure.
+takes long. It interrupts a batch that takes longer than `batch.max_process_seconds`. This interruption counts as a
+failure of the code. It also interrupts the batch of a worker that stops and has lost its leases. That interruption
+does not count as a failure.
 """
 
 import threading
@@ -48,9 +48,10 @@ _uninterrupted = _Uninterrupted()
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Protects work of the sink itself, such as a table's commit, from interruptions that are meant for the
-    consumer's code. An attempt to interrupt does nothing meanwhile; the next attempt follows after
-    `INTERRUPT_SECONDS`. An exception during a commit would leave unknown whether the batch is stored, and would
-    attribute a slow catalog to the consumer's code. Applies to the calling thread only."""
+    consumer's code. Meanwhile, an attempt to interrupt does nothing; the next attempt follows after
+    `INTERRUPT_SECONDS`. The reasons: after an exception during a commit, it would not be known whether the batch is
+    stored, and a slow catalog would count as a failure of the consumer's code. Applies to the calling thread
+    only."""
     _uninterrupted.depth += 1
     try:
         yield
@@ -99,8 +100,8 @@ class ProcessingWatch:
         """Measures and limits the consumer's code that runs in this block, and converts its errors.
 
         - An error that an interruption caused is replaced by ProcessingTimeout.
-        - Errors of the sink or about a record are not replaced, because no record should be set aside if a sink was
-          slow and then failed.
+        - Errors of the sink and errors about a record are not replaced. If a sink was slow and then failed, no
+          record should be set aside for that.
         - SystemExit is replaced by CodeExited. Otherwise it would end this worker, and then each next owner of the
           shard.
         """
@@ -143,8 +144,8 @@ class ProcessingWatch:
             self.interrupt(Attempt(work.attempts, lambda: self._work is work))
 
     def slow_since(self) -> Mapping[LeaseKey, int]:
-        """The shards of a batch on which the code has worked for longer than `FIRST_NOTICE_SECONDS`, each with the
-        time at which the code began, in epoch seconds. Empty if there is no such batch. Can be called on any
+        """If the code has worked on its present batch for `FIRST_NOTICE_SECONDS` or longer: the shards of the
+        batch, each with the time at which the code began, in epoch seconds. If not, empty. Can be called on any
         thread."""
         work = self._work
         if work is None:

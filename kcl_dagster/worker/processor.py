@@ -59,8 +59,8 @@ class Record:
         return datetime.fromtimestamp(self.timestamp_millis / 1000)  # noqa: DTZ006 (as amazon_kclpy gives it)
 
     def get(self, field: str) -> Any:
-        """Return the field with this name, as the MultiLangDaemon protocol between the KCL and its Python processes
-        names it."""
+        """Return the field with this name. The names are those of the MultiLangDaemon protocol between the KCL and
+        its Python processes. Raises KeyError for another name."""
         match field:
             case "data":
                 return self.data
@@ -101,8 +101,8 @@ def poison_of(record: Record) -> PoisonRecord:
 
 
 WriteCheckpoint = Callable[[Checkpoint | None], str | None]
-"""Writes a checkpoint at the given record, or (None) after all delivered records. Returns None, or the KCL's name
-for the reason of a refusal."""
+"""Writes a checkpoint at the given record; if the argument is None, after all delivered records. Returns None if
+the checkpoint is written. Otherwise returns the KCL's name for the reason of the refusal."""
 
 
 class ProcessorCheckpointer:
@@ -180,8 +180,8 @@ class RecordProcessor(Protocol):
     after another.
 
     An exception from `process_records` counts as a failure of the batch. A new instance then begins at the last
-    checkpoint, until the application's failure policy decides otherwise. (The KCL logs the exception and continues
-    with the next records.)
+    checkpoint. This is repeated until the application's failure policy decides otherwise. (The KCL logs the
+    exception and continues with the next records.)
     """
 
     def initialize(self, initialize_input: InitializeInput) -> None: ...

@@ -1,13 +1,13 @@
 """Rounds of a worker whose shards are read by record processors.
 
 A processor keeps state between calls and decides when to checkpoint. While this worker has the lease and the
-process of the processor is alive, the processor's position in the shard is ahead of the checkpoint. Records that
-were delivered and not checkpointed are delivered again to the next instance: at least once, in order, as in the
-KCL.
+process of the processor is alive, the processor's position in the shard can be beyond the checkpoint. The next
+instance of the processor begins at the checkpoint, so records that were not checkpointed are delivered again.
+Delivery is at least once and in order, as in the KCL.
 
-Unlike in the KCL, records are not skipped if a processor raises an error. Instead, a new instance begins at the
-checkpoint, until the failure policy decides. If records end the processes of several workers, their shard is
-stopped under every policy, and tried again at long intervals; see `kcl_dagster.worker.attempts`.
+Unlike in the KCL, records are not skipped if a processor raises an error. Instead, new instances begin at the
+checkpoint until the failure policy decides. If records end the processes of several workers, the shard of these
+records is stopped under every policy, and tried again at long intervals; see `kcl_dagster.worker.attempts`.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,8 +69,8 @@ class ProcessorProtocol:
 
     _failed_through: dict[LeaseKey, Checkpoint] = field(default_factory=dict)
     """The last record of the delivery at which each shard failed. The next processor begins at the checkpoint.
-    Until it has passed this record, its progress does not count as a success. Otherwise every failure would count
-    as the first failure."""
+    Until this next processor has passed the record, its progress does not count as a success. If it did, every
+    failure would count as the first failure."""
 
     def __post_init__(self) -> None:
         self._attempts = Attempts(self.holdings, self.reading.clock, self.reading.settings.code)
@@ -97,8 +97,8 @@ class ProcessorProtocol:
                     self._go_on(this, self.reading.sound(this, read), abandon)
                 finally:
                     read.release()
-            # A lease with a living processor is given away later, after a call to the processor. Other leases can
-            # be given away now.
+            # A lease with a living processor remains marked as being in a batch, so that the processor can be
+            # called before the lease is given away. Other leases can be given away now.
             self.holdings.end(key for key in this.ranges if key not in self._processes)
         return this.finished(self.reading.failures)
 
@@ -176,8 +176,9 @@ class ProcessorProtocol:
             process.process(progress, put_aside, one_by_one=key in self._careful)
 
     def _is_stopped_by_losses(self, this: Round, progress: Progress) -> bool:
-        """Return True if the records must not be delivered now, because they have ended the processes of former
-        owners. No record is set aside, because the failing record cannot be found without ending more processes."""
+        """Return True if the records must not be delivered now, because processes of former owners ended while
+        processors worked on these records. No record is set aside, because the failing record cannot be found
+        without ending more processes."""
         key, failures = progress.range.lease, self.reading.failures
         losses = self._attempts.losses(progress, this.holdings[key])
         if not progress.records or losses < LOSSES_TO_NARROW:
@@ -225,8 +226,9 @@ class ProcessorProtocol:
     def _set_aside(
         self, progress: Progress, holding: Holding, record: PoisonRecord, error_type: str, text: str
     ) -> bool:
-        """Apply the policy to a record that failed alone. Returns False if a new processor is needed, to which the
-        shard is delivered again from the checkpoint."""
+        """Apply the policy to a record that failed when it was delivered alone. Returns True if the record was set
+        aside. Returns False if a new processor is needed; the records are then delivered to it again from the
+        checkpoint on."""
         action, sequence = self.reading.failures.action, record.sequence_number
         if action not in (FailureAction.DEAD_LETTER, FailureAction.SKIP) or error_type == Unavailable.__name__:
             return False

@@ -11,8 +11,8 @@
 
 If the worker crashes before `prepare`, the records are read again, and nothing is lost. If it crashes later, a pin
 remains. The next owner of the lease then reads exactly the same records and writes them under the same identity. So
-a sink that stores each part once stores each record once. A former owner that was stalled can also write only these
-records, under the same identity.
+a sink that stores each part once stores each record once. A former owner that was stalled can write no other
+records either, and writes them under the same identity.
 
 Modelled in spec/ExactlyOnce.tla, which shows what is lost when a step is left out.
 """
@@ -95,7 +95,8 @@ class BatchProtocol(Generic[D]):
             found = self.reading.sound(this, fetched)
             full = [progress for progress in found if progress.records]
             empty = [progress for progress in found if not progress.records]
-            # The first batch of a lease gets a new number each time it is planned, so it cannot be read ahead.
+            # As long as the row of a lease has no batch number, each plan of its first batch has another number.
+            # This batch cannot be read ahead.
             this.empty = [one for one in empty if this.holdings[one.range.lease].lease.batch]
             if abandon():
                 for progress in full:
@@ -130,11 +131,11 @@ class BatchProtocol(Generic[D]):
     # Prepare
 
     def _prepare(self, this: Round, found: Sequence[Progress]) -> list[Progress]:
-        """Pin the batch in the rows of its leases. Returns the ranges that are pinned, so that their records can be
-        written. If a former owner pinned the batch, one loss is added, unless that owner gave up the lease or ran
-        another version of the code. If the outcome of a write is not known, the range is left out. The row is read
-        before the next write of the lease. If the row has the pin, the next round reads exactly through the pinned
-        record."""
+        """Pin the batch in the rows of its leases. Returns the ranges that are pinned, whose records can therefore
+        be written. If a former owner pinned the batch, its pin is written again, and the end of that owner can
+        count as a loss: see `Pin.inherited`. If the outcome of a write is not known, the range is left out. The row
+        is then read before the next write of the lease. If the row has the pin, the next round reads exactly
+        through the pinned record."""
         read = {progress.range.lease: progress for progress in found}
         refused = errors_of(self.for_each, lambda key: self._pin(this.holdings[key], read[key]), read)
         for key, error in refused.items():
@@ -256,8 +257,8 @@ class BatchProtocol(Generic[D]):
         return self.rules.counts(lease, progress, PartCounts(None))
 
     def _finish(self, this: Round, progress: Progress) -> bool:
-        """Create the leases of the children, and then write SHARD_END. Returns False if this has to wait: the
-        caller then commits the range as usual."""
+        """Create the leases of the children, and then write SHARD_END. Returns False if the children's leases
+        cannot be created yet. The caller then commits the range like any other."""
         key, holding = progress.range.lease, this.holdings[progress.range.lease]
         try:
             children = self.shard_ends.create_children(holding.lease, progress)

@@ -1,8 +1,9 @@
-"""Makes decided batches visible in all tables of a sink: in folders at once, in tables with the next commit.
+"""Makes decided batches visible in all folders and tables of a sink: in folders at once, in tables with the next
+commit.
 
-An entry publishes the files of all tables of its batch. It takes effect in all of them or in none, but readers can
-see its files in one table earlier than in another. When all tables have the files of an entry, a worker can delete
-the entry.
+An entry publishes the files of a batch in all folders and tables. The entry takes effect in all of them or in none,
+but readers can see its files in one table earlier than in another. When all of them have the files of an entry, a
+worker can delete the entry.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -10,8 +10,8 @@ from kcl_dagster.worker.batch import Progress, Range
 from kcl_dagster.worker.pending import binds, pin_of
 
 ResolvedStart = Callable[[StreamIdentifier], int | None]
-"""Returns the time to which LATEST or AT_TIMESTAMP was resolved when the application first read the stream, in
-epoch milliseconds; None if not known."""
+"""Returns a time in epoch milliseconds: the time to which LATEST or AT_TIMESTAMP was resolved when the application
+first read the stream. None if not known."""
 
 FirstNumber = Callable[[], int]
 """Returns the number of the first batch of a lease. It is higher than all numbers of former leases of the shard.
@@ -24,8 +24,8 @@ def first_number_at(now: float) -> int:
 
     A lease can be deleted and created again: by a reset, by hand, or with a stream or lease table that was
     recreated. Sinks remember the numbers of the former lease, and the new row does not show which numbers were
-    used. Numbers grow by one per batch, and a batch takes longer than a millisecond, so this number is higher than
-    all former numbers.
+    used. But numbers grow by one per batch, and each batch takes longer than a millisecond. So this number is
+    higher than all former numbers.
     """
     return int(now * 1000)
 
@@ -42,8 +42,9 @@ class Planner:
 
     def plan(self, lease: Lease, until: Checkpoint | None = None) -> Range:
         """The next range of a lease that can be read. If the lease is pinned to a begun batch, this is the range of
-        that batch. Otherwise the range ends at `until`, or is open if that is None. The range has the losses that
-        the pin counts, also if the pin was written for a record processor and does not bind the range."""
+        that batch. Otherwise the range ends at `until`, or is open if `until` is None. The range has the losses
+        that the lease's pin counts. This includes a pin that was written for a record processor and does not bind
+        the range."""
         stream = lease.stream or self.single_stream
         after = lease.checkpoint or TRIM_HORIZON
         pin = pin_of(lease)

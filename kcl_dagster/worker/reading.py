@@ -52,8 +52,9 @@ class Round:
     blocked: int = 0
     error: str | None = None
     empty: list[Progress] = field(default_factory=list)
-    """Ranges without records. The ranges after them are read ahead together with those of the other shards.
-    Otherwise reading a shard with few records would begin only after all other shards were read ahead."""
+    """Ranges without records. The next ranges of these shards are read ahead together with those of the other
+    shards. If they were not, reading a shard with few records would begin only after all other shards were read
+    ahead."""
 
     fetch_began: float | None = None
     """When the fetch began, in epoch seconds by the clock that all workers share; None if not known."""
@@ -62,8 +63,8 @@ class Round:
     """When the fetch began (monotonic)."""
 
     stored_before: set[LeaseKey] = field(default_factory=set)
-    """Leases whose batch was stored by an earlier attempt and cannot be read again. The rows of such a batch are
-    therefore not known."""
+    """Leases whose batch was stored by an earlier attempt and cannot be read again. It is therefore not known how
+    many rows such a batch has."""
 
     confirmed: dict[StreamIdentifier, KclError | None] = field(default_factory=dict)
     """The streams that were checked since the fetch, each with the error that was found. A check takes one request,
@@ -167,8 +168,8 @@ class Reading(Generic[R]):
 
     _rounds: int = 0
     _answered: dict[int, int] = field(default_factory=dict)
-    """The round in which each lease was last read, by token. The lease that was read longest ago is read first,
-    because a batch may lack room for records of every shard."""
+    """The round in which each lease was last read, by token. The lease that was read longest ago comes first in the
+    next batch, because a batch may lack room for records of every shard."""
 
     _given_up: dict[int, Range] = field(default_factory=dict)
     """Begun batches that are not stored and cannot be repeated, by token. Their remaining records are read as a new
@@ -232,8 +233,8 @@ class Reading(Generic[R]):
             with self.timed(this, "fetch"):
                 return self.engine.fetch(list(this.ranges.values()), self._budget(this))
         except Exception as error:
-            # User code never makes a fetch fail. After any error, the same leases are therefore tried together
-            # again.
+            # User code never makes a fetch fail. An error of an unknown class therefore counts as a failure of the
+            # platform, and the same leases are tried together again.
             failure = error if isinstance(error, KclError) else BatchError(brief(error))
             self.failed(this, list(this.ranges), failure)
             this.error = f"fetch failed: {failure}"
@@ -243,7 +244,7 @@ class Reading(Generic[R]):
             return None
 
     def _budget(self, this: Round) -> Budget:
-        """The budget of the next batch. The first batch after a shard was acquired is closed early, because the
+        """The budget of the next batch. If a shard in it was just acquired, the batch is closed early, because this
         shard was not read for a while."""
         tokens = {holding.token for holding in this.holdings.values()}
         goes_on = tokens <= self._begun
@@ -280,9 +281,9 @@ class Reading(Generic[R]):
         return sound
 
     def _without_the_lost(self, holding: Holding, planned: Range) -> Range:
-        """The range to read instead of `planned`, if the begun batch of the lease is given up; otherwise `planned`.
-        The new range begins like the batch, and has an open end. It has a new number, so that a sink can
-        distinguish it from the old batch, which a former owner can still store."""
+        """Return `planned`, unless the begun batch of the lease is given up. If it is, return the range to read
+        instead. This range begins like the batch, and has an open end. It has a new number, so that a sink can
+        distinguish it from the given-up batch. A former owner can still store that batch."""
         begun = self._given_up.get(holding.token)
         if begun is None or not planned.is_pinned or planned.number != begun.number:
             self._given_up.pop(holding.token, None)
@@ -350,9 +351,9 @@ class Reading(Generic[R]):
 
     def _is_of_its_stream(self, this: Round, progress: Progress) -> bool:
         """Whether the range was read from the right stream. If a stream was recreated, its shards have the same
-        names as before, but other records. The service detects this if reading begins at a record. If it begins at
-        another position, or if the shard is gone, this method checks the stream, once per round for all of its
-        shards."""
+        names as before, but other records. The service detects this if reading begins at a record. If reading
+        begins at another position, or if the shard is gone, this method checks the stream. One check per round
+        applies to all shards of the stream."""
         planned = progress.range
         begins_at_record = planned.first is not None or not planned.after.is_initial_position
         found_something = progress.through is not None or progress.ended
@@ -407,9 +408,10 @@ class Reading(Generic[R]):
         return not stops
 
     def _is_as_planned(self, this: Round, key: LeaseKey) -> bool:
-        """Renew a lease before a loss of its records is reported. Returns whether the lease is unchanged. If this
-        worker was paused, it may no longer own the lease, and the next owner may have read the missing records. If
-        the response to a write was lost, the checkpoint may have moved."""
+        """Renew a lease before a loss of its records is reported. Returns whether the lease is unchanged since it
+        was planned. It can have changed in two ways. If this worker was paused, it may no longer own the lease, and
+        the next owner may have read the missing records. If the response to a write was lost, the checkpoint may
+        have moved."""
         planned = this.holdings[key]
         try:
             self.holdings.renew(key, planned.token)
@@ -455,8 +457,8 @@ class Reading(Generic[R]):
 
     def _is_live(self, found: Sequence[Progress]) -> bool:
         """Whether records are stored as soon as they arrive, and no record is waiting. In this case, reading ahead
-        gains nothing, because the batch that is read ahead is also closed soon after its first records. It would
-        interrupt subscriptions, because another process would read the batch."""
+        gains nothing, because the batch that is read ahead is also closed soon after its first records. Reading
+        ahead would even do harm: another process would read the batch, and this would interrupt subscriptions."""
         is_early = self.settings.budget.linger is not None
         return is_early and all(is_near_tip(progress.millis_behind) for progress in found)
 
@@ -521,5 +523,6 @@ class Reading(Generic[R]):
 
 
 def _place(lease: Lease) -> tuple[Checkpoint | None, Checkpoint | None, int]:
-    """The position from which a lease is read, and the record through which its pinned batch extends."""
+    """What a plan depends on: the checkpoint from which a lease is read, the record through which its pinned batch
+    extends, and the number of its last batch."""
     return lease.checkpoint, lease.pending_checkpoint, lease.batch

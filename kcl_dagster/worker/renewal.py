@@ -30,9 +30,9 @@ class RenewalReport:
 
 
 class Renewer:
-    """Renews and hands over leases. `interval`: a lease that was not written for this long is renewed; a checkpoint
-    counts as a write. `handoff_timeout`: if the next owner of a lease waits for longer than this for the end of a
-    batch, the lease is handed over before the batch ends."""
+    """Renews and hands over leases. `interval`: seconds without a write after which a lease is renewed; a
+    checkpoint counts as a write. `handoff_timeout`: if the next owner of a lease waits for the end of a batch for
+    longer than these seconds, the lease is handed over before the batch ends."""
 
     def __init__(
         self,
@@ -66,7 +66,8 @@ class Renewer:
         return report
 
     def _renew_due(self, due: Sequence[LeaseKey], report: RenewalReport) -> None:
-        """Renew the leases. During an outage, one lease is tried alone, and the others only if it was renewed."""
+        """Renew the leases. During an outage, one lease is tried alone. The others are tried only if this attempt
+        did not fail."""
         alone = 1 if self._outage.is_known else 0
         self._for_each(lambda key: self._renew(key, report), due[:alone])
         self._for_each(lambda key: self._renew(key, report), due[alone:])

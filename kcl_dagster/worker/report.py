@@ -27,8 +27,8 @@ class Outcome(StrEnum):
 
     FAILED = "failed"
     UNCOMMITTED = "uncommitted"
-    """Written, but not recorded in the table, because the lease was lost or the table did not respond. The next
-    owner of the lease repeats the batch under the same identity."""
+    """Written, but not recorded in the lease's row, because the lease was lost or the table did not respond. The
+    next owner of the lease repeats the batch under the same identity."""
 
     NARROWED = "narrowed"
     """The batch failed. Its first half is tried next."""

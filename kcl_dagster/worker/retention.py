@@ -1,8 +1,8 @@
 """Detects shards that are about to lose records, or have lost some.
 
 A stream drops records after its retention. A later read causes no error, because the stream simply begins with its
-oldest record. This module reports lost records as events with their range. It also reports when a shard is about to
-lose records.
+oldest record. This module finds the range of the lost records, so that it can be reported. It also finds out when a
+shard is about to lose records.
 """
 
 from collections.abc import Callable
@@ -67,9 +67,9 @@ def loss_in(
     - The record at the checkpoint should still be in the stream. If it is not, later records may have left, too.
       But if the shard was stored through a recent moment (`stored_through`), no record has left unread. An example
       is a shard that gets no records for days.
-    - At an initial position there is no such record. Records may have left unread if the last time at which no
-      record was waiting beyond the position is longer ago than the retention. The stream's retention is requested
-      only if this time is longer ago than the shortest possible retention.
+    - At an initial position, there is no such record. Instead, the last time counts at which no record was waiting
+      beyond the position. If this time is longer ago than the retention, records may have left unread. The stream's
+      retention is requested only if the time is longer ago than the shortest possible retention.
     - A closed shard that left the stream counts as lost, because nothing shows that it was read to its end.
     - An open shard that is empty, and whose `stored_through` is not known, does not count as lost. After a Java
       KCL, every quiet shard is in this state.

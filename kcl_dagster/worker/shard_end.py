@@ -1,8 +1,8 @@
 """The end of a shard. Leases for its children are created first, then SHARD_END is written.
 
 Child leases always start at TRIM_HORIZON, whatever the application's start is, because every record of a child
-comes after its parent's end. They exist before the parent is finished, so every hash key always belongs to a shard
-with a lease. It does no harm if a worker owns them early, because they are not read before their parent is
+comes after its parent's end. Child leases exist before the parent is finished, so there is a lease for every hash
+key at all times. It does no harm if a worker owns a child lease early: a child is not read before its parent is
 finished.
 
 A worker can be paused at any point here. Meanwhile, other workers can finish the shard and read its children to
@@ -41,8 +41,8 @@ class ShardEnds:
     def create_children(self, lease: Lease, progress: Progress) -> frozenset[str]:
         """Create a lease for each child that has none. Returns the shard ids of the children. Safe to repeat.
 
-        Raises ShardEndWaits if that is not possible now, LeaseLost if another worker has finished the shard, or a
-        ServiceError.
+        Raises ShardEndWaits if the leases cannot be created yet, LeaseLost if another worker has finished the
+        shard, or a ServiceError.
         """
         children = progress.children or self._listed_children(lease, progress)
         for child in children:
@@ -71,8 +71,8 @@ class ShardEnds:
 
     def _check_other_parents(self, lease: Lease, child: ChildShard, progress: Progress) -> None:
         """Raise ShardEndWaits if another parent of a merged shard is in the stream and has no lease yet. This
-        ensures that no parent is read after its child. If the child's lease was created at the end of the other
-        parent, nothing is raised."""
+        ensures that no parent is read after its child. There is one exception: if the child's lease was created at
+        the end of that other parent, nothing is raised, because that parent was read."""
         for parent in child.parents:
             if parent == lease.shard_id or self._table.get(sibling_key(lease, parent)) is not None:
                 continue

@@ -33,7 +33,7 @@ class _LeaseStore:
     children: frozenset[str] = field(default_factory=frozenset)
     delivered: list[Progress] = field(default_factory=list)
     """The ranges that were delivered since the processor last checkpointed all delivered records. If records are
-    not counted, only the last of these ranges."""
+    not counted (`rules` is None), only the last of these ranges is kept."""
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         children = self.children if checkpoint.is_shard_end else frozenset[str]()
@@ -50,16 +50,17 @@ class _LeaseStore:
     def add(self, progress: Progress) -> None:
         """Record a range before it is delivered.
 
-        If records are counted, all ranges are kept until the processor checkpoints all delivered records, because
-        that checkpoint counts their records. Otherwise only the last range is kept. A processor can run for days
-        without such a checkpoint, and the list would grow all the time.
+        If records are counted, all ranges are kept until the processor checkpoints all delivered records. The write
+        of that checkpoint adds the counts of these ranges. If records are not counted, only the last range is kept.
+        A processor can run for days without such a checkpoint, and the list would grow all the time.
         """
         if self.rules is None:
             self.delivered.clear()
         self.delivered.append(progress)
 
     def _counts(self) -> BatchCounts | None:
-        """The counts of the delivered records. It is not known which of them the processor has stored."""
+        """The counts of the delivered records; None if not known. All of them are counted, because it is not known
+        which of them the processor has stored."""
         if self.rules is None:
             return None
         found = [self.rules.counts(self.lease, progress, PartCounts(None)) for progress in self.delivered]
@@ -148,8 +149,8 @@ class ShardProcess:
             self._places.delivered(last)
 
     def end(self, children: frozenset[str]) -> None:
-        """Finish the shard. Raises BatchError if the processor does not checkpoint the end. The processor is then
-        called again later."""
+        """Finish the shard: call the processor, which has to checkpoint the end. Raises BatchError if it does not.
+        The caller then calls this method again later."""
         self._store.children = children
         if not self._at_end:
             self._at_end = True

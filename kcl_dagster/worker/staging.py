@@ -60,15 +60,15 @@ class FormerParts(Protocol):
     lease to each batch before they stored it."""
 
     def stored_to(self, part: Part) -> Checkpoint | None:
-        """The checkpoint through which the part is stored: its end, or, if it is a piece of a stored larger part
-        (`instead_of`), the end of that larger part. None if neither is stored completely, or if the sink cannot
-        tell. Raises SinkError."""
+        """The checkpoint through which the part is stored. This is the end of the part. If the part is a piece of a
+        larger part (`instead_of`) that is stored, it is the end of the larger part. None if neither is stored
+        completely, or if the sink cannot tell. Raises SinkError."""
 
     def withdraw(self, part: Part) -> None:
         """Withdraw this part and the parts that it replaces (`instead_of`). In a folder, the files of earlier
-        attempts at these parts are removed. A table that exists refuses all these parts from now on. The part
-        itself must have a new number, under which no worker has stored it. Raises SinkError, also if one of the
-        replaced parts was stored meanwhile."""
+        attempts at these parts are removed. A table that exists refuses all these parts from now on. `part` must
+        have a new number, under which no worker has stored it. Raises SinkError, also if one of the replaced parts
+        was stored meanwhile."""
 
 
 class StagingSink(Protocol[D_contra]):
@@ -76,24 +76,25 @@ class StagingSink(Protocol[D_contra]):
 
     @property
     def entries(self) -> Entries:
-        """The chains. They are stored with the data, or with the data of the first table if there are several."""
+        """The chains. They are stored with the data. If the sink has several tables, they are stored with the data
+        of the first table."""
 
     @property
     def destinations(self) -> Mapping[str, Destination]:
-        """The tables and folders by name. The only one, or the first, has the name FIRST."""
+        """The tables and folders by name. The first of them has the name FIRST, even if it is the only one."""
 
     @property
     def former_parts(self) -> FormerParts: ...
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
-        """Store, with the data, the moment through which the application is complete, unless this moment is stored
-        already. If a commit of a table already has the moment `wanted` (epoch seconds), or a later one of the same
-        epoch, nothing is written for this table. Called on a thread of its own, possibly while a batch is staged.
-        Can take long, and can raise any error."""
+        """Store a moment with the data: the moment `known`, through which the application is complete. Nothing is
+        written for a folder that has this moment already. Nothing is written for a table that already has the
+        moment `wanted` (epoch seconds), or a later moment of the same epoch. Called on a thread of its own,
+        possibly while a batch is staged. Can take long, and can raise any error."""
 
     def begin_reading(self, chain: ChainId, time_column: str | None) -> None:
-        """Prepare for batches of this chain. Called before the first records are read, because the fetch of a batch
-        can already write the batch's files. `time_column`: see `Batch`. Does not raise."""
+        """Prepare for batches of this chain. Called before the first records are read, because the files of a batch
+        can be written already while the batch is fetched. `time_column`: see `Batch`. Does not raise."""
 
     def stage(self, data: D_contra, batch: Batch, chain: ChainId, number: int) -> StagedBatch:
         """Write the whole output of the batch durably below `chains.publication.staged_path` of the chain, and

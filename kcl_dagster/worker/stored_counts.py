@@ -23,15 +23,16 @@ LATEST_SECONDS: Final = DAY  # a local time that was mistaken for UTC is wrong b
 WINDOWS_AHEAD: Final = 8
 """A row is counted if its time is at most `EARLIEST_SECONDS` before the arrival of its record, and at most
 `LATEST_SECONDS` and `WINDOWS_AHEAD` windows after it. Other times come from wrong clocks or units. Rows with such
-times are not counted for any window, because their windows would not be complete for years, and would take the room
-of windows that are being stored."""
+times are not counted for any window. Their windows would not be complete for years, and would take room that the
+counts of present windows need."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowRules:
     """The rules by which a worker counts rows.
 
-    - `event_time`: the output's column with the time to which a row belongs; None for the arrival of its record.
+    - `event_time`: the column of the output that determines the window of a row; None if the arrival of the row's
+      record determines it.
     - `allowed_lateness`: seconds after a window's end; rows whose records arrive later are late.
     - `margin`: see `Timings.arrival_margin`.
     - `most_bytes`: the size limit of the counts in a lease's row; see `model.stored`.
@@ -52,9 +53,9 @@ class WindowRules:
         return rules_of(self.windows, self.event_time, self.allowed_lateness)
 
     def counts(self, lease: Lease, progress: Progress, stored: PartCounts | None) -> BatchCounts | None:
-        """What `progress` adds to the counts of `lease`. `lease`: as it was before the commit. `stored`: what the
-        sink reports about the part; None if not known. Does not raise: the rows are stored anyway, and their times
-        are user data, which can have any value."""
+        """What `progress` adds to the counts of `lease`. None if that is not known. `lease`: as it was before the
+        commit. `stored`: what the sink reports about the part; None if not known. Does not raise, although the
+        times of rows are user data and can have any value. The rows are stored in any case."""
         try:
             return self._counts(lease, progress, stored)
         except Exception:
@@ -85,9 +86,9 @@ class WindowRules:
 
     def _until(self, rows: Iterable[StoredRows], progress: Progress) -> int:
         """The moment until which the lease must not be deleted, because the leader needs its counts to declare
-        windows. This is the latest end of the windows plus the allowed lateness. If there are late rows and the
-        last record arrived later than that, it is the arrival of this record, because a window with late rows is
-        declared at the leader's next tick."""
+        windows. This is the latest end of the windows plus the allowed lateness. If there are late rows, it is at
+        least the arrival of the last record, because a window with late rows is declared at the leader's next
+        tick."""
         arrived = (progress.last_arrival_ms or 0) // 1000
         ends = [self.windows.end_of(one.start) + self.allowed_lateness for one in rows]
         return max([0, *ends, *(arrived for one in rows if one.late)])
@@ -98,8 +99,8 @@ class WindowRules:
         return BatchCounts((), shared_until, restart, rules=self._rules, most_bytes=self.most_bytes)
 
     def _of_records(self, read: Iterable[MinuteRecords], stored: PartCounts) -> list[StoredRows]:
-        """Count each record as a row. The bytes are those of the files, divided among the windows by payload. If
-        the size of the files is not known, they are those of the payloads."""
+        """Count each record as a row. The bytes are those of the files, divided among the windows in proportion to
+        the payload. If the size of the files is not known, the bytes are those of the payloads."""
         found = by_start(
             StoredRows(self.windows.start_of(one.minute), one.records, one.bytes, 0, 0, one.first, one.last)
             for one in read
@@ -113,12 +114,12 @@ class WindowRules:
         ]
 
     def _of_files(self, files: Iterable[FileCounts], progress: Progress) -> tuple[list[StoredRows], int]:
-        """Count rows by their own times. Also returns the number of rows without a time, or with a time too far
-        from their arrival.
+        """Count rows by their own times. Also returns the number of rows that count for no window, see
+        `StoredCounts.outside`.
 
-        A file's bytes are divided among windows by rows, and the file counts for each window of which it has rows.
-        The sequence numbers are the first and the last of the records that arrived in the window. With event times,
-        they are the first and the last of the whole batch, and no materialization shows them.
+        A file's bytes are divided among windows in proportion to the rows. The file counts for each window of which
+        it has rows. The sequence numbers are those of the first and the last record that arrived in the window.
+        With event times, they are those of the whole batch, and no materialization shows them.
         """
         counted: list[StoredRows] = []
         outside = 0
@@ -172,13 +173,13 @@ class WindowRules:
         """Whether a row's record arrived when the row's window may have been declared already.
 
         If the row has no arrival time, the arrival of the batch's first record decides. A window is declared only
-        when this shard is stored through the window's deadline: its end plus the allowed lateness. Everything that
-        arrived before the batch is stored. So if the first record arrived before the deadline, the window is
-        declared only after this batch, with all its rows.
+        when this shard is stored through the window's deadline: its end plus the allowed lateness. If the first
+        record of the batch arrived before the deadline, the shard is stored through the deadline only after this
+        batch. The window is then declared with all rows of the batch.
 
-        Arrivals are known by the minute. Rows therefore count as late from the beginning of the minute that
-        contains the deadline. Some rows that arrived before the deadline count as late, too. The opposite would be
-        worse, because a late row that is not counted as late does not update its window.
+        Arrivals are known by the minute. Rows that arrived in the minute that contains the deadline therefore count
+        as late, although some of them arrived before the deadline. The opposite would be worse, because a late row
+        that is not counted as late does not update its window.
         """
         if self.event_time is None:
             return False
@@ -193,8 +194,8 @@ class WindowRules:
 
         The lease of a child that was not read yet has the `stored_through` of its parents. The window of this
         moment may have records of the parents, so the result is the end of this window. If a Java worker created
-        the lease of a child, the lease has no `stored_through`. Its parents ended before its first record arrived,
-        so the result is calculated from this arrival.
+        the lease of a child, the lease has no `stored_through`. The result is then calculated from the arrival of
+        the child's first record, because the parents ended before it.
         """
         if lease.stored_through is not None:
             return self._end_of_window(lease.stored_through)

@@ -1,9 +1,9 @@
 """Chooses the workers that continue with the leases of a worker that stops.
 
 If the worker only released its leases, they would wait for the leader's next tick, or longer if there is no leader.
-A worker that stops therefore gives each of its leases to a running worker. It uses the KCL's assignment, a write
-that is conditional on owner and counter. Leases that cannot be given to a worker are released. The choice need not
-be perfect, because the leader balances the leases afterwards.
+A worker that stops therefore gives each of its leases to a running worker. It does so by the KCL's assignment: a
+write of the new owner that is conditional on the present owner and the counter. Leases that cannot be given to a
+worker are released. The choice need not be perfect, because the leader balances the leases afterwards.
 """
 
 from collections.abc import Collection, Sequence
@@ -65,9 +65,9 @@ def choose_successors(
 ) -> dict[LeaseKey, WorkerId]:
     """Assign the heaviest leases first, each to the least loaded worker that can hold it. `now`: epoch seconds.
 
-    Only workers of kcl_dagster that wrote their row recently are considered, because Java workers of older
-    generations do not look for leases that were given to them. A worker that is starting is considered if no worker
-    is running.
+    Only workers of kcl_dagster that wrote their row recently are considered. Java workers are left out, because
+    those of older generations do not look for leases that were given to them. A worker that is starting is
+    considered only if no worker is running.
     """
     others = [row for row in rows if row.id != me and _goes_on(row, now, rules)]
     ready = [row for row in others if row.state is WorkerState.RUNNING] or others
@@ -94,7 +94,7 @@ def _goes_on(row: WorkerRow, now: float, rules: SuccessorRules) -> bool:
 
 
 class Successors:
-    """Chooses the next owners of all leases of a worker that stops. Used once."""
+    """Chooses the next owners of the leases of a worker that stops. Used only while the worker stops."""
 
     def __init__(
         self,
@@ -116,8 +116,8 @@ class Successors:
         )
 
     def of(self, leaving: Collection[LeaseKey]) -> dict[LeaseKey, WorkerId]:
-        """Choose the next owners, with one scan. The result is empty if no worker is suitable, or if the scan
-        fails."""
+        """Choose the next owners, with one scan. The result is empty if the policy is one of the KCL's, if no
+        worker is suitable, or if the scan fails."""
         if not leaving or not self._applies:
             return {}
         try:

@@ -33,9 +33,9 @@ OnBatch = Callable[[BatchReport], None]
 raise."""
 
 Watch = Callable[[], str | None]
-"""Returns the reason why this worker should stop, such as that its parent process ended or its run was cancelled,
-or None. Called on the thread that writes the heartbeat: it must not wait and must not raise. Requests that can hang
-should use a `worker.latest.Latest`."""
+"""Returns None, or the reason why this worker should stop: for example, its parent process ended, or its run was
+cancelled. Called on the thread that writes the heartbeat, so it must not wait and must not raise. A watch with a
+request that can hang should use a `worker.latest.Latest`."""
 
 
 class LeaderWatch(Protocol):
@@ -120,8 +120,8 @@ class Surroundings(Generic[D]):
     """The windows by which stored rows are counted. None if they are not counted."""
 
     event_time: str | None = None
-    """The output's column with the time to which a row belongs. None if a row belongs to the time at which its
-    record arrived."""
+    """The column of the output that determines the window of a row. If it is None, the arrival of the row's record
+    determines the window."""
 
     allowed_lateness: int = 0
     """Seconds for which a window waits after its end for further rows, if `event_time` is set."""

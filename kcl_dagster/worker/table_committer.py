@@ -1,16 +1,16 @@
 """Commits the decided batches of all chains of an application to its tables, at intervals.
 
 Each worker has a committer. The first committer that finds that a commit is due plans the commit: see
-`chains.table_commits`. There is no election. Each worker measures the interval from the time at which it sees the
-last commit, or from the time at which its oldest entry began to wait if that is earlier. The worker that made the
-last commit sees it first, and therefore usually makes the next one, too. If this worker ends or has nothing to
-commit, another one continues, and no entry waits longer than the interval. If a worker ends after it has planned a
-commit, another one carries out the plan.
+`chains.table_commits`. There is no election. Each worker measures the interval from the earlier of two times: when
+it saw the last commit, and when its oldest waiting entry began to wait. The worker that made the last commit sees
+it first, and therefore usually makes the next one, too. If this worker ends or has nothing to commit, another one
+continues, and no entry waits longer than the interval. If a worker ends after it has planned a commit, another one
+carries out the plan.
 
 A table skips a commit whose number it contains. If the folder of plans was removed or replaced by an older copy,
-new plans could have numbers that a table contains, and their entries would be lost. So before a worker decides its
-first batch, it makes two checks. There must be a plan, or no table with a commit (`_begin`). And no commit in a
-table must have a higher number than the last plan (`_refuse_higher`).
+new plans could have numbers that a table contains, and the entries of these plans would be lost. So before a worker
+decides its first batch, it makes two checks. If a table contains a commit, there must be a plan (`_begin`). And no
+commit in a table may have a higher number than the last plan (`_refuse_higher`).
 
 Modelled in spec/TableCommits.tla.
 """
@@ -110,8 +110,9 @@ class TableCommitter:
     # The interface of `chains.publication.Publisher`
 
     def check(self) -> None:
-        """Raise SinkError while a table accepts no commit. No further batch should be decided meanwhile. Its files
-        would be safe, but readers would not see them. The first call compares the plans with the tables."""
+        """Raise SinkError while a table accepts no commit. In this time, no further batch should be decided. The
+        files of such a batch would be safe, but readers would not see them. The first call compares the plans with
+        the tables."""
         if self._failure is not None and (self._has_begun or self._rests(self.clock.monotonic())):
             raise SinkError(self._failure[1])
         self.begin()
@@ -135,8 +136,8 @@ class TableCommitter:
         return self._contained.get(chain, 0)
 
     def settle(self, chain: ChainId, decided: Mapping[int, PublishingEntry]) -> None:
-        """Publish the decided batches. Data files of batches that were not decided are not removed. Like the files
-        of any failed commit, they are removed by a vacuum of the table."""
+        """Publish the decided batches. Data files of batches that were not decided remain. A vacuum of the table
+        removes them, like the files of any failed commit."""
         if decided:
             self.finish({chain: max(decided)})
         self._remove_staged(chain)
@@ -154,9 +155,10 @@ class TableCommitter:
     def forget(self, chain: ChainId) -> None:
         """Remove the staged files of the chain. A chain without entries is no longer in the next plan.
 
-        If the commit of the last plan has been made, also make a plan without entries. Without this plan, a worker
-        would look for that commit in a table that was dropped and made again after an orderly stop. The worker
-        would not find the commit, and could not make it again, because its entries are deleted."""
+        If the commit of the last plan has been made, also make a plan without entries. This plan is needed if the
+        table is dropped and made again after an orderly stop. Without the plan, a worker would look for the last
+        commit in the new table. The worker would not find the commit, and could not make it again, because the
+        commit's entries are deleted."""
         number, plan = self._newest()
         if plan is not None and plan.entries and self._is_carried_out(number, plan):
             self._refuse_higher(plan)
@@ -175,8 +177,8 @@ class TableCommitter:
     # Commits
 
     def step(self, wanted: Mapping[ChainId, int]) -> None:
-        """Make a commit if it is due. `wanted`: entries of this worker that may not be in the table yet. Sends no
-        request if they are known to be in the table, or if no check is due."""
+        """Make a commit if it is due. `wanted`: for each chain, the last entry of this worker that may not be in
+        the table yet. Sends no request if all these entries are known to be in the table, or if no check is due."""
         now = self.clock.monotonic()
         self._waiting.note(wanted, self.visible, now)
         if self._failure is None and (now < self._look_due or self._has(wanted)):
@@ -223,8 +225,8 @@ class TableCommitter:
             raise OutcomeUnknown(f"other workers have made a commit before each of {TRIES} tries")
 
     def _are_gone(self, wanted: Mapping[ChainId, int]) -> bool:
-        """Check the chains in `wanted` that the table is not known to contain through the wanted entry. Returns
-        True if none of them has an entry left."""
+        """Check the chains whose wanted entry is not known to be in the table. Returns True if none of these chains
+        has an entry left."""
         existing = {one.chain for one in self._all()}
         return all(chain not in existing for chain, number in wanted.items() if self.visible(chain) < number)
 
@@ -247,8 +249,9 @@ class TableCommitter:
         return all(self.visible(chain) >= number for chain, number in wanted.items())
 
     def _newest(self) -> tuple[int, TableCommit | None]:
-        """The last plan. Raises Unsafe if this worker has seen a later plan. A table may then contain the number of
-        the next plan, and would skip its commit. If there is no plan at all, see `_begin`."""
+        """The last plan. Raises Unsafe if this worker has seen a later plan before. A table may then already
+        contain the number of the next plan, and would skip the commit of that plan. If there is no plan at all, see
+        `_begin`."""
         number, plan = self._plans.newest()
         if 0 < number < self._seen[0]:
             raise Unsafe(_older_copy(self.entries.files.root, number, f"this worker has seen plan {self._seen[0]}"))
@@ -295,8 +298,8 @@ class TableCommitter:
         return found
 
     def _make_next(self, number: int, plan: TableCommit | None, wanted: Mapping[ChainId, int]) -> bool:
-        """Plan the next commit, and carry it out. `number`, `plan`: the newest plan, whose commit the table already
-        contains. `plan` is None if there is no plan yet. Returns False if there is nothing to commit, or if another
+        """Plan the next commit, and carry it out. `number`, `plan`: the newest plan. The tables already contain its
+        commit. `plan` is None if there is no plan yet. Returns False if there is nothing to commit, or if another
         worker was faster."""
         if plan is None and not self._begin():
             return False
@@ -342,9 +345,9 @@ class TableCommitter:
     def _of_folders_alone(
         self, contained: Mapping[ChainId, int], gone: Mapping[ChainId, float]
     ) -> dict[ChainId, int]:
-        """Find the chains that were made while the sink had only folders. Such a chain has no file for a table, and
-        lacks its first entries, because its worker deleted each entry when the folders had the files. Returns the
-        last entry of each of these chains."""
+        """Find the chains that were made while the sink had only folders. Such a chain has no file for a table. Its
+        first entries are missing, because its worker deleted each entry when the folders had the files of the
+        entry. Returns the last entry of each of these chains."""
         if FIRST not in self.folders:
             return {}
         found: dict[ChainId, list[int]] = defaultdict(list)
@@ -358,8 +361,8 @@ class TableCommitter:
         }
 
     def _is_of_folders_alone(self, chain: ChainId, number: int) -> bool:
-        """Whether the chain was made for a sink with only folders. Its entry `number` shows this for the whole
-        chain, because a chain belongs to one worker, and so to one sink."""
+        """Whether the chain was made for a sink with only folders. The chain's entry `number` shows this for the
+        whole chain, because one worker makes all entries of a chain, for one sink."""
         if FIRST not in self.folders:
             return False
         entry = self.entries.read(chain, number)
@@ -369,13 +372,14 @@ class TableCommitter:
     def _chosen(
         self, contained: Mapping[ChainId, int], gone: Mapping[ChainId, float], wanted: Mapping[ChainId, int]
     ) -> Selection | None:
-        """The selection for the next commit. None if the list lacks entries that exist: the caller then has to try
-        again."""
+        """The selection for the next commit. None if entries that exist are missing in the list of entries. The
+        caller then has to try again."""
         chosen = selected(contained, self._all(), gone)
         if self._missing(chosen, wanted):
             return None
-        # While the list is read, an owner can make an entry and delete the former one, so that the list has neither
-        # of them. If the chain counted as ended because of that, its entries would be missed.
+        # While the list is read, an owner can make an entry and delete the former one. The list then has neither of
+        # them, and the chain looks as if it had ended. If it counted as ended, its entries would be missed. So
+        # chains that look ended are checked again.
         is_new = chosen.gone.keys() - gone.keys()
         return None if any(self.entries.numbers(chain) for chain in sorted(is_new)) else chosen
 
@@ -384,7 +388,7 @@ class TableCommitter:
         return [*chosen.gaps, *(chain for chain in chosen.passed_over if chain in wanted)]
 
     def _read(self, chosen: Selection) -> list[tuple[FoundEntry, PublishingEntry]] | None:
-        """The chosen entries that publish files. None if a chosen entry was deleted meanwhile, which means that
+        """The chosen entries that publish files. None if a chosen entry was deleted meanwhile. This happens only if
         there is a newer plan."""
         found = []
         for one in chosen.entries:
@@ -439,9 +443,10 @@ class TableCommitter:
 
     def _refuse_higher(self, plan: TableCommit | None) -> None:
         """Raise Unsafe if a table contains a commit with a number that is not planned yet. The table would skip the
-        commit that will be planned with this number. A commit is made after its plan, so the plans are listed last.
-        If the folder of plans was moved since `plan` was made, a further table has one series for the former place
-        of the folder and one for the present place. Both are checked."""
+        commit that will be planned with this number. The tables are read first, and the plans are listed
+        afterwards. A commit is made after its plan, so the list has the plan of every commit that was read. If the
+        folder of plans was moved since `plan` was made, a further table has two series: one for the former place of
+        the folder, and one for the present place. Both are checked."""
         if self._is_numbered:
             return
         places = {self._place, self._place if plan is None else plan.place or self._place}
@@ -457,14 +462,16 @@ class TableCommitter:
         """Make sure that there is a plan if a table contains commits. Returns False if there is a plan now and
         there was none before.
 
-        If there is no plan although a table contains commits, there are two cases. If there are no entries, and
-        only further tables contain commits, the first table was made anew together with its chains and plans. New
-        plans then begin above the highest number of a commit. In all other cases, plans were removed, and only they
-        would show what the tables contain. This raises Unsafe.
+        If there is no plan although a table contains commits, there are two cases:
 
-        Every worker calls this method before it decides its first batch. So if entries exist in this case, they are
-        of workers that began before the plans were removed. The entries are listed first and the plans last. If
-        there is still no plan then, no other worker had begun when the numbers were read.
+        - There are no entries, and only further tables (not the first one) contain commits. The first table was
+          then made anew, together with its chains and plans. New plans begin above the highest number of a commit.
+        - In all other cases, plans were removed. Only these plans would show what the tables contain, so this
+          raises Unsafe.
+
+        Existing entries prove that plans were removed, because every worker calls this method before it decides its
+        first batch. The entries are of workers that began before the removal. The entries are listed first and the
+        plans last. If there is still no plan then, no other worker had begun when the numbers were read.
         """
         if self._plans.numbers():
             self._is_begun = True

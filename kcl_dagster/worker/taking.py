@@ -2,9 +2,10 @@
 
 The rules are those of KCL 2.x (`kcl_dagster.model.lease_taking`), with two differences:
 
-- A lease is never taken from a living worker. Instead, the worker is asked to hand the lease over, which it does
-  after its current batch.
-- If the row of a lease's owner has a longer lease duration, that duration applies, as it does for the leader.
+- A lease is never taken from a living worker. Instead, the worker is asked to hand the lease over. The worker does
+  so after its current batch.
+- If the row of a lease's owner has a longer lease duration than this worker, that longer duration applies. The
+  leader does the same.
 """
 
 from collections.abc import Collection
@@ -65,8 +66,8 @@ class Taker:
         return leases, plan_taking(candidates, self._worker, self._rules, self._chance)
 
     def forget(self) -> None:
-        """Discard all observations. Called while there is a leader. Later, after the leader has ended, old
-        observations would not be valid any more."""
+        """Discard all observations. Called while there is a leader. If the leader ends later, these observations
+        would be too old to be valid."""
         self._standing = Standing()
         self._known = set()
 

@@ -46,7 +46,7 @@ class ThreadWatch:
 
     def begins(self, name: str) -> None:
         """Record that a step of the thread `name` begins, and check the other thread. If the other thread makes no
-        progress, report this once, until it continues."""
+        progress, report this. A further report follows only if the other thread continues and then stops again."""
         now = self._clock.monotonic()
         mine = self._threads.get(name)
         looked = min(now - mine.began, LONGEST_LOOK) if mine is not None else 0.0

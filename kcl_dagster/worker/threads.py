@@ -1,7 +1,7 @@
 """Starts the threads that call the steps of a worker.
 
-The renewal thread only renews: no user code runs on it, and it shares with the batch thread only the locks of
-single leases. It is not delayed by a table that is slow to answer a scan or a heartbeat. The thread needs Python's
+The renewal thread only renews. No user code runs on it, and it shares only the locks of single leases with the
+batch thread. A table that is slow to answer a scan or a heartbeat does not delay it. The thread needs Python's
 interpreter lock for well under a millisecond per lease, and gets the lock within one switch interval (5 ms) even
 while other threads compute. Only an extension module that holds the lock for much longer could delay renewals. If a
 lease expires because of that, the worker detects it by its own clock, and writes nothing more under this lease.

@@ -27,9 +27,9 @@ class _Meter:
 class Throughput:
     """The bytes delivered per lease, as a moving average over windows of at least `window_seconds`.
 
-    `publish` is called for each write of a lease's row. It closes the present window if that is long enough.
-    Otherwise it returns the former value again, for example for a checkpoint soon after a renewal. `monotonic`
-    returns seconds. Not thread-safe: the caller has to make one call at a time.
+    `publish` is called for each write of a lease's row. It closes the present window if the window has lasted for
+    `window_seconds`. If not, for example at a checkpoint soon after a renewal, it returns the former value again.
+    `monotonic` returns seconds. Not thread-safe: the caller has to make one call at a time.
     """
 
     def __init__(self, monotonic: Callable[[], float], window_seconds: float) -> None:

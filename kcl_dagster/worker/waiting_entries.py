@@ -1,4 +1,4 @@
-"""Stores the times at which entries of a worker's chains began to wait for a commit of the table."""
+"""Stores since when entries of a worker's chains have been waiting for a commit of the table."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -15,7 +15,8 @@ class WaitingEntries:
 
     def note(self, wanted: Mapping[ChainId, int], visible: Callable[[ChainId], int], now: float) -> None:
         """Record which entries wait now. `wanted`: for each chain, the last entry that possibly waits. `visible`:
-        returns the last entry of a chain that the table contains, and that therefore does not wait any more."""
+        returns the last entry of a chain that the table contains; this entry and earlier ones do not wait any
+        more."""
         for chain in self._since.keys() - wanted.keys():
             del self._since[chain]
         for chain, number in wanted.items():

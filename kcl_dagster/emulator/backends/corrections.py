@@ -1,5 +1,5 @@
 """Makes moto behave like DynamoDB in cases that matter to lease clients. Requests that DynamoDB rejects are
-rejected, even if moto would accept them. Types of attributes that moto changes are restored."""
+rejected, even if moto would accept them. If moto changes the type of an attribute, the type is restored."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Carries out the updates that lease clients make all the time, faster than moto.
 
-moto goes through each update expression a dozen times, which takes more than a millisecond. This module carries out
+moto goes through each update expression a dozen times. This takes more than a millisecond. This module carries out
 an update itself if two conditions hold: moto has carried out an update of the same form before, and the update only
 sets, removes or adds top-level attributes of an existing item. moto serves all other updates.
 """
@@ -47,8 +47,8 @@ class DirectUpdates:
         self._known: set[Signature] = set()
 
     def learn(self, request: Mapping[str, Any]) -> None:
-        """Remember the form of an update that moto has accepted. moto has checked that its names and values fit the
-        expressions, and that it changes no key."""
+        """Remember the form of an update that moto has accepted. moto has checked that the names and values of this
+        update fit its expressions, and that it changes no key."""
         if len(self._known) >= KNOWN_UPDATES:
             self._known.clear()
         self._known.add(_signature(request))

@@ -1,13 +1,18 @@
 """The policies of kcl_dagster: even load with few handoffs.
 
-There are three ways to weigh a lease (`balanced`: by CPU if known, otherwise by throughput; `throughput`; `count`),
-and one way to assign by these weights. The band is the range around a worker's fair share within which its load
-counts as balanced.
+The three policies differ only in the weight of a lease:
+
+- `balanced`: its use of CPU. If that is not known, its throughput.
+- `throughput`: its throughput.
+- `count`: the same weight for all leases.
+
+All three assign leases by their weights in the following steps. The band is the range around a worker's fair share
+within which its load counts as balanced.
 
 1. Unserved leases are placed at once, heaviest first, on the least loaded worker.
 2. Workers that drain hand over all their leases.
-3. Balancing starts only if a worker is outside the band, and in one of three cases: the worker is far outside, the
-   worker was outside for a long time, or step 1 or 2 has moved leases. The reasons are that measured load always
+3. Balancing starts only if a worker is outside the band. In addition, the worker must be far outside, or have been
+   outside for a long time, or step 1 or 2 must have moved leases. The reasons are that measured load always
    jitters, and that a handoff stops the reading of a shard for about the duration of a batch. Once started,
    balancing continues until every worker is well inside the band. The heaviest leases that fit are moved, so that
    few moves are needed.

@@ -18,8 +18,8 @@ URGENT: Final = 2.0
 # Balancing moves leases away from a worker until its load exceeds the share by at most this part of the band. The
 # load is then well inside the band, so that jitter does not restart balancing.
 STOP_ABOVE: Final = 0.5
-# To fill one receiver, this many donors are considered. The most loaded donors come first, and donors after these
-# have nothing to spare.
+# To fill one receiver, this many donors are considered, the most loaded ones first. Donors after these have nothing
+# to spare.
 DONORS_TRIED: Final = 64
 # For one donor, this many receivers are considered. The least loaded receivers come first. A receiver may be
 # unsuitable because of a cap.
@@ -85,12 +85,14 @@ class Balancing:
         return least
 
     def _pick(self, donor: Holder, receiver: Holder) -> LeaseKey | None:
-        """Return the lease whose move brings `donor` closest to its share; None if no lease should move.
+        """Return the lease of `donor` that moves to `receiver`; None if no lease should move.
 
-        A lease fits if its move brings neither worker out of the band. Among the leases that fit, a lease whose
-        move alone suffices is preferred, and after it the heaviest lease. If no lease fits, a lease is chosen whose
-        move considerably reduces the higher of the two loads. A lease that is heavier than the share can move to a
-        worker without leases if its present worker has other leases.
+        A lease fits if its move brings neither worker out of the band. The first possible choice is taken:
+
+        - among the leases that fit and whose move alone suffices, the one that brings `donor` closest to its share
+        - the heaviest lease that fits
+        - a lease that is heavier than the share, if `receiver` has no leases and `donor` has other leases
+        - a lease whose move considerably reduces the higher of the two loads
         """
         ideal = self.round.ideal(donor)
         excess = donor.load - ideal
@@ -117,8 +119,9 @@ class Balancing:
     def _nearest(
         self, donor: Holder, receiver: Holder, enough: float, best: float, at_most: float
     ) -> LeaseKey | None:
-        """Return the lease whose weight is nearest to `best`, between `enough` and `at_most`. If there is none,
-        return the heaviest lease below `enough` that the caps allow the receiver."""
+        """Return a movable lease of `donor` that the caps allow the receiver; None if there is none. The leases
+        with the weights nearest to `best`, between `enough` and `at_most`, are tried first. After these, the
+        heaviest leases of at most `at_most` are tried."""
         movable = donor.movable
         end = bisect_right(movable, at_most + EPSILON, key=weight_of)
         start = bisect_left(movable, enough - EPSILON, hi=end, key=weight_of)
@@ -148,8 +151,9 @@ class Balancing:
         return best is not None and self._move(best[2], best[1], receiver)
 
     def _seed(self, empty: Sequence[Holder]) -> None:
-        """Give each worker without leases the lease that best evens the loads, even if the worker is then
-        outside the band. Because the lease is the only one of its new worker, it makes no imbalance worse."""
+        """Give each worker without leases the lease that best evens the loads. The weight of the lease may be
+        outside the band. A worker with a single lease never counts as overloaded, because a lease cannot be
+        divided."""
         for receiver in sorted(empty, key=lambda holder: holder.id):
             donors = [holder for holder in self.round.takers if holder.count > 1 and holder.movable]
             for donor in heapq.nlargest(DONORS_TRIED, donors, key=lambda holder: holder.load):

@@ -31,7 +31,8 @@ def by_count(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad]) -> Meas
 
 def by_throughput(leases: Sequence[LeaseLoad], workers: Sequence[WorkerLoad]) -> Measure:
     """Weigh leases by throughput. If a lease's throughput is not known, or was not measured for long enough, the
-    mean of the others is used: a shard often begins with a backlog, which is read much faster than records arrive.
+    mean of the other leases is used. A short measurement is often too high, because a shard often begins with a
+    backlog, which is read much faster than records arrive.
 
     If the total load is negligible, an equal amount is added to the weight of every lease. The less load there is,
     the larger is this amount. The assignment thus changes gradually from even throughput to even numbers of leases.

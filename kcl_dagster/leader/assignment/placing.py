@@ -21,8 +21,9 @@ from kcl_dagster.leader.assignment.measure import Measure
 from kcl_dagster.leader.assignment.policy import Assignment, AssignmentLimits, LeaseLoad, Move, MoveKind, WorkerLoad
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 
-# If a cap forbids the least loaded worker to take a lease, at most this many workers are tried. The other workers
-# have more load, and usually more throughput. So a cap usually forbids them to take the lease, too.
+# If the caps do not allow the least loaded worker to take a lease, at most this many workers are tried, in the
+# order of their load. Workers with more load usually have more throughput, too, so the caps usually do not allow
+# them to take the lease either.
 HOLDERS_TRIED: Final = 256
 
 
@@ -99,8 +100,8 @@ class AssignmentRound:
             weight = self.measure.weights[lease.key]
             least = queue.least()
             if crowds and least is not None and least.load + weight * least.factor <= crowded.high:
-                # The remaining leases fit. The leases that have to leave a full worker are heavier, so they are
-                # moved before the remaining ones are placed.
+                # From this lease on, leases fit on the least loaded worker again, because they are lighter. Leases
+                # that have to leave a worker with too much load are heavier, so they are moved first.
                 crowds = False
                 self._relieve()
                 queue = Queue(receivers)
@@ -129,8 +130,8 @@ class AssignmentRound:
                 queue.push(to)
 
     def _intended(self, lease: LeaseLoad) -> Holder | None:
-        """If the old owner ended during a handoff, return the next owner of this handoff if it can get the
-        lease."""
+        """Return the next owner of the handoff during which the old owner ended. None if there was no handoff, or
+        if the next owner cannot get the lease."""
         holder = self.state.holders.get(lease.next_owner) if lease.next_owner is not None else None
         can = (
             holder is not None

@@ -41,8 +41,9 @@ class TakerPolicy:
 
 
 def candidate(lease: LeaseLoad, rules: TakingRules) -> Candidate:
-    """Return a lease as a 2.x worker with the leader's knowledge would observe it. If the run of the owner is over,
-    the lease counts as expired. If the lease has no owner, it counts as never served."""
+    """Return a lease in the form in which the taking rules of a 2.x worker need it. If the lease is unserved and
+    has an owner, it counts as expired, even if the leader only knows that the owner's run is over. If the lease has
+    no owner, it counts as never served."""
     if not lease.unserved:
         return Candidate(lease.key, lease.owner, 0.0)
     if lease.owner is None:

@@ -43,8 +43,8 @@ PROBED: Final = frozenset(
 )
 """The rights that the doctor checks, if the application needs them."""
 
-# The conditions that the application's settings are enough to evaluate. The other conditions concern roles, keys,
-# lakes and catalogs, which only the deployment knows.
+# The conditions that can be evaluated with the application's settings alone. The other conditions concern roles,
+# keys, lakes and catalogs, which are settings of the deployment.
 KNOWN: Final = frozenset(
     {When.ALWAYS, When.FANOUT, When.TABLES_ARE_MADE, When.TAGGED, When.BACKED_UP, When.METRICS}
 )

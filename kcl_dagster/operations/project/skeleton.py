@@ -133,7 +133,8 @@ def render(project: Project, versions: Mapping[str, str]) -> dict[str, str]:
 
 def _stream_words(project: Project) -> dict[str, str]:
     """The values of those placeholders in the templates that concern the stream. If the project gives the ARN of
-    the stream, the tests use its name instead, because the embedded AWS has only streams of its own account."""
+    the stream, the tests of the project use the name of the stream instead. The tests run with the embedded AWS,
+    which has only streams of its own account."""
     [stream] = project.deployment.application.streams
     written, variables, tried = f'"{project.stream}"', '"LAKE"', ""
     if stream.arn is not None:

@@ -38,9 +38,9 @@ class HostConnection:
     def call(self, order: Order, context: ProcessorContext | None = None) -> End:
         """Send an order, and answer the host's questions until the order is done.
 
-        Raises HostLost if the process of the host has ended, or if the order needs a processor that only a former
-        process of the host had. Raises ProcessorFailed if user code raised. The methods of `context` must not
-        raise.
+        Raises HostLost if the process of the host has ended, or if the order needs a processor or records that only
+        a former process of the host had. If user code raised Unavailable, this error is raised here, too. For any
+        other error of user code, raises ProcessorFailed. The methods of `context` must not raise.
         """
         try:
             with self._in_call:

@@ -51,7 +51,7 @@ class HostPlan:
 
 
 class HostTask:
-    """The function for `mapInArrow`. One input row has the number of the host; there is no output.
+    """The function for `mapInArrow`. The only input row is the number of the host. The output has no rows.
 
     `secret`: proves to the worker that a host belongs to this session. The task and Spark's plan do not contain the
     secret, but only the id of its broadcast variable.
@@ -230,7 +230,8 @@ class ProcessorHost:
         return messages.WasRead(trailers)
 
     def _until_told(self, read: Iterator[pa.RecordBatch], deadline: ReadDeadline) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of a fetch. Another thread brings the deadline forward when the worker sends `EndRead`.
+        """Yield the batches of a fetch. If the worker sends `EndRead`, the fetch ends early: another thread detects
+        the message, and brings the deadline of the fetch forward.
 
         The worker sends nothing else during a fetch. The other thread only polls, and takes no message from the
         connection. So if the other thread still polls after the fetch and detects the next order, the order is

@@ -73,8 +73,9 @@ class Line:
         """Accept the connection of a host, on the worker's side. Raises OSError or EOFError if the peer does not
         send the secret.
 
-        A peer is refused if it sends nothing for HANDSHAKE_SECONDS. This method does not limit the total time of a
-        peer that sends single bytes. The caller has to limit it, and to shut the connection down."""
+        A peer is refused if it sends nothing for HANDSHAKE_SECONDS. But a peer that sends single bytes can take
+        longer in total. The caller has to limit the total time, and to shut the connection down when it is over.
+        """
         connection.settimeout(HANDSHAKE_SECONDS)
         try:
             line = cls(connection, context, is_worker=True)
@@ -99,8 +100,8 @@ class Line:
             return pickle.loads(self._read(length))  # noqa: S301 - the peer has sent the secret
 
     def poll(self, seconds: float) -> bool:
-        """Wait until something arrives: a part of an object, or the end of the connection. Returns False if nothing
-        arrives within this time. Also returns False at once if another thread is receiving."""
+        """Wait for at most `seconds` until something arrives: a part of an object, or the end of the connection.
+        Returns whether something has arrived. If another thread is receiving, returns False at once."""
         if not self._receiving.acquire(blocking=False):
             return False
         try:

@@ -180,8 +180,8 @@ class SparkProcessorHosts:
 
         answers = [self._pool.submit(read, task) for task in range(len(parts))]
         if budget.linger is not None and any(_has_records(done) for done in as_completed(answers)):
-            # Hosts that are still reading have found no records. Their fetches end, so that the records of the
-            # other hosts are delivered now.
+            # A host has read records, and its fetch has ended. The fetches of all other hosts are ended, too, so
+            # that these records are delivered now.
             for number in numbers:
                 connections[number].end_read()
         for part, answer in zip(parts, answers, strict=True):
@@ -252,10 +252,13 @@ class SparkProcessorHosts:
     # Hosts
 
     def _present(self, wanted: int) -> dict[int, HostConnection]:
-        """Start those of the first `wanted` hosts that are not running, and return the connections to all hosts
-        that are connected. The first call waits until all started hosts are connected. Later calls wait only if no
-        host is connected. Raises HostLost if no host is connected after `patience` seconds, or if all hosts have
-        ended."""
+        """Start those of the first `wanted` hosts that are not running. Returns the connections to all hosts that
+        are connected.
+
+        The first call waits until `wanted` hosts are connected. Later calls wait only if no host is connected. Each
+        call waits for at most `patience` seconds, and stops waiting when the tasks of all hosts have ended. Raises
+        HostLost if no host is connected then.
+        """
         with self._changed:
             for number, connection in list(self._connections.items()):
                 if connection.is_lost:

@@ -1,2 +1,3 @@
-"""Sinks, which store batches. Each sink stores the records of a part once, even if the part is written
-repeatedly."""
+"""Sinks, which store batches. Sinks of tables and folders store each record once, even if a batch is written
+repeatedly. The sink `ForeachBatchSink` calls a function of the user, which has to recognise repeated parts
+itself."""

@@ -1,7 +1,7 @@
 """The columns that are added to an Iceberg table, and the types to which its columns are widened.
 
-pyiceberg also makes changes that the format does not allow. For example, it changes the scale of a decimal, and
-other engines then read wrong numbers from the existing files. So this module chooses the types.
+This module makes only changes that the format allows. pyiceberg alone would make others, too. For example, it would
+change the scale of a decimal, and other engines would then read wrong numbers from the existing files.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,8 +21,9 @@ _RESERVED: Final = frozenset(
 
 
 def added_columns(columns: pa.Schema, table: pa.Schema, name: str) -> pa.Schema:
-    """Return the columns with the types that they will have in the table. If the table already has a column, its
-    type is widened if necessary, and the column allows nulls only if it allows them now. New columns allow nulls.
+    """Return the columns with the types that they will have in the table. A column that the table already has gets
+    a wider type than its present one if this is necessary, and allows nulls only if it does so now. New columns
+    allow nulls.
 
     `table`: the columns of the table `name`. Raises SinkError if the format does not allow to widen a column,
     or if the name of a new column is reserved.

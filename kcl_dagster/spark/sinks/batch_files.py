@@ -49,7 +49,7 @@ MANIFEST_TYPE: Final = row_type(_MANIFEST)
 @dataclass(frozen=True, slots=True)
 class RowsOfLease:
     """The rows of one lease in a file. `rows`: the number of these rows. `minutes`: their number in each minute;
-    None if the rows do not have the column `worker.batch.Batch.time_column`."""
+    None if the rows do not have the column that `worker.batch.Batch.time_column` names."""
 
     rows: int
     minutes: tuple[MinuteRows, ...] | None
@@ -61,7 +61,7 @@ class BatchFile:
 
     - `path`: the final path.
     - `leases`: the leases of the rows, according to the lease column of the output; None if they are not known.
-    - `partition`, `statistics`: see `StagedFile` and `ForTable`. Both are None if the file does not belong to a
+    - `partition`, `statistics`: see `StagedFile` and `ForTable`. Both are None if the file was not written for a
       table.
     """
 
@@ -92,10 +92,10 @@ class ForTable:
     - `target`: the columns of the table; None if there is no table yet.
     - `statistics`: turns a file's footer into a text. From this text, the driver makes the statistics of the file.
     - `is_staged`: whether the files are written to the staging folder of the chain, like the files of a Parquet
-      folder. This is for files that are never added to the table. All other files get their final names at once,
-      because readers see them only when a commit has added them to the table.
-    - `paths`: returns the paths of the files that the commit will write for these rows. If one of the paths is too
-      long for the store, the rows are refused.
+      folder. True for files that are never added to the table themselves, such as files of change rows. All other
+      files get their final names at once, because readers see them only when a commit has added them to the table.
+    - `paths`: a function that is called with rows, and returns the paths of the files that the commit will write
+      for them. If one of the paths is too long for the store, the rows are refused.
     """
 
     target: Target | None
@@ -129,8 +129,9 @@ class Step(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StageFiles:
-    """Stages the rows of a task. It is a function for `mapInArrow` over the output of the transform, and yields a
-    row for each file, see `batch_files`. A fetch calls `write` instead."""
+    """Stages the rows of a task. An object of this class is a function for `mapInArrow` over the output of the
+    transform. It yields a row for each file that it has written; the function `batch_files` reads these rows. A
+    fetch calls `write` instead."""
 
     store: StagingStore
     layout: Layout
@@ -154,7 +155,7 @@ class StageFiles:
     unchanged."""
 
     is_as_read: bool = False
-    """Whether the rows are records as the fetch has read them. If so, their texts are valid."""
+    """Whether the rows are records as the fetch has read them. Their texts are then valid, and are not checked."""
 
     table: ForTable | None = None
     """How the files are written for a table. None: the files are not for a table."""
@@ -346,8 +347,9 @@ def _leases(parts: str | None) -> dict[LeaseKey, RowsOfLease] | None:
 
 
 def staged_files(files: Sequence[BatchFile]) -> tuple[StagedFile, ...]:
-    """Convert the files of a batch for an entry. Used for tables to which the files themselves are not added, so
-    the entry has the paths at which the files are staged."""
+    """Convert the files of a batch to the form that an entry of a chain contains. Used for tables to which the rows
+    of the files are added, but not the files themselves. So the entry has the paths at which the files are
+    staged."""
     paths = [staged_for(file.path) for file in files]
     assert None not in paths
     return tuple(StagedFile(str(path), file.rows, file.bytes) for path, file in zip(paths, files, strict=True))
@@ -401,8 +403,8 @@ def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def utc(schema: pa.Schema) -> pa.Schema:
-    """The schema with UTC as the zone of all times that have a zone. The instants remain the same. So files do not
-    depend on the time zone of the session."""
+    """The schema with UTC as the zone of all times that have a zone. The instants remain the same. With this
+    schema, files do not depend on the time zone of the session."""
     return pa.schema(
         [
             field.with_type(pa.timestamp(field.type.unit, tz="UTC"))

@@ -1,8 +1,8 @@
 """An Iceberg table in its catalog, as a sink uses it. Executors write the files, and pyiceberg commits them.
 
 If another commit was made first, this module loads the table again and repeats its own commit. pyiceberg's own
-retry is switched off, because it would add the same files to the new state of the table, although the other commit
-may have added them already.
+retry is switched off, because it would add the same files to the new state of the table. If another worker has
+carried out the same commit, the table would then have the files twice.
 """
 
 import re
@@ -59,8 +59,8 @@ class Addition:
 
     - `properties`: properties of the table that the commit sets.
     - `summary`: entries for the summary of the snapshot.
-    - `maintains`: whether the commit expires old snapshots, see `snapshot_expiry`, and merges small manifests if
-      the table has no setting for this.
+    - `maintains`: whether the commit expires old snapshots (see `snapshot_expiry`) and merges small manifests. For
+      the merging of manifests, a setting of the table takes precedence.
     """
 
     files: Sequence["DataFile"]
@@ -173,8 +173,8 @@ class CatalogTable:
             raise
 
     def location(self) -> str:
-        """The location of the table, or the location at which `create` would make it. Raises ConfigurationError if
-        there is no table, and only the catalog's server knows the location of a new table."""
+        """The location of the table, or the location at which `create` would make it. If there is no table, and the
+        catalog's server chooses the locations of new tables, raises ConfigurationError."""
         from pyiceberg.catalog import MetastoreCatalog
 
         table = self.load()
@@ -196,7 +196,7 @@ class CatalogTable:
 
     def _refuse_catalog_in_name(self) -> None:
         """Raise ConfigurationError if the name of a new table begins with the name of the catalog, as in the SQL of
-        engines. In a catalog with nested databases, this would make a database with the catalog's name."""
+        engines. In a catalog with nested databases, such a name would make a database with the catalog's name."""
         first, *inside = self.identifier.split(".")
         if len(inside) < 2 or first != self.catalog.name or self.catalog.namespace_exists(self._namespace):
             return
@@ -206,8 +206,8 @@ class CatalogTable:
         )
 
     def _check_place(self) -> None:
-        """Raise ConfigurationError if the catalog has no location for a new table. For this, pyiceberg raises only
-        a ValueError that does not say what to do. Catalogs whose server chooses the locations are not checked."""
+        """Raise ConfigurationError if the catalog has no location for a new table. pyiceberg itself raises only a
+        ValueError, which does not say what to do. Catalogs whose server chooses the locations are not checked."""
         from pyiceberg.catalog import LOCATION, WAREHOUSE_LOCATION, MetastoreCatalog
 
         catalog = self.catalog
@@ -288,9 +288,9 @@ class CatalogTable:
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         """Store the moment through which the application is complete, see `worker.staging.StagingSink`. If no
-        recent snapshot has the moment, it becomes a property of the table. The sink makes no snapshot without data
-        for this. Such a snapshot would have to be expired later, and the commit of a batch that is made at the same
-        time would fail because of it."""
+        recent snapshot has the moment in its summary, the moment is stored as a property of the table. It is not
+        stored with a snapshot without data, for two reasons: such a snapshot would have to be expired later, and it
+        would make a concurrent commit of a batch fail."""
         if known.through is None or (known.epoch, wanted) <= self._kept:
             return
         from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
@@ -321,8 +321,8 @@ def recent_summaries(table: "Table", key: str) -> list[str | None]:
 
 
 def _append(table: "Table", addition: Addition) -> None:
-    """Commit the addition in one transaction. The commit makes one snapshot, or one for each partition spec of the
-    files, if the table's spec was changed since the files were written."""
+    """Commit the addition in one transaction. The commit makes one snapshot. If the table's partition spec was
+    changed since some files were written, it makes one snapshot for each spec of the files."""
     from pyiceberg.table.update.snapshot import ExpireSnapshots
 
     from kcl_dagster.spark.sinks.iceberg_snapshots import addition as added
@@ -390,9 +390,9 @@ def tried_once(
 class _LooksUp:
     """A catalog that loads the table if a commit was refused, and checks whether the commit was made nevertheless.
 
-    If the response to a request was lost, the catalog's client may have sent the request again. The first request
-    has then succeeded, and the second one was refused. pyiceberg alone would delete the manifests of the commit,
-    although the table refers to them.
+    If the response to a request was lost, the catalog's client may have sent the request again. It is then possible
+    that the first request has succeeded, and the second one was refused. Without this class, pyiceberg would delete
+    the manifests of the commit, although the table refers to them.
 
     This class also refuses to expire snapshots that have got a tag or a branch meanwhile, see `Unreferenced`."""
 

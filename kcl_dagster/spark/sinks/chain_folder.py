@@ -1,7 +1,7 @@
 """The folder of an Iceberg table's chains (logs of committed batches): below the table's location, or elsewhere.
 
-The location is requested from the catalog when it is first needed, so that a catalog that does not respond is
-handled like any other outage.
+The location is requested from the catalog when it is first needed, and not when the sink is made. So if the catalog
+does not respond, the worker handles this like any other outage.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,9 @@
 """Staging of batches of change rows, by which rows of a table are inserted, updated or deleted.
 
 The files of such a batch are not added to the table. They are staged beside the chains, and the commit that applies
-the changes removes them, see `delta_merges` and `iceberg_merges`. The column `DELETES` of a row shows whether the
-row deletes its key. `delete_when` is evaluated before the batch is decided, so that an error in it fails the batch.
+the changes removes them, see `delta_merges` and `iceberg_merges`. The column `DELETES` of a change row shows
+whether the change row deletes the table's row with the same key. The sink computes this column from the condition
+`delete_when` before the batch is decided. So an error in the condition fails the batch.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -129,8 +130,8 @@ class ChangeFiles:
 
     @property
     def _accepted(self) -> Target:
-        """The columns that change rows can have. All columns but those of the key can have nulls, because a row
-        that deletes its key needs no other values."""
+        """The columns that change rows can have. All columns but those of the key can have nulls, because a change
+        row that deletes needs only the key."""
         known = self.first if self.table.target is None else self.table.target.schema
         assert known is not None
         fields = [field.with_nullable(field.name not in self.changes.merge_on) for field in without_mark(known)]

@@ -43,8 +43,8 @@ class ChangeKeys:
             if of_changes is None or of_rows is None:
                 of_changes, of_rows = more_of_changes, more_of_rows
                 continue
-            # Both codes are below the number of changes, so that their combination fits into 64 bits. The
-            # combinations get new codes, which are again below the number of changes.
+            # Both codes are below the number of changes, so their combination fits into 64 bits. The combinations
+            # get new codes, which are again below the number of changes.
             pairs = of_changes * len(values) + more_of_changes
             pairs_of_rows = np.where((of_rows < 0) | (more_of_rows < 0), NONE, of_rows * len(values) + more_of_rows)
             known = pa.array(np.unique(pairs))

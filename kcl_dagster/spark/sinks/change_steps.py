@@ -84,8 +84,8 @@ def steps(
 
 def _kind(entry: PublishingEntry) -> tuple[ChangeRules | None, str | None]:
     """The rules and the schema of an entry's changes; both are None without changes. Only consecutive entries with
-    the same result are in one step. The schema counts, because a change does not set columns that its batch does
-    not have."""
+    the same result are in one step. The schema counts, because a change row sets only the columns that the output
+    of its batch had."""
     if entry.rules is None or entry.rules.changes is None:
         return None, None
     return entry.rules.changes, entry.rules.schema

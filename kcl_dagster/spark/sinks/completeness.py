@@ -1,9 +1,9 @@
 """The time through which an application is complete, stored with its data for engines that do not use Dagster.
 
 An epoch and a time, `through`, are stored together. They mean: when this pair was written, every record that had
-arrived at the streams before `through` was stored. A reset or an import begins a new epoch: records that arrived
-before the former epoch's `through` can then be stored again. Therefore the latest time of the newest epoch is
-valid. Earlier times of the same epoch are lower bounds.
+arrived at the streams before `through` was stored. A reset or an import begins a new epoch, because records that
+arrived before the former epoch's `through` can then be stored again. So only times of the newest epoch are valid.
+The latest of them applies; the earlier ones are lower bounds.
 
 In a Parquet folder, each application has a file with its epoch and time. In a table, the pair is in the metadata of
 the commits. If a table gets no commit for longer than a window, the pair is stored in a commit without data, or in

@@ -44,8 +44,9 @@ def append(
 
 
 def commit_properties(transactions: Mapping[str, int], metadata: Mapping[str, str]) -> "CommitProperties":
-    """The properties of a commit. `transactions`: the versions of applications in the table's transaction log, by
-    the ids of the applications. Two commits with versions of one application conflict."""
+    """The properties of a commit. `transactions`: the versions that the commit writes into the table's transaction
+    log, by the ids of their applications. If two concurrent commits write versions of the same application, the
+    later one is refused."""
     from deltalake import CommitProperties, Transaction
 
     return CommitProperties(

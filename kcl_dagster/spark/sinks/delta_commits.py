@@ -1,8 +1,8 @@
 """Commits batches to a Delta table with delta-rs, after chains have decided them.
 
 A Delta table's transaction log can contain a version number for each application that writes to the table. For an
-application of this package, the version is the number of its last commit. Two commits with versions of one
-application conflict, so that the later one is refused.
+application of this package, the version is the number of its last commit. If two concurrent commits write versions
+of the same application, the later one is refused.
 """
 
 from collections.abc import Sequence

@@ -72,19 +72,19 @@ def compact_delta(
     vacuum: bool = False,
 ) -> Compaction:
     """Merge the small files of the Delta table at `path`. Can run beside the consumer. Raises StoreLocked if
-    another compaction is running. If another compaction finds this one running, the error of the other one names
-    `by`.
+    another compaction is running. `by`: the name of this compaction in the error of another one that begins while
+    this one runs.
 
     - `storage_options`: options of delta-rs, which replace those that are made from `s3`.
-    - `vacuum`: before merging, delete files that were removed from the table longer ago than its retention. Files
-      that are merged remain in the folder until a later vacuum. So readers can use them until the next compaction,
-      even if the retention of the table is zero.
+    - `vacuum`: before merging, delete files that were removed from the table longer ago than the retention of the
+      table. Files that are merged remain in the folder until a later vacuum. So readers can use them until the next
+      compaction, even if the retention of the table is zero.
     - `beside_others`: compact the table although another program has compacted it.
 
     Logs a warning and does not merge:
 
-    - tables that another program has compacted, until this function was called with `beside_others`: after two
-      compactions at once, a table has the rows twice,
+    - tables that another program has compacted, because two compactions at once would store rows twice. A call with
+      `beside_others` ends this, until another program compacts the table again,
     - tables that are partitioned by a decimal or binary column: delta-rs changes values of such columns,
     - partitions with `~` in the path of a file: delta-rs does not find such files.
     """
@@ -205,8 +205,8 @@ def _optimized(
     lock: StoreLock,
     conditions: Sequence[tuple[str, str, Any]] | None = None,
 ) -> Compaction:
-    """Let delta-rs merge the files of the table, or of the partitions that match `conditions`. Raises Unsafe if the
-    lock was lost meanwhile, because delta-rs cannot be interrupted."""
+    """Let delta-rs merge the files of the table, or of the partitions that match `conditions`. delta-rs cannot be
+    interrupted, so the lock is checked afterwards. Raises Unsafe if the lock was lost and files were merged."""
     from deltalake import CommitProperties
 
     lock.extend()

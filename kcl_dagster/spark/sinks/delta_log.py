@@ -67,8 +67,8 @@ class DeltaLog:
     @contextmanager
     def errors(self) -> Iterator[None]:
         """A context for work with the open table. If the work fails, the table is closed, and the next attempt
-        opens it again. The table may have been removed or made again, and then work with the old open table always
-        fails.
+        opens it again. This is needed if the table was removed or made again, because work with the old open table
+        would then always fail.
 
         The table is not opened again within the same attempt, because the files of the attempt follow the rules of
         the table that was open. The next attempt writes files by the rules of the table that it opens.
@@ -138,8 +138,8 @@ class DeltaLog:
     def _refuse_another(self, table: "DeltaTable") -> None:
         """Raise SinkError if the last known commit is not in the log any more: the table was removed or made again.
 
-        delta-rs does not detect this if the new table has at least as many versions as the old one. It would then
-        append to the new table with the schema and the batch numbers of the old one.
+        delta-rs does not detect this if the new table has at least as many versions as the old one. delta-rs would
+        then append to the new table with the schema and the batch numbers of the old one.
         """
         if self._newest is not None and self._newest != self._commit_of(table):
             raise SinkError(
@@ -149,7 +149,7 @@ class DeltaLog:
 
     def _commit_of(self, table: "DeltaTable") -> tuple[int, bytes] | None:
         """The newest version that the table object knows, and a digest of the version's file in the log. None if
-        the file was removed: files are removed after a checkpoint has replaced them."""
+        the file was removed. Files of the log are removed after a checkpoint of the log has replaced them."""
         version = table.version()
         content = found_content(self.store, f"_delta_log/{version:020}.json")
         return None if content is None else (version, md5(content, usedforsecurity=False).digest())

@@ -1,7 +1,8 @@
 """Commits change rows to a Delta table: for each key, the last change is merged into the table.
 
-A commit is made in steps, see `change_steps`. Each step records how many entries were applied, as the version of a
-separate application in the table's transaction log. The last step also records the number of the commit.
+A commit is made in steps, see `change_steps`. Each step records how many entries of the commit were applied so far.
+This record is the version of a separate application in the table's transaction log. The last step also records the
+number of the commit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +69,8 @@ class DeltaMerges:
         return table
 
     def _make(self, step: MergeStep, *, is_last: bool) -> None:
-        """Commit the step. Does nothing if the table contains some or all of its entries."""
+        """Commit the step. Does nothing if the table contains some or all entries of the step, because another
+        worker has committed them."""
         from deltalake.exceptions import CommitFailedError
 
         version = self.number * _STEPS + step.through

@@ -43,8 +43,9 @@ class MergedPaths:
     Can be sent to an executor.
 
     - `columns`: the partition columns of the table.
-    - `of_deletes`: the partition columns whose values are also checked in change rows that delete. If a change row
-      deletes a row, the merge writes the remaining rows of the partition again.
+    - `of_deletes`: the partition columns by which the paths for change rows that delete are named. These paths are
+      needed because the merge writes the remaining rows of the partition again. Empty if the path of no partition
+      of the table is too long.
     """
 
     columns: tuple[str, ...]
@@ -60,8 +61,8 @@ class MergedPaths:
         too_long: Callable[[str], str | None],
     ) -> Self:
         """Make the paths for a table. `partitions`: the partitions that the table has. Other writers can have given
-        their folders short names, and the names that delta-rs uses can then be too long. `keys`: the columns of
-        the key. `too_long`: see `Store`.
+        the folders of these partitions short names. The longer names that delta-rs would give to them can be too
+        long. `keys`: the columns of the key. `too_long`: see `Store`.
 
         Raises SinkError if the path of a partition is too long, unless the values of the key's columns alone make
         it too long. In that case, only changes with these values concern the partition, and they are refused one

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 # The features of a table that appends support. Each of them is satisfied by appended files with statistics, or by
-# `DeltaRules`. delta-rs commits to tables with these features. It refuses other features only when it commits,
-# after batches were decided. So the sink refuses them earlier.
+# `DeltaRules`. delta-rs commits to tables with these features. delta-rs refuses tables with other features, but
+# only at a commit, when batches are already decided. So the sink refuses such tables earlier.
 _HONOURED: Final = frozenset(
     {
         "appendOnly",
@@ -162,9 +162,9 @@ class DeltaRules:
 
 
 def _computed(output: DataFrame, sql: str, kind: DataType) -> Column:
-    """Return the expression of a generated column, cast to the type of the column. If the type has NOT NULL inside,
-    Spark does not cast an expression that can have nulls to it. In this case, the type is used with nulls allowed,
-    and `Target.check` then raises an error with the name of the column."""
+    """Return the expression of a generated column, cast to the type of the column. If a field inside the type is
+    NOT NULL, Spark refuses to cast an expression that can have nulls. The expression is then cast to the same type
+    with nulls allowed. Later, `Target.check` raises an error with the name of the column."""
     nullable = StructType([StructField("", kind)]).toNullable()[0].dataType
     if kind != nullable:
         try:

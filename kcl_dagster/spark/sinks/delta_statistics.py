@@ -1,11 +1,13 @@
 """Statistics of a file in the log of a Delta table, by which readers skip files.
 
 The statistics are made from the footer of the Parquet file, so the file is not read again. Bounds that can be wrong
-are left out: those of floats, which do not include NaN, of decimals, which lose digits in JSON, and of bytes.
+are left out. These are the bounds of floats, because they do not include NaN; of decimals, because they lose digits
+in JSON; and of bytes.
 
 Merges and compactions write files with delta-rs, which makes the statistics itself. In delta-rs, bounds of floats
-do not include NaN, and bounds of decimals are converted to doubles. With such bounds, readers would skip files that
-contain rows they search for. `file_writer` lets delta-rs leave out the statistics of such columns.
+do not include NaN, and bounds of decimals are converted to doubles. With such bounds, readers would skip files
+although these contain rows that the readers search for. So `file_writer` configures delta-rs to leave out the
+statistics of such columns.
 """
 
 import json

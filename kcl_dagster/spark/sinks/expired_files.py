@@ -1,5 +1,5 @@
-"""Deletes the files of an Iceberg table that only expired snapshots contained: manifest lists, manifests, and data
-and delete files that this package or another writer has replaced.
+"""Deletes the files of an Iceberg table that only expired snapshots contained. These are manifest lists, manifests,
+and the data and delete files that this package or another writer has replaced.
 
 A data or delete file is deleted only if two conditions hold:
 
@@ -9,8 +9,8 @@ A data or delete file is deleted only if two conditions hold:
 The metadata of each snapshot lists the files that the snapshot has removed. So the work grows with the number of
 changes, and not with the number of files in the table.
 
-The files are deleted after the commit that has expired the snapshots, when the table was loaded again. If the
-worker is killed before it has deleted them, they become orphan files, which an engine can remove.
+The files are deleted after the commit that has expired the snapshots, according to the table's metadata after this
+commit. If the worker is killed before it has deleted them, they become orphan files, which an engine can remove.
 """
 
 import logging
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 def remove_expired(old: OldSnapshots, statistics: "Sequence[StatisticsFile]", table: "Table") -> None:
     """Delete the files that only the expired snapshots `old` contained. `statistics`: the statistics files of the
     table before the commit that has expired the snapshots. `table`: the table after this commit. Errors are only
-    logged, because the commit was made."""
+    logged, because the commit itself has succeeded."""
     if not old.expired:
         return
     try:
@@ -71,8 +71,8 @@ class ExpiredFiles:
         return [*self._files(main, others), *manifests, *lists]
 
     def _remaining(self) -> "tuple[list[Snapshot], list[Snapshot]]":
-        """Two lists: the snapshots of the main branch that remain after the expired ones, from the oldest on; and
-        all other remaining snapshots."""
+        """Two lists of remaining snapshots: those of the main branch that follow the last expired one, the oldest
+        first; and all others."""
         newest = self.metadata.current_snapshot()
         history = [] if newest is None else history_of(self.metadata.snapshots, newest)
         ids = [one.snapshot_id for one in history]

@@ -32,8 +32,8 @@ def with_id(column: pa.Field, of: pa.Field) -> pa.Field:
 
 def as_read(written: pa.Schema, table: pa.Schema) -> pa.Schema:
     """The columns of a file with the names that they have in the table now. Columns that were dropped are left out.
-    Fields that were added to a struct since then are included, because readers find nulls in them. Both schemas
-    have ids."""
+    Fields that were added to a struct since the file was written are included, because readers find nulls in them.
+    Both schemas have ids."""
     by_id = {id_of(column): column for column in written}
     return pa.schema([_field(by_id[id_of(column)], column) for column in table if id_of(column) in by_id])
 

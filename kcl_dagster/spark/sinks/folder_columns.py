@@ -80,9 +80,10 @@ class FolderColumns:
         return True
 
     def add(self, types: Types) -> bool:
-        """Store the types of the columns in files, before readers see the files. Returns False if another worker
-        has stored columns meanwhile, and the files have to be written again, see `agreed`. This is so if a column
-        is now stored with a wider type, or if a column is not stored and `evolve` forbids new columns."""
+        """Store the types of the columns in files, before readers see the files. Returns False if the files have to
+        be written again, because another worker has stored columns meanwhile; `agreed` returns the types to write.
+        The files have to be written again in two cases: a column is now stored with a wider type; or a column is
+        not stored, and `evolve` forbids new columns."""
         known = self.types.known()
         if not known:
             self.types.begin(types)
@@ -94,8 +95,9 @@ class FolderColumns:
         return self._conform(types, self.types.known())
 
     def agreed(self, types: Types) -> dict[str, pa.DataType]:
-        """The types with which files are written again: the types of the stored columns, and for other columns the
-        types in `types`. If `evolve` forbids new columns, only the types of the stored columns."""
+        """The types with which files are written again. For stored columns, these are the stored types. For other
+        columns, they are the types in `types`. If columns are stored and `evolve` forbids new ones, other columns
+        are left out."""
         known = self.types.known()
         return known if known and self.evolve != "add" else {**types, **known}
 

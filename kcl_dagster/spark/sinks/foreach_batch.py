@@ -15,9 +15,9 @@ StoreBatch = Callable[[DataFrame, Batch], None]
 class ForeachBatchSink:
     """Calls `store` with the transformed records and the batch's identity, on the worker's main thread.
 
-    Delivery is at least once: after a crash, the same parts are delivered again with the same records. A part can
-    then be alone in its batch, or together with other parts than before. Each record is stored exactly once in
-    either of two cases:
+    Delivery is at least once: after a crash, the same parts are delivered again with the same records. A part is
+    the records of one shard in a batch. When it is delivered again, it can be alone in its batch, or together with
+    other parts than before. Each record is stored exactly once in either of two cases:
 
     - `store` writes its output under a key that identifies the part.
     - For each (application, stream, shard), `store` rejects a part whose `number` is not above the number of the

@@ -54,8 +54,8 @@ def file_stem(part: Part) -> str:
 
     - application and lease, because applications can share a folder,
     - the checkpoint after which the part begins,
-    - the part's number, because a part and its first half begin at the same checkpoint, and so do the first parts
-      of a lease before and after the lease was made again.
+    - the part's number, because different parts can begin at the same checkpoint: a part and its first half, or the
+      first parts of a lease before and after the lease was made again.
     """
     stem = _stem_of_version_0_1(part)
     return stem if part.number in _NUMBERS_OF_VERSION_0_1 else f"{_short_name(part.application)}.{stem}"
@@ -182,7 +182,7 @@ def stored_to(
 ) -> Checkpoint | None:
     """The checkpoint through which the table contains the part; None if it does not contain the part. See
     `worker.staging.FormerParts`. `newest`: the number of the last part of the shard in the table. `records`:
-    returns the records of the shard's parts in the table, the last one first."""
+    returns the texts of `StoredPart` that the table has for parts of the shard, the last one first."""
     first = _first_number(part)
     if newest is None or newest < first:
         return None
@@ -201,7 +201,7 @@ def stored_to(
 
 
 def withdrawn(part: Part) -> str:
-    """The record of a withdrawn part."""
+    """The text of `StoredPart` that a table gets for a withdrawn part."""
     return str(StoredPart(part.number, "", ""))
 
 
@@ -263,8 +263,8 @@ class DeltaParts:
 
 
 def _delta_records(table: "DeltaTable", key: str) -> Iterator[str]:
-    """The records of one shard's parts in the commits of the table. The last commits are read first. They are
-    usually sufficient, and reading all commits of a month takes minutes."""
+    """The texts of `StoredPart` that the commits of the table have for parts of one shard. The last commits are
+    read first. They are usually sufficient, and reading all commits of a month takes minutes."""
     for limit in (RECENT_COMMITS, None):
         yield from (commit[key] for commit in table.history(limit) if key in commit)
 

@@ -42,8 +42,8 @@ class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     - `number`: the number of the commit.
     - `chains`: the folder of the chains whose entries the commit adds to the table.
-    - `entries`: 0 if the commit is finished. A commit can consist of several steps, each in a snapshot of its own.
-      Until the last step, this is the number of entries that the steps have added so far.
+    - `entries`: the number of entries that the steps of the commit have added so far; 0 if the commit is finished.
+      A commit can consist of several steps, each in a snapshot of its own.
     """
 
     number: int
@@ -59,8 +59,8 @@ class IcebergCommits:
     chains: ChainFolder
     runtime: Runtime
     _merges: dict[tuple[str, int, int, int], IcebergMerge] = field(default_factory=dict, compare=False)
-    """The last step that was begun. If its outcome is not known, the next attempt uses the files that this step has
-    written."""
+    """The last step of change rows that was begun, if it is not known to be committed. The next attempt uses the
+    files that this step has written."""
 
     def committed(self, series: str) -> int:
         with self.table.errors():

@@ -44,16 +44,16 @@ class InspectedTable(CatalogTable):
         return load_catalog(name, **{**properties, **_IN_MEMORY})
 
     def _make_database(self) -> None:
-        """Make no database. To find the place of a table, pyiceberg reads the properties of the database. If the
-        database is missing, pyiceberg gets no properties here, because a worker would make the database without
-        any."""
+        """Make no database. To find the place of a table, pyiceberg reads the properties of the database. For a
+        missing database, pyiceberg gets an empty set of properties here, because a worker would make the database
+        without properties."""
         if not self.catalog.namespace_exists(self._namespace):
             setattr(self.catalog, "load_namespace_properties", _no_properties)  # noqa: B010 - typed as a method
 
     @property
     def has_place(self) -> bool:
-        """Whether it is known where the table is, or will be made. A Hive metastore decides on the location of a
-        database when the database is made."""
+        """Whether it is known where the table is, or will be made. It is not known for a missing database of a Hive
+        metastore, which decides on the location of a database when the database is made."""
         is_hive = type(self.catalog).__name__ == "HiveCatalog"  # its module needs a further package
         with self.errors():
             return not is_hive or self.catalog.namespace_exists(self._namespace)
@@ -79,7 +79,8 @@ def _no_properties(_: Any) -> dict[str, str]:
 
 
 def _is_missing_file(uri: str) -> bool:
-    """Whether this is the address of a database of SQLite whose file does not exist. A connection would make it."""
+    """Whether this is the address of a database of SQLite whose file does not exist. A connection to the database
+    would make the file."""
     from sqlalchemy import make_url
 
     url = make_url(uri)

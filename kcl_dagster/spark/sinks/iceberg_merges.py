@@ -142,8 +142,8 @@ class IcebergMerge:
         self._written = [path for path in self._written if path in kept]
 
     def _follow(self, loaded: "Table") -> None:
-        """If the table's schema or other rules have changed since files were written, forget these files, so that
-        they are written again by the new rules."""
+        """Compare the table's schema and other rules with those by which files were written. If they have changed,
+        forget the files, so that they are written again by the new rules."""
         rules = (
             loaded.schema().schema_id,
             loaded.spec().spec_id,
@@ -162,8 +162,8 @@ class IcebergMerge:
         self._keys = ChangeKeys(self.rows.select(list(self.changes.merge_on)))
 
     def _named_now(self, loaded: "Table", known: pa.Schema) -> pa.Table:
-        """The changes, in which each column has the name and type that the table now has for the id of the column.
-        Raises SinkError if a name in the rules of the changes is now the name of another column. `known`: the
+        """The changes with the names and types that the columns of the table have now. Columns are matched by their
+        ids. Raises SinkError if a name in the rules of the changes is now the name of another column. `known`: the
         columns of the table."""
         if not has_ids(self.written):
             return self.decided  # an earlier version has staged them, without ids
@@ -247,8 +247,8 @@ class IcebergMerge:
 
     def _newer(self, places: np.ndarray, known: pa.ChunkedArray, order: str) -> np.ndarray:
         """Return `places` with NONE for each row that is newer than its change. `known`: the values of `order_by`
-        in the rows. `order`: the column of the changes with which they are compared. Null is the lowest value, and
-        NaN is the highest value."""
+        in the rows. `order`: the column of the changes with which these values are compared. Null is the lowest
+        value, and NaN is the highest value."""
         hits = np.flatnonzero(places != NONE)
         known = known.take(pa.array(hits))
         change = self.rows.column(order).take(pa.array(places[hits]))
@@ -280,8 +280,9 @@ class IcebergMerge:
         self, batches: Iterable[pa.RecordBatch], places: np.ndarray, replaced: np.ndarray
     ) -> Iterator[pa.RecordBatch]:
         """Apply changes to the rows of a file. `places`: for each row, the place of its change, or NONE.
-        `replaced`: for each row, the place of its change; NONE if columns that the change lacks keep their values,
-        even if `REPLACES` is true for the change."""
+        `replaced`: like `places`, but NONE if the row is newer than the earlier change that deletes its key.
+        Columns that a change lacks become null in a row if the row has a place in `replaced` and `REPLACES` is true
+        for the change. In all other rows, they keep their values."""
         deletes = self.rows.column(DELETES).to_numpy()
         replaces = self.rows.column(REPLACES).to_numpy() if REPLACES in self.rows.column_names else None
         first = 0
@@ -317,8 +318,8 @@ class IcebergMerge:
     # New files
 
     def _inserts(self, loaded: "Table", seen: np.ndarray) -> "tuple[DataFile, ...]":
-        """Write files with new rows: the changes whose keys no row of the table has, without changes that delete.
-        `seen`: for each change, whether a row of the table has the key of the change."""
+        """Write files with new rows. There is a new row for each change that does not delete, and whose key no row
+        of the table has. `seen`: for each change, whether a row of the table has the key of the change."""
         are_new = ~seen & ~self.rows.column(DELETES).to_numpy()
         which = are_new.tobytes()
         if self._inserted is None or self._inserted[0] != which:

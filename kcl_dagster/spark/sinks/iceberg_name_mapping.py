@@ -14,7 +14,7 @@ NAME_MAPPING: Final = "schema.name-mapping.default"
 
 def name_mapping(table: "Table") -> dict[str, str]:
     """The property, with all columns of the table. Engines that replace a table or its schema do not always add new
-    columns to the property. Names that it has keep their ids."""
+    columns to the property. Names that the property already has keep their ids."""
     from pyiceberg.table.name_mapping import NameMapping
 
     known = table.metadata.name_mapping()
@@ -27,7 +27,7 @@ def _completed(known: "Sequence[MappedField]", wanted: "Sequence[MappedField]") 
 
     taken = {name for one in known for name in one.names}
     found: dict[int | None, MappedField] = {one.field_id: one for one in known if one.field_id is not None}
-    others = [one for one in known if one.field_id is None]  # names that belong to no column
+    others = [one for one in known if one.field_id is None]  # names that are mapped to no column
     for one in wanted:
         new = [name for name in one.names if name not in taken]
         there = found.get(one.field_id) or MappedField(field_id=one.field_id, names=[])

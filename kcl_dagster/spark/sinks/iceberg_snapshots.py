@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 class FileAddition(_MergeAppendFiles):
-    """An append that merges small manifests, also those of a former partition spec whose columns were dropped. For
-    such a spec, pyiceberg does not know the types of the partition values, and writes no manifest."""
+    """An append that merges small manifests. This includes manifests of a former partition spec whose columns were
+    dropped. pyiceberg alone writes no manifest for such a spec, because it does not know the types of the partition
+    values."""
 
     def new_manifest_writer(self, spec: "PartitionSpec") -> ManifestWriter:
         metadata = self._transaction.table_metadata

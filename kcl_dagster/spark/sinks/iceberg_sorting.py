@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.sorting import SortField
 
 # Transforms whose values have the same order as the column. For them, rows are sorted by the column itself, and not
-# by the value of the transform. Rows with an equal value are therefore not sorted by the next field. So the sort
-# order is followed exactly only if the transform is in its last field.
+# by the value of the transform. Rows with the same value of the transform are then not sorted by the next field of
+# the sort order. So rows follow the sort order exactly only if such a transform is in the last field.
 _MONOTONIC: Final = ("year", "month", "day", "hour", "truncate")
 
 
@@ -57,8 +57,8 @@ class RowOrder:
 
     @classmethod
     def of(cls, table: "Table") -> "RowOrder":
-        """The sort order of the table. Columns that an output lacks need no sorting, because they are null in every
-        row."""
+        """The sort order of the table. The rows of an output that lacks some columns can follow this order as well,
+        because these columns are null in every row."""
         order = table.sort_order()
         keys: list[SortKey] = []
         for number, field in enumerate(order.fields):

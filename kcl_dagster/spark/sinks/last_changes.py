@@ -17,12 +17,13 @@ import pyarrow.parquet as pq
 from kcl_dagster.model.change_rules import DELETES, ChangeRules
 
 REPLACES: Final = "_kcl_replaces"
-"""A column of the result: whether an earlier change of the key deletes the row of the table, and the last change
-does not delete. The result lacks this column if this is so for no key."""
+"""A column of the result. It is true if the last change of the key does not delete, but an earlier change of the
+key does. The result lacks this column if it would be true for no key."""
 
 DELETED_AT: Final = "_kcl_deleted_at"
-"""A column of the result, beside `REPLACES`, if there is an `order_by`: the value of `order_by` in that earlier
-change. The earlier change deletes the row of the table only if the row is not newer."""
+"""A further column of the result if there is an `order_by`, and the result has the column `REPLACES`. It contains
+the value of `order_by` in the earlier change that deletes. This change deletes the row of the table only if the row
+is not newer than the change."""
 
 ADDED: Final = frozenset({DELETES, REPLACES, DELETED_AT})
 """The columns of the result that are not columns of the table."""

@@ -127,7 +127,8 @@ class Folders(TextPartitions):
 
 @dataclass(frozen=True, slots=True)
 class TableFolders(TextPartitions):
-    """Partitions of a table. The table has the values in its log, so that their length is not limited."""
+    """Partitions of a table. The table has the values in its log, so the names of folders need not contain them.
+    The length of a value is therefore not limited."""
 
     def folder(self, key: Sequence[Any]) -> str:
         return "/".join(table_folder(name, text) for name, text in zip(self.columns, key, strict=True))

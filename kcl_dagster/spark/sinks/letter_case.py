@@ -1,8 +1,8 @@
 """Names of files on case-insensitive file systems, such as those of macOS and Windows.
 
 On such a file system, the folders of two partition values that differ only in case are the same folder. Former
-versions of this package named files after parts. If one part had two files in such a folder, a digest at the end of
-the name distinguished them.
+versions of this package named files after parts (the records of one shard in a batch). If one part had two files in
+such a folder, a digest at the end of the name distinguished them.
 """
 
 import re

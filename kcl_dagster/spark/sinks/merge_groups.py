@@ -10,8 +10,9 @@ batch may have been failing for days. All parts before it were committed, becaus
 have begun.
 
 The last part of a shard has the highest number. But version 0.1 began with low numbers again if a lease was made
-again. So the part that begins last in the stream is not merged either. Parts of replays by former versions are not
-merged, because a repeated replay recognises by name which parts it has stored.
+again. So the part that begins last in the stream, and the part that was written last, are not merged either. Parts
+of replays by former versions are not merged, because a repeated replay recognises by name which parts it has
+stored.
 """
 
 import re
@@ -33,7 +34,7 @@ _NAMED_AFTER_A_PART: Final = re.compile(
 _OF_A_REPLAY: Final = re.compile(r"(?:.+\.)?\d{4}-\d{2}[A-Za-z0-9_-]*\.[^.].*")  # a window, followed by a lease
 
 _TABLES: Final = frozenset({"_delta_log"})
-# Folders that show that a stream of Spark, or a sink of this package, stores files in the same folder.
+# If a folder has one of these subfolders, a stream of Spark or a sink of this package stores files in the folder.
 _OWNERS: Final = frozenset({
     "_spark_metadata",
     "_chains",
@@ -76,8 +77,8 @@ def is_own(path: str) -> bool:
 
 
 def _owned_folder(path: str) -> str | None:
-    """Return the folder that is a table or belongs to another owner, if the path of a file shows this; otherwise
-    None. The root is "". It can be a table, but never belongs to another owner."""
+    """Return the folder that is a table or belongs to another owner, according to the path of a file in it. None if
+    the path shows no such folder. The root is "". The root can be a table, but never belongs to another owner."""
     table = _ICEBERG.fullmatch(path)
     if table is not None and not is_hidden(path):
         return table["table"] or ""
@@ -123,8 +124,8 @@ def groups(files: Sequence[StoredFile], target_bytes: int, before: float) -> Ite
 
 
 def merged_name(sources: Iterable[StoredFile], unique: str) -> str:
-    """The name of the file that replaces these files. It contains the time of the newest file, by which a later
-    compaction orders the merged file."""
+    """The name of the file that replaces these files. The name contains the time of the newest of these files. A
+    later compaction uses this time as that of the merged file when it orders files."""
     newest = max(_order(file)[0] for file in sources)
     return f"{MERGED}{min(int(newest * 1000), 10**13 - 1):013d}-{unique}.parquet"
 

@@ -84,8 +84,9 @@ class NamedDelta:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """A context for work with the table that runs no code of the consumer. Maps errors of Spark and of Delta to
-        errors of this package with one line. Time limits of the consumer's code do not apply."""
+        """A context for work with the table, in which no code of the consumer runs. Maps errors of Spark and of
+        Delta to errors of this package, and shortens their text to one line. Time limits of the consumer's code do
+        not apply."""
         try:
             with uninterrupted(), write_failures(self.name):
                 yield
@@ -169,8 +170,9 @@ class NamedDelta:
             self._accepted.add(digest)
 
     def append(self, rows: DataFrame, application: str, version: int, metadata: Mapping[str, str]) -> None:
-        """Append the rows in one commit. Delta makes no commit if the table has a commit of this application with
-        this version or a higher one. If two such commits are made at the same time, Delta refuses one of them."""
+        """Append the rows in one commit. If the table already has a commit of this application with this version or
+        a higher one, Delta makes no commit. If two such commits are made at the same time, Delta refuses one of
+        them."""
         writer = rows.writeTo(self.identifier)
         writer = writer.option("txnAppId", application).option("txnVersion", str(version))
         if metadata:

@@ -10,8 +10,9 @@ was found in the history.
 
 Delta keeps the history only for `delta.logRetentionDuration`. So when a commit was found, a file with its number is
 made beside the chains. The file does not depend on the name of the table, so a table can be renamed. If Delta has
-skipped a commit, and the history does not have the same number with the same batches, the folder of plans is an
-older copy, and the batches of the skipped commit are not in the table. An error then stops all commits.
+skipped a commit, the history must have a commit with the same number and the same batches. If it does not, the
+folder of plans is an older copy, and the batches of the skipped commit are not in the table. An error then stops
+all commits.
 """
 
 import hashlib
@@ -68,7 +69,8 @@ class NamedDeltaCommits:
     table: NamedDelta
     store: Store
     _known: dict[str, int] = field(default_factory=dict, compare=False)
-    """The last commit of each series that was found in the history or made."""
+    """For each series, the number of the last commit that was found in the history, or that this object has
+    made."""
 
     _places: dict[str, str] = field(default_factory=dict, compare=False)
     """`FoundCommit.place` of each series of commits."""
@@ -76,8 +78,8 @@ class NamedDeltaCommits:
     _checked: set[str] = field(default_factory=set, compare=False)
 
     def check_store(self) -> None:
-        """Raise ConfigurationError if the chains are in the folder of a Delta table, because the entries of such
-        chains name files of the table."""
+        """Raise ConfigurationError if the chains are in the folder of a Delta table. Such chains are those of
+        delta-rs, and their entries name files of the table."""
         if LOG in self._checked:
             return
         with self.table.errors():
@@ -89,8 +91,8 @@ class NamedDeltaCommits:
         self._checked.add(LOG)
 
     def check_plans(self, application: str) -> None:
-        """Raise ConfigurationError or Unsafe if the newest plan in the folder belongs to another writer, so that
-        it cannot be carried out. Called before the first batch is decided."""
+        """Raise ConfigurationError or Unsafe if the newest plan in the folder was made by another writer. This
+        writer cannot carry out such a plan. Called before the first batch is decided."""
         self.check_store()
         with self.table.errors():
             number, plan = TableCommits(self.store, application).newest()
@@ -100,7 +102,8 @@ class NamedDeltaCommits:
         if isinstance(entry, PublishingEntry):
             self._refuse_foreign([entry.of(FIRST)])
             return
-        # The entry was deleted. Entries are deleted when the table contains them, possibly since the plan was read.
+        # The entry was deleted. Workers delete entries when the table contains them. This may have happened after
+        # the plan was read.
         self._known.pop(application, None)
         if self.committed(application) < number:
             raise ConfigurationError(
@@ -186,8 +189,8 @@ class NamedDeltaCommits:
             )
 
     def _has(self, record: Mapping[str, str], *limits: int | None) -> bool:
-        """Whether the history has the commit with this record. `limits`: the numbers of newest commits to read, one
-        after the other; None: all."""
+        """Whether the history has the commit with this record. `limits`: for each search, how many of the newest
+        commits it reads; None: all. The searches are made one after the other, until one finds the commit."""
         with self.table.errors():
             return any(record.items() <= one.items() for limit in limits for one in self.table.history(limit))
 
@@ -212,9 +215,9 @@ class NamedDeltaCommits:
         return {int(found[1]): path for path in paths if (found := _NUMBER.fullmatch(path))}
 
     def _note(self, series: str, number: int) -> None:
-        """Store, in a file, that a commit was found. If a higher number is stored already, because this worker is
-        slow, the file is removed again. An entry is deleted when its commit is known. After that, other workers can
-        find the commit only in this file."""
+        """Store, in a file, that a commit was found. The entries of a found commit are deleted. After that, other
+        workers can find the commit only in this file. If a higher number is stored already, because this worker is
+        slow, the file is removed again."""
         self._create_note(series, number, self._places[series])
         self._known[series] = number
         with suppress(KclError, OSError):  # files that remain are removed with the next commit

@@ -106,8 +106,9 @@ class NamedDeltaRules:
             if _INVARIANTS in one.metadata:
                 found[one.name] = json.loads(one.metadata[_INVARIANTS])["expression"]["expression"]
         for name, sql in self._generated().items():
-            # For a column that the output lacks, the condition is true, because every hash is in this range. To
-            # compute the hash, Spark has to evaluate the expression, and a row for which this fails is refused.
+            # This condition is for a column that the output lacks. It is true for every value, because every hash
+            # is in this range. To compute the hash, Spark has to evaluate the expression of the column, and a row
+            # for which this fails is refused.
             is_computed = f"hash({quoted(name)}) >= -2147483648"
             found[f"generated {name}"] = f"{quoted(name)} <=> ({sql})" if name in output else is_computed
         return found

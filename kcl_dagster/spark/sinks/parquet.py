@@ -200,8 +200,8 @@ class ParquetSink:
             raise
 
     def _check_store(self) -> None:
-        """Before the first batch of this process, check that the store supports chains. Raises SinkError if it does
-        not."""
+        """Before the first batch of this process, check that the store supports chains. Raises ConfigurationError
+        if it does not, and SinkError if the check could not be made."""
         if not self._is_checked:
             try:
                 check_store(self._store, self._runtime.new_id())

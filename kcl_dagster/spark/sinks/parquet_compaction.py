@@ -1,8 +1,8 @@
 """Compaction of a Parquet folder: merges the many small files of batches into few large ones.
 
 - Files: `merge_groups` chooses them. It leaves out files that can be written again, and files of other programs. A
-  stale writer can still write an older part. So files must have a minimum age, and drafts of stale writers are
-  removed first (see `_compact`).
+  stale writer can still have drafts: unpublished files whose records the successor of the writer has stored, too.
+  So files must have a minimum age, and drafts are removed first (see `_compact`).
 - Order: folder by folder, oldest files first, several merges at a time.
 - Crashes: each merge is recorded in a journal before its result becomes visible. If a merge is interrupted, the
   next compaction finishes it.
@@ -89,7 +89,7 @@ def compact(
     by: str = "a compaction",
 ) -> Compaction:
     """Merge the small files below `path`. Can run beside the consumer. Raises StoreLocked if another compaction is
-    running. If another compaction finds this one running, the error of the other one names `by`.
+    running. `by`: the name of this compaction in the error of another one that begins while this one runs.
 
     Between the appearance of a merged file and the removal of its sources, readers find the records twice. This
     takes some milliseconds. If this compaction is killed at that moment, the records remain there twice until the
@@ -116,14 +116,16 @@ def _compact(
 
     A stale writer can still have a draft of a part, or a file that it has written and not renamed. The successor of
     the writer has stored the part later. So if the successor's file is old enough to be merged, the file of the
-    stale writer is old enough to be removed. It is removed before the files to merge are chosen, so that a later
-    copy or rename by the stale writer fails. Three cases remain in which records are stored twice:
+    stale writer is old enough to be removed. The file of the stale writer is removed before the files to merge are
+    chosen. A later copy or rename of it by the stale writer then fails. Three cases remain in which records are
+    stored twice:
 
     - S3 was already copying the draft when it was removed, and the copy takes longer than the merge of a group.
     - A Spark job writes the part `min_age_seconds` late, because its worker was paused exactly between the check of
       its lease and the start of the job.
-    - This process is paused for longer than its lock lasts, exactly between the last renewal of the lock and the
-      end of the request that stores the merged file, and another compaction merges the same files meanwhile.
+    - This process is paused for longer than its lock lasts, and another compaction merges the same files meanwhile.
+      The pause has to fall exactly between the last renewal of the lock and the end of the request that stores the
+      merged file.
     """
     sweep(store, before)
     merging = _Merging(store, runtime, lock, runtime.clock.monotonic() + MOST_SECONDS)
@@ -362,7 +364,8 @@ def _is_same(listed: StoredFile, now: StoredFile | None) -> bool:
 
 def sweep(store: Store, before: float) -> int:
     """Remove drafts and unfinished files that were last written at `before` (epoch seconds) or earlier, and return
-    their number. A worker that continues cannot publish them any more, and reads its records again."""
+    their number. A worker that was paused and continues cannot publish its removed files any more, and reads their
+    records again."""
     found = [*store.files(f"{DRAFTS}/", hidden=True), *store.unfinished("")]
     left = [file.path for file in found if file.modified <= before]
     store.delete(left)
@@ -404,8 +407,8 @@ def _finish_all(store: Store, lock: StoreLock, failed: list[str]) -> tuple[int, 
 
 
 def _read_journal(store: Store, journal: str) -> _Merge:
-    """Read a journal. Raises Unsafe if the content of the journal cannot be from a compaction. Otherwise a program
-    that can write to the folder could cause the deletion of other files."""
+    """Read a journal. Raises Unsafe if the content of the journal cannot be from a compaction. Without this check,
+    a program that can write to the folder could cause the deletion of other files."""
     try:
         plan = msgspec.json.decode(store.get(journal), type=_Merge)
         folder, _, name = within(plan.target).rpartition("/")

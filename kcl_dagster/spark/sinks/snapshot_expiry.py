@@ -5,8 +5,8 @@ remain until the snapshots that contain them are expired. The choice follows the
 
 - Snapshots are expired only in tables that set for how long they are kept (`history.expire.max-snapshot-age-ms`, or
   the same setting of the main branch).
-- Snapshots of tags remain. Snapshots of another branch remain as long as the settings of the branch or of the table
-  require.
+- A snapshot with a tag remains. A snapshot that another branch contains, too, remains as long as the settings of
+  that branch or of the table require.
 - Snapshots outside the history of the main branch are not expired here, but by engines: snapshots of other
   branches, snapshots that were rolled back, and snapshots that another writer has staged.
 
@@ -39,7 +39,7 @@ MOST_COMPARED: Final = 20_000
 @dataclass(frozen=True, slots=True)
 class OldSnapshots:
     """`expired`: the snapshots that a commit expires, the oldest first. `later`: the snapshots of the main branch
-    that follow the first expired one, up to the oldest snapshot that remains."""
+    that follow the first expired one, up to the one that follows the last expired one."""
 
     expired: "tuple[Snapshot, ...]" = ()
     later: "tuple[Snapshot, ...]" = ()
@@ -53,9 +53,13 @@ NOTHING_OLD: Final = OldSnapshots()
 
 
 def old_snapshots(metadata: "TableMetadata") -> OldSnapshots:
-    """Choose the snapshots that the next commit expires. Chooses none if fewer than `FEWEST` are old, or if their
-    expiry is left to an engine. The age of a snapshot is the time between it and the newest snapshot. A minimum
-    number of snapshots remains, whatever their age is."""
+    """Choose the snapshots that the next commit expires. The age of a snapshot is the time between it and the
+    newest snapshot. A minimum number of snapshots remains, whatever their age is. Chooses none in three cases:
+
+    - Fewer than `FEWEST` snapshots are old.
+    - The table does not set for how long snapshots are kept, or has `gc.enabled=false`.
+    - More than `MOST_COMPARED` files would have to be compared, or their number is not known.
+    """
     properties, newest, main = metadata.properties, metadata.current_snapshot(), metadata.refs.get(_MAIN)
     if newest is None or main is None or properties.get(_MAY_DELETE, "true").lower() == "false":
         return NOTHING_OLD

@@ -64,9 +64,9 @@ _warned = _Warned()
 Manifest = list[dict[str, Any]]
 T = TypeVar("T")
 Staging = Generator[DataFrame, Manifest, T]
-"""A generator by which a sink stages a batch. It yields a DataFrame whose evaluation writes the files and returns
-their manifest. It is then sent the rows of the manifest, and returns the staged batch. If the fetch has already
-staged the files, the generator yields nothing.
+"""A generator by which a sink stages a batch. It yields a DataFrame. The evaluation of this DataFrame writes the
+files, and returns their manifest: a row for each file. The caller sends these rows to the generator, which then
+returns the staged batch. If the fetch has already staged the files, the generator yields nothing.
 """
 
 
@@ -144,7 +144,7 @@ def _ended(staging: Staging[T], manifest: Manifest) -> T:
 
 @dataclass(slots=True)
 class StagingJob:
-    """The job for one sink. `sink`: its name for messages. `table`: set if the files belong to a table."""
+    """The job for one sink. `sink`: its name for messages. `table`: set if the files are written for a table."""
 
     sink: str
     store: StagingStore
@@ -152,7 +152,7 @@ class StagingJob:
     target_bytes: int
     table: ForTable | None = None
     schema: pa.Schema | None = None
-    """The schema of the output, only if the files belong to a table."""
+    """The schema of the output; None if the files are not written for a table."""
 
     steps: tuple[Step, ...] = ()
     """The functions that change the rows before they are stored, see `StageFiles`."""
@@ -224,8 +224,8 @@ def _has_texts(output: DataFrame, column: str) -> bool:
 
 
 def _has_times(output: DataFrame, files: Sequence[BatchFile], column: str) -> bool:
-    """Whether the output has the column, and it contains times in at least one file. If the files have no counts,
-    only the output is checked."""
+    """Whether the output has the column, and the column contains times in at least one file. If the files have no
+    counts, only the output is checked."""
     counted = [held.minutes for file in files for held in (file.leases or {}).values()]
     return column in output.columns and (not counted or any(minutes is not None for minutes in counted))
 

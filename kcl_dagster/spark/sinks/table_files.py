@@ -54,8 +54,8 @@ def files_of(root: str, properties: Mapping[str, Any], own: Mapping[str, str], s
 
     `own`: the properties that the sink has given to the catalog. `properties`: the properties of the loaded table.
     If the two differ in settings for files, the catalog has changed these settings, for example to credentials for
-    this table. The table's FileIO is then used. It is also used for bucket types and URL schemes that the sink's
-    client does not support.
+    this table. The table's FileIO is then used. The FileIO is also used for bucket types and URL schemes that the
+    sink's client does not support.
     """
     given = {name: str(value) for name, value in properties.items() if isinstance(value, str)}
     is_ours = _about_files(given) == _about_files(own)

@@ -89,7 +89,8 @@ class TableFormat(Protocol):
 
     @property
     def stages(self) -> bool:
-        """Whether files are first staged, see `worker.staging.PublishedByCommits`."""
+        """Whether files are first written to the staging folder of the chain, instead of under their final names.
+        See `worker.staging.PublishedByCommits`."""
 
     @property
     def former_parts(self) -> FormerParts: ...
@@ -256,9 +257,9 @@ class TableSink:
         return rules
 
     def _check_sharing(self, spark: SparkSession, store: StagingStore) -> None:
-        """Raise ConfigurationError if the driver does not find files that executors write into the store. Otherwise
-        a batch could be decided whose files are on the local disk of an executor. Called before the first batch
-        below each root, because the root is not known earlier if a catalog decides on it."""
+        """Raise ConfigurationError if the driver does not find files that executors write into the store. Without
+        this check, a batch could be decided although its files are on the local disk of an executor. Called before
+        the first batch below each root, because the root is not known earlier if a catalog decides on it."""
         if not isinstance(store, LocalStore) or store.root == self._shared_root:
             return
         wrong = why_not_shared(spark, store, self._runtime.new_id())
@@ -267,8 +268,8 @@ class TableSink:
         self._shared_root = store.root
 
     def _check_store(self) -> None:
-        """Before the first batch of this process, check that the store of the chains supports them. Raises
-        SinkError if it does not."""
+        """Before the first batch of this process, check that the store of the chains supports chains. Raises
+        ConfigurationError if it does not, and SinkError if the check could not be made."""
         if not self._is_checked:
             try:
                 check_store(self._table.chains, self._runtime.new_id())

@@ -1,8 +1,8 @@
 """The columns of a table, and whether an output with columns of other types can be stored in the table.
 
 A type of the output can be narrower than the table's type: integers, floats and decimals are widened when the file
-is written. A column is rejected if the table's type cannot represent all of its values, or excludes nulls that the
-output's type allows.
+is written. A column is rejected if the table's type cannot represent all values of the output's type. A nested
+column is also rejected if an inner field allows nulls in the output, but not in the table.
 """
 
 from base64 import b64decode, b64encode
@@ -212,8 +212,9 @@ def _same_names(output: pa.DataType, known: pa.DataType | None, path: str) -> It
 
 
 def nullable(schema: pa.Schema) -> pa.Schema:
-    """The schema with nullable columns, for a table that is created from an output. For example, Spark makes a
-    column of literals non-nullable, but the next output can have nulls in the column."""
+    """The schema with nullable columns, for a table that is created from an output. An output can have columns that
+    are not nullable by chance: for example, Spark makes a column of literals non-nullable, but the next output can
+    have nulls in the column."""
     return pa.schema([pa.field(field.name, _nullable(field.type)) for field in schema])
 
 

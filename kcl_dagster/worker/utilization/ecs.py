@@ -57,7 +57,8 @@ def read_json(address: str) -> Mapping[str, Any]:
 
 
 class EcsProbe:
-    """Reads the CPU use from the endpoint, which reports the use between its last two samples, a second apart.
+    """Reads the CPU use from the endpoint. The endpoint reports the use between its last two samples, which it
+    takes a second apart.
 
     The first reading waits for the endpoint and shows whether it can be used. Later readings return the response to
     the previous request, because the thread that samples also writes the heartbeat and must not wait.

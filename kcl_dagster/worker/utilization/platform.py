@@ -31,8 +31,8 @@ def measured(
     exists: Callable[[str], bool] = os.path.exists,
     read: ReadText = read_file,
 ) -> Sampler | None:
-    """A sampler for this platform; None if nothing can be measured. The probe is tried once, because a worker with
-    a failing metric gets no leases, while a worker without metrics gets some."""
+    """A sampler for this platform; None if nothing can be measured. The probe is tried once first. If it fails, the
+    worker publishes no metrics and still gets leases. With a failing metric, it would get none."""
     probe = cpu_probe(clock, system=system, environment=environment, exists=exists, read=read)
     if probe is None:
         return None
@@ -69,7 +69,7 @@ def _control_group(exists: Callable[[str], bool]) -> Callable[[ReadText], cgroup
 
 
 def _is_limited(read_use: Callable[[ReadText], cgroup.CpuUse], read: ReadText) -> bool:
-    """Whether the control group can use less than the machine has."""
+    """Whether the control group can use fewer cores than the machine has."""
     try:
         return read_use(read).cores < (os.cpu_count() or 1)
     except (OSError, ValueError, ZeroDivisionError):

@@ -45,7 +45,8 @@ class Series:
 class Sampler:
     """Takes a sample every second and reports every half minute. `step` never raises.
 
-    The worker publishes nothing until the first report, and then all metrics. -1 shows that a metric has failed.
+    Until the first report, the worker publishes no metric. From then on, it publishes all metrics. The value -1
+    shows that a metric has failed.
     """
 
     def __init__(self, probes: Mapping[str, Probe], clock: Clock, highest: int = 100) -> None:
