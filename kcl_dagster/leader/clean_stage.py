@@ -48,8 +48,8 @@ class Cleaner:
         """Delete the rows that are no longer needed. Returns the errors. Stops at `deadline` (monotonic); the next
         tick continues.
 
-        `abandoned`: leases of shards that left the stream unread; they are deleted, too. `complete`: the moment
-        through which the application is complete.
+        `abandoned`: leases of shards that left the stream unread; they are deleted, too. `complete`: every record
+        that arrived before this moment (epoch seconds) is stored.
         """
         problems: list[str] = []
         grouped: dict[str, list[Lease]] = {}

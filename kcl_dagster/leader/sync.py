@@ -215,7 +215,7 @@ def _orphans(listed: Mapping[str, Shard], held: Mapping[str, Lease]) -> set[str]
 
 
 def _severed(listed: Mapping[str, Shard], held: Mapping[str, Lease], past: Collection[str]) -> set[str]:
-    """Return the closed shards without a lease that would never be read.
+    """Return the closed shards that have no lease and would therefore never be read.
 
     Normally, a shard gets its lease when its parents have been read. The parents of these shards will not be read,
     because they have left the stream and have no leases. This happens if there was no leader for a long time.

@@ -44,8 +44,8 @@ class Forgetting:
     """The result: the leases that were deleted, or that a dry run would delete.
 
     - `overtaken`: leases that another process wrote meanwhile, and that were kept.
-    - `in_doubt`: streams whose leases are deleted only if the operator names the stream, with the reason. Filled
-      only by a dry run.
+    - `in_doubt`: streams, each with the reason for the doubt. Their leases are deleted only if the operator names
+      the stream. Filled only by a dry run.
     - `export`: the path or address of the export.
     """
 

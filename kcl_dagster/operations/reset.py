@@ -286,8 +286,8 @@ def reset(
 ) -> ResetReport:
     """Reset leases to `target`: all leases of the application, or those of some streams or shards.
 
-    `wait_for_dead`: watch the leases for the longest lease duration of their owners. If the counter of a lease does
-    not change, its owner is dead, and the lease is reset as well. Raises Unsafe and ConfigurationError before
+    `wait_for_dead`: wait as long as the longest lease duration of the owners. If the counter of a lease does not
+    change meanwhile, its owner is dead, and the lease is reset as well. Raises Unsafe and ConfigurationError before
     anything is changed.
     """
     names = [stream.name for stream in opened.application.streams if not streams or stream.name in streams]

@@ -89,8 +89,9 @@ class Payloads:
 
     def skip(self, sizes: Any) -> Array:
         """Move each place forward by `sizes` bytes. `sizes` is one number for all payloads, or an array with a
-        number for each payload. Returns the former places. A payload is left to the caller if its number is
-        negative, or if fewer bytes remain in the payload."""
+        number for each payload. Returns the former places. If the number is negative, or larger than
+        the number of bytes that remain in the payload, this object does not read the payload: the payload is left
+        to the caller."""
         start, is_usual = self.at, (sizes >= 0) & (sizes <= self.end - self.at)
         self.at = start + np.where(is_usual, sizes, 0)
         self.leave_unless(is_usual)

@@ -50,7 +50,8 @@ class PageReader(Protocol):
         number and the size of the page's user records."""
 
     def leave_rest(self, last_arrival_ms: int | None) -> None:
-        """Called if only part of the last page was used, up to a record that arrived at `last_arrival_ms`."""
+        """Note that only part of the last page was used, up to a record that arrived at `last_arrival_ms`. The next
+        range begins with the rest."""
 
 
 class Unpacker:

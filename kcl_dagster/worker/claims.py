@@ -1,7 +1,8 @@
 """This worker's chain, and its claims on the leases.
 
 A chain is a worker's log of committed batches (`kcl_dagster.chains`). A claim is the name of a chain in the row of
-a lease. It means that the chain may have entries for the lease.
+a lease. It means that the chain may have entries for the lease. To settle a chain is to close it, and to publish
+the batches that it has decided.
 
 Before its first entry for a lease, a worker settles the chain that the row names, and writes the name of its own
 chain there. So only the chain that the row names can have entries beyond the row's checkpoint. It is the chain of

@@ -81,9 +81,10 @@ class CompletenessWriter:
         self._stored_at = int(self._clock.now())
 
     def step(self) -> None:
-        """Start to store the moment if it is in another window than before, or if the last write was a minute ago.
-        If this worker has stored no records since the last stored moment, ten minutes apply instead of one. The ten
-        minutes do not apply to the first two writes of a window."""
+        """Start to store the moment through which the application is complete, if it is due: if the moment is in
+        another window than the last one, or if the last write was a minute ago. If this worker has stored no
+        records since the last stored moment, the write must have been ten minutes ago. For the first two writes of
+        a window, one minute is enough."""
         known, now = self._last(), self._clock.monotonic()
         if known is None or known.through is None:
             return

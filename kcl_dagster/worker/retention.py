@@ -65,11 +65,11 @@ def loss_in(
     seconds.
 
     - The record at the checkpoint should still be in the stream. If it is not, later records may have left, too.
-      But if the shard was stored through a recent moment (`stored_through`), no record has left unread. An example
-      is a shard that gets no records for days.
-    - At an initial position, there is no such record. Instead, the last time counts at which no record was waiting
-      beyond the position. If this time is longer ago than the retention, records may have left unread. The stream's
-      retention is requested only if the time is longer ago than the shortest possible retention.
+      But if the shard was stored through a recent moment (`stored_through`), no record has left unread. This is
+      the case for a shard that gets no records for days: the record at its checkpoint has left, and was read.
+    - At an initial position, there is no such record. Instead, the function uses the last time at which no record
+      was waiting beyond the position. If this time is longer ago than the retention, records may have left unread.
+      The stream's retention is requested only if the time is longer ago than the shortest possible retention.
     - A closed shard that left the stream counts as lost, because nothing shows that it was read to its end.
     - An open shard that is empty, and whose `stored_through` is not known, does not count as lost. After a Java
       KCL, every quiet shard is in this state.

@@ -111,8 +111,8 @@ class Queue:
         return None
 
     def drop(self, zone: str | None = None) -> None:
-        """Remove the first entry from the heap of a zone. If `zone` is None, remove it from the heap with all
-        holders. Right after `least`, this is the entry of the holder that `least` has returned."""
+        """Remove the first entry of a heap: of the heap of a zone, or, if `zone` is None, of the heap that
+        contains all holders. Right after `least`, this is the entry of the holder that `least` has returned."""
         heapq.heappop(self._heaps[zone])
 
 

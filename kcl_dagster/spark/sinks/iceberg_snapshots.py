@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 class FileAddition(_MergeAppendFiles):
     """An append that merges small manifests. This includes manifests of a former partition spec whose columns were
-    dropped. pyiceberg alone writes no manifest for such a spec, because it does not know the types of the partition
-    values."""
+    dropped. Without this class, pyiceberg could not write a manifest for such a spec, because it would not know the
+    types of the partition values."""
 
     def new_manifest_writer(self, spec: "PartitionSpec") -> ManifestWriter:
         metadata = self._transaction.table_metadata
