@@ -421,7 +421,7 @@ def show(start: Start) -> None:
 
 
 def _cell(at: float | None, began: float, last: float) -> str:
-    return f"{'-':>18}" if at is None else f"{at - began:9.1f} (+{at - last:5.1f})"
+    return f"{'-':>18}" if at is None else f"{at - began:9.1f} ({at - last:+6.1f})"
 
 
 def figures(starts: Sequence[Start]) -> list[Figure]:
