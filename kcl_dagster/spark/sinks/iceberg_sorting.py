@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from kcl_dagster.spark.sinks.column_names import quoted
 from kcl_dagster.spark.sinks.iceberg_partitions import column_path
 from kcl_dagster.spark.transform import Transform, is_frame
 
@@ -35,7 +36,7 @@ class SortKey:
 
     @property
     def column(self) -> Column:
-        found = F.col(".".join("`" + name.replace("`", "``") + "`" for name in self.path))
+        found = F.col(".".join(quoted(name) for name in self.path))
         match self.is_descending, self.has_nulls_first:
             case True, True:
                 return found.desc_nulls_first()
