@@ -46,8 +46,8 @@ def lacks(method: str, request: Mapping[str, Any], answer: Mapping[str, Any]) ->
 
 def verify_answers(client: Any) -> None:
     """Make this client raise ResponseParserError instead of parsing an incomplete response. Does nothing for
-    services without JSON responses, because the length need not be that of the body there. For example, S3 responds
-    to HEAD with the length of a body that it does not send."""
+    services without JSON responses, because the length in their headers need not be that of the body. For example,
+    S3 responds to HEAD with the length of a body that it does not send."""
     model = client.meta.service_model
     if model.metadata.get("protocol") == "json":
         client.meta.events.register_first(

@@ -14,8 +14,8 @@ _NAMESPACE: Final = Path("/proc/self/ns/pid")  # containers of one machine canno
 
 _START_IN_STAT: Final = 19  # index of the start time among the fields after the name; field 22 of the whole line
 
-# The kernel reports the start of a process in ticks since boot. If two processes calculate the boot time, and from
-# it the same start in epoch seconds, their results may differ by a second.
+# The kernel reports the start of a process in ticks since boot. A process that converts this to epoch seconds has
+# to calculate the time of the boot. The results of two processes may differ by a second.
 START_TOLERANCE_SECONDS: Final = 2.0
 
 

@@ -13,8 +13,8 @@ first request can then arrive late, when the entry that the second request made 
 the chain, such a late entry is not committed again.
 
 A plan without entries changes no table, and counts as carried out. A worker that removes its chain makes such a
-plan if the last plan is carried out. If all workers have stopped in this way, the last plan has no entries, and no
-worker has to look for its commit in the tables. A table can then be dropped and made again.
+plan if the last plan has been carried out. If all workers have stopped in this way, the last plan has no entries,
+and no worker has to look for its commit in the tables. A table can then be dropped and made again.
 
 Modelled in spec/TableCommits.tla.
 """

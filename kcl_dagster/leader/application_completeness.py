@@ -10,8 +10,8 @@ read yet has the moment of its parents.
 
 Two rules detect a missing lease:
 
-- The lease of a merged shard names the parent at whose end the lease was created. Until the merged shard is read,
-  the other parent must have a lease, too. If the other parent has none, its lease was lost.
+- The lease of a merged shard is created at the end of one parent, and names this parent. Until the merged shard is
+  read, the other parent must have a lease. If the other parent has none, its lease was lost.
 - If a lease is missing, some hash keys are covered by no unfinished lease. The exception is a missing lease of an
   unfinished parent of a merged shard: the lease of the merged shard covers the hash keys of the parent, too. The
   first rule detects this case.
@@ -269,7 +269,7 @@ def _counts_in_full(
         return _is_untouched(lease)
     if not counts.is_of(lease.checkpoint):
         return False
-    if not counts.is_by(rules):  # counts by other rules are complete only for windows after all counted ones
+    if not counts.is_by(rules):  # these counts are not added, so they must include no row of the window
         return start >= max(counts.since, counts.until)
     if start >= counts.since:
         return True

@@ -17,8 +17,9 @@
   without waiting until their successors can read.
 - A start is allowed to take a certain time. If a worker still cannot read after this time, and another worker
   reads, the leader gives up the first worker: this worker drains, and its slot is launched again. So a worker that
-  never reads blocks neither a deployment nor a reduction of the fleet, and the workers that read are kept. After a
-  start was given up, later starts get more time: see `kcl_dagster.leader.patience`.
+  never reads prevents neither the replacement of workers with older code nor a reduction of the fleet, and the
+  workers that read are kept. After a start was given up, later starts get more time: see
+  `kcl_dagster.leader.patience`.
 """
 
 import math
@@ -35,16 +36,17 @@ from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.worker_row import WorkerState, slot_name
 
-# A batch that takes longer counts as hanging. If there is newer code, its worker is replaced during the batch.
+# A batch that takes longer counts as hanging. If there is newer code, the worker of such a batch is replaced before
+# the batch ends.
 HANGS_SECONDS: Final = 120.0
 # One step of scaling up, as a part of the fleet: a large fleet that lags needs more than one additional worker.
 _STEP: Final = 0.25
 # If a run is older than this and has no living worker, it does not count as a worker: its process hangs, or has
 # ended unnoticed.
 _SILENT_SECONDS: Final = 120.0
-# A run that does not count as a worker for this reason is reported as failed after this further time. If a run's
-# process ends while Dagster's database cannot be reached, Dagster does not record the end of the run, and the run
-# would keep its slot for ever.
+# A run that does not count as a worker because of `_SILENT_SECONDS` is reported as failed after this further time.
+# If a run's process ends while Dagster's database cannot be reached, Dagster does not record the end of the run,
+# and the run would keep its slot for ever.
 ABANDONED_SECONDS: Final = 120.0
 # A run that is queued for longer than this does not count as a worker: its queue may belong to another deployment,
 # or may be blocked.

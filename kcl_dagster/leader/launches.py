@@ -29,7 +29,8 @@ class LaunchBook:
     """Remembers how the runs of each slot ended. The object is in this process only, so a new leader launches
     without a pause. `lifetime`: the seconds after which the fleet replaces a worker.
 
-    `moment` is a monotonic time: if the wall clock is set back by an hour, a slot must not wait for an hour.
+    The parameter `moment` of the methods is a monotonic time: if the wall clock is set back by an hour, a slot must
+    not wait for an hour.
     """
 
     lifetime: float

@@ -203,8 +203,8 @@ def lag_of(sights: Sequence[WorkerSight]) -> int | None:
 
 
 def scalable_lag_of(sights: Sequence[WorkerSight], paused: Collection[LeaseKey] = ()) -> int | None:
-    """Return the largest lag of shards that are neither failing, stopped nor paused, in milliseconds. More workers
-    can reduce the lag of such shards only. None if this lag is not known."""
+    """Return the largest lag of shards that are neither failing, stopped nor paused, in milliseconds. Only the lag
+    of such shards can be reduced by more workers. None if this lag is not known."""
     lags = [_scalable_lag(seen.row, paused) for seen in sights if seen.alive]
     return max((lag for lag in lags if lag is not None), default=None)
 

@@ -220,8 +220,8 @@ class Observer:
         return max(MISSED_BEATS * self.timings.heartbeat, KCL_ROW_SECONDS)
 
     def _ended(self, scan: ScanResult, runs: RunView) -> frozenset[str]:
-        """Return the runs that are over. Only runs of workers that have a row or own a lease are looked up, without
-        the active runs of slots."""
+        """Return the runs that are over. Only runs of workers that have a row or own a lease are looked up. Runs
+        that are active in a slot are not looked up, because they are not over."""
         owners = {lease.actual_owner for lease in scan.leases}
         known = {worker: run for worker, run in self._runs.items() if worker in owners}
         self._runs = known | {row.id: row.run_id for row in scan.workers if row.run_id is not None}

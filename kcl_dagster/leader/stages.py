@@ -48,8 +48,8 @@ _WORTH_REMEMBERING: Final = 0.5
 # A leader that started recently also saves shorter times: those of at least this part of the time since its start.
 # Without this rule, leaders that restart often would never save anything.
 _WORTH_REMEMBERING_YOUNG: Final = 0.5
-# The memory is saved at least at this interval. It is saved at once if a decision has changed, such as a launch, or
-# while it contains the time for which a lease or a handoff was unchanged.
+# The memory is saved at least at this interval. If a decision has changed, such as a launch, the same tick saves
+# the memory. While the memory contains the time for which a lease or a handoff was unchanged, every tick saves it.
 _SAVE_SECONDS: Final = 30.0
 # The part of the budget after which the sync stage stops for this tick, so that time remains for the assign stage.
 _SYNC_SHARE: Final = 0.5

@@ -37,8 +37,8 @@ class SyncPlan:
     """The changes that a sync should make.
 
     - `creates`: leases to create, in this order, oldest first.
-    - `inconsistent`: children of shards that are listed as open. A shard is closed before it has children. If there
-      are such children, the listing shows the stream at two different times, and must not be used.
+    - `inconsistent`: shards with a parent that is listed as open. A shard is closed before it has children. If
+      there are such shards, the listing shows the stream at two different times, and must not be used.
     - `gone`: leases of shards that left the stream before they were read to their end.
     """
 
@@ -124,7 +124,7 @@ def plan_sync(
 
 
 def inconsistent_shards(shards: Iterable[Shard]) -> tuple[str, ...]:
-    """Children of shards that are listed as open."""
+    """Shards with a parent that is listed as open."""
     shards = list(shards)
     still_open = {shard.id for shard in shards if shard.is_open}
     return tuple(shard.id for shard in in_order(shards) if not still_open.isdisjoint(shard.parents))
@@ -160,10 +160,10 @@ def new_lease(shard: Shard, checkpoint: Checkpoint, stream: StreamIdentifier | N
 def _empty_at(shard: Shard, gone: Mapping[str, Lease]) -> int | None:
     """Return a moment before which a new shard had no records; None if none is known.
 
-    The moment comes from those parents that left the stream before they were read to their end. `gone`: the leases
-    of such shards. The result is the latest `stored_through` of these parents, because a shard gets its first
-    record only after its parents were closed. Records that arrived in the new shard after the moment may have left
-    the stream, too.
+    The moment is the latest `stored_through` of those parents that left the stream before they were read to their
+    end. `gone`: the leases of such shards. The new shard had no records before the moment, because a shard gets its
+    first record only after its parents were closed. Records that arrived in the new shard after the moment may have
+    left the stream, as records of its parents did.
     """
     known = [gone[parent].stored_through for parent in shard.parents if parent in gone]
     return max((moment for moment in known if moment is not None), default=None)

@@ -354,7 +354,7 @@ class Syncer:
     def _refuse_wrong_scan(self, identifier: StreamIdentifier) -> None:
         """Raise a StreamError if a second scan of the lease table returns leases of the stream, although the first
         scan of this tick returned none. Without this check, the leader would treat the stream as one without
-        leases, and create leases again that were cleaned up."""
+        leases. It would then also create leases for shards whose leases were cleaned up."""
         with self._looking:
             if self._groups is None:
                 self._groups = frozenset(str(lease.stream or "") for lease in self._leases.scan().leases)

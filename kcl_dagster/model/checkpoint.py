@@ -7,8 +7,8 @@ from typing import Final
 # These sentinels sort before all sequence numbers, which are >= 0.
 _RANKS: Final = {"AT_TIMESTAMP": -3, "TRIM_HORIZON": -2, "LATEST": -1}
 _SHARD_END: Final = "SHARD_END"
-# The most digits of a sequence number in Kinesis's API; the present numbers have 56. Python's int() refuses more
-# than 4,300.
+# The most digits of a sequence number in Kinesis's API; the present numbers have 56. A limit is needed because
+# Python's int() raises an error for texts of more than 4,300 digits.
 _MOST_DIGITS: Final = 129
 
 

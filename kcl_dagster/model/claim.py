@@ -55,10 +55,11 @@ class Begun:
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The claim that a worker writes into its lease's row before its first entry for the lease. If the row already
-    names another chain, the worker settles that other chain first.
+    names another chain, the worker settles that other chain first: it closes the chain, and publishes the batches
+    that the chain has decided.
 
-    - `id`: None after a reset. Entries of the chain can still have to be published after the reset, but they do not
-      move the lease's checkpoint.
+    - `id`: None after a reset. If entries of the chain were not published before the reset, they are published
+      after it, but do not move the lease's checkpoint.
     - `at`: the row's checkpoint when the claim was last written. Workers write the claim again with each
       checkpoint, and checkpoints only grow. If the row's checkpoint is before `at`, a tool that does not know
       claims has reset the lease. Entries of the chain then do not move the lease's checkpoint. `at` is None in

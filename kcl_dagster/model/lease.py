@@ -68,9 +68,9 @@ class Lease:
 
     @property
     def awaited_parents(self) -> frozenset[str]:
-        """The parents of this shard that must have a lease as long as this shard is not read and they are in the
-        stream. If the stream still has such a parent, but the parent has no lease, the parent's lease was lost.
-        Empty if this shard has been read, or if `ended_parent` is not known."""
+        """The parents of this shard that must have a lease. If the stream still has such a parent, but the parent
+        has no lease, the parent's lease was lost. Empty if the reading of this shard has begun, because parents may
+        then lack leases, or if `ended_parent` is not known."""
         if self.ended_parent is None or self.checkpoint is None or not self.checkpoint.is_initial_position:
             return frozenset()
         return self.parents - {self.ended_parent}

@@ -84,8 +84,8 @@ def is_available(candidate: Candidate, rules: TakingRules) -> bool:
 def loads(
     candidates: Sequence[Candidate], me: WorkerId, available: Container[LeaseKey]
 ) -> dict[WorkerId | None, int]:
-    """The number of served leases per owner. This worker always has an entry. A lease without an owner that is not
-    in `available` counts for the owner None, as in the KCL."""
+    """The number of served leases per owner. This worker always has an entry. If a lease has no owner and is not in
+    `available`, it counts for the owner None, as in the KCL."""
     counts: Counter[WorkerId | None] = Counter(c.owner for c in candidates if c.key not in available)
     counts[me] += 0
     return dict(counts)

@@ -14,7 +14,7 @@ NETWORK_OUT = "NO"
 THROUGHPUT = "T"
 
 SHARDS_TOLD = 12  # the most shards in a field, as many as Dagster's UI shows in a table; they take about 500 bytes
-ERRORS_TOLD = 3  # the most errors of failing shards that have not stopped; each heartbeat writes them, up to 1 KB
+ERRORS_TOLD = 3  # the most failing shards in a row's `why_failing`; each heartbeat writes their errors, up to 1 KB
 STOPPED_TOLD = 400  # enough to name all stopped shards: a shard that is left out looks healthy; 10 to 30 KB
 
 
@@ -87,7 +87,8 @@ class WorkerRow:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the worker is a bounded run, which ends when it has read the records that had arrived."""
+        """Whether the worker is a bounded run. It ends when the records that arrived before its bound are
+        stored."""
         return self.slot == BOUNDED_SLOT
 
     @property

@@ -452,7 +452,7 @@ def _in_any_partition(document: Json) -> Json:
 
 
 def _substituted(document: Json) -> Json:
-    """The policy with each ARN that has placeholders marked, so that CloudFormation fills in the placeholders."""
+    """The policy with a mark (`Fn::Sub`) at each ARN that has placeholders. CloudFormation then fills them in."""
     statements = [
         {**one, "Resource": [{"Fn::Sub": arn} if "${" in arn else arn for arn in one["Resource"]]}
         for one in document["Statement"]

@@ -10,8 +10,8 @@ the leases of former streams. The operation is refused
 - for a stream that still exists and that the application reads.
 
 The settings on this machine determine which streams are former. A deployed leader may have other settings, because
-it runs another branch or has other environment variables. If a stream exists, or was read within a day, its leases
-are therefore deleted only if the operator names the stream.
+it runs another branch or has other environment variables. If a stream exists, or was read within the last day, its
+leases are therefore deleted only if the operator names the stream.
 
 Before the leases and the start positions of their streams are deleted, they are exported, so that an import can
 restore them.

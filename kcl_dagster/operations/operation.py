@@ -121,9 +121,9 @@ class OperationContext:
 
 
 class Operation(BaseModel, ABC):
-    """An operation with its settings. `dry_run` is off by default on the command line. It is on in the job, because
-    every user who sees the launchpad can launch it. A required setting has an example, with which the launchpad is
-    filled in."""
+    """An operation with its settings. By default, `dry_run` is off on the command line, and on in the job, because
+    every user who sees the launchpad can launch the job. A required setting has an example, with which the
+    launchpad is filled in."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,7 +1,7 @@
 """Pausing an application, or some of its shards or workers, and draining workers.
 
-Leaders of this package apply the control row at their next tick. Workers and leaders of the KCL do not know this
-row, so an application in which they take part cannot be paused.
+A pause is recorded in the control row of the tables. Leaders of this package apply this row at their next tick.
+Workers and leaders of the KCL do not know the row, so an application in which they take part cannot be paused.
 """
 
 import re

@@ -64,8 +64,8 @@ class StreamView:
 @dataclass(frozen=True, slots=True)
 class StreamReset:
     """The changes to the leases of one stream. `forget`: leases of a stream that was deleted; the leader creates
-    new ones. `start`: the new start position of the stream, None if it does not change. It has the time for which
-    LATEST and AT_TIMESTAMP in the stream's leases stand."""
+    new ones. `start`: the new start position of the stream, None if it does not change. It has the time that LATEST
+    and AT_TIMESTAMP mean in the stream's leases."""
 
     view: StreamView
     rewind: tuple[Lease, ...] = ()
@@ -74,8 +74,9 @@ class StreamReset:
     start: StartPosition | None = None
 
     def ended_parent(self, lease: Lease, target: ResetTarget) -> str | None:
-        """The value of `ended_parent` in the row of a lease after the reset. All parents of the shard except this
-        one must have leases as long as the shard is not read; see `Lease.awaited_parents`.
+        """The value of `ended_parent` in the row of a lease after the reset. If the value is the id of a parent,
+        this parent need not have a lease. All other parents must have leases until the reading of the shard has
+        begun; see `Lease.awaited_parents`.
 
         If parents are reset as well, they are read again before the shard. The value is then a parent that is not
         reset, or the shard's own id if all parents are reset. None if no parent is reset, or if the target is

@@ -221,7 +221,7 @@ RIGHTS: Final[tuple[Grant, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Catalogs:
-    """The Iceberg tables of a sink whose catalogs check rights of AWS, as `database.table`."""
+    """Iceberg tables of a sink, as `database.table`: those in catalogs that check rights of AWS."""
 
     in_glue: tuple[str, ...] = ()
     """Tables that pyiceberg reaches by the API of Glue."""

@@ -312,7 +312,8 @@ class Status:
 
     @property
     def held_since(self) -> dict[WorkerId, Mapping[str, int]]:
-        """Workers with background threads that make no progress -> thread -> since when, in epoch seconds."""
+        """For each worker with background threads that make no progress: since when each of them makes none, in
+        epoch seconds, by the name of the thread."""
         return {row.id: row.held_since for row in self.living.values() if row.held_since}
 
     @property

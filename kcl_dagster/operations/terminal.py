@@ -1,8 +1,8 @@
 """The operations as commands of the command line, and their output.
 
 Exit code 0 means that the operation was done, or that nothing is wrong with the application. Exit code 1 means that
-something is wrong with the application, or that another process changed some of its rows first. The caller reports
-errors, including refusals.
+something is wrong with the application, or that another process changed some of its rows before the operation could
+do so. The caller reports errors, including refusals.
 """
 
 import argparse

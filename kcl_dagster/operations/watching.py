@@ -24,7 +24,7 @@ from kcl_dagster.runtime import Clock
 LEASE_COLUMNS: Final = ("lease", "owner", "behind (s)", "checkpoint", "KB/s", "state")
 WORKER_COLUMNS: Final = ("worker", "state", "leases", "behind (s)", "heartbeat (s ago)", "run")
 
-LOOK_SECONDS: Final = 2.0  # between two reads of the tables, each of which takes a few small requests
+LOOK_SECONDS: Final = 2.0  # between two reads of the tables; each read takes a few small requests
 FEWEST_ROWS: Final = 5  # rows of leases that are shown, however few lines the terminal has
 OTHER_LINES: Final = 12  # headings and frames
 

@@ -1,4 +1,4 @@
-"""The operation `compact`, which merges the small files of batches, and its schedule."""
+"""The operation `compact` and its schedule. The operation merges the small files that batches write."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Final

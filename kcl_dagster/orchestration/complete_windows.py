@@ -107,8 +107,8 @@ class CompleteWindows:
     """Active run -> the time (monotonic) since which all windows for which it was launched are complete."""
 
     _first_moment: FirstMoment | None = None
-    """The first moment of the application when `_progress` was last read from Dagster's storage; see
-    `Completeness`. A reset can change the first moment."""
+    """The application's first moment (see `Completeness`), as it was when `_progress` was last read from Dagster's
+    storage. A reset can change the first moment."""
 
     def events(
         self,

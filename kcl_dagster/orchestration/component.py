@@ -193,7 +193,7 @@ class KclApplicationComponent(Component, Described):
         """The function or class that `transform` names."""
         if self.transform is None:
             return _unchanged
-        install_stand_in()  # of the package amazon_kclpy, which the module that the next line imports can need
+        install_stand_in()  # for the package amazon_kclpy: the next line imports a module that may need it
         found: Transform = _named("transform", self.transform)
         if not callable(found):
             raise ConfigurationError(f"transform {self.transform} is neither a function nor a class")

@@ -35,8 +35,8 @@ def on_complete(lookback: timedelta = timedelta(days=1)) -> "AndAutomationCondit
     first = AutomationCondition.initial_evaluation()
     done = AutomationCondition.newly_requested() | AutomationCondition.newly_updated()
     updated = AutomationCondition.any_deps_updated()
-    # Dagster stores a state for each of the two `since` below, and distinguishes the two states only by the
-    # operators (AND, OR and so on) of the arguments. The arguments must therefore have different operators.
+    # Dagster stores a state for the `since` in `before` and for the `since` in `during`. It distinguishes the two
+    # states only by the operators (AND, OR and so on) of the arguments of `since`. So these operators must differ.
     #
     # A run covers all materializations from before it began, however the run was launched.
     before = (updated & ~AutomationCondition.in_progress()).since((done & ~updated) | first)

@@ -406,7 +406,7 @@ def _refuse_other_rows(application: str, transform: Callable[..., Any], *, arrow
 
 def _refuse_freshness(consumer: Consumer) -> None:
     """Raise ConfigurationError if `freshness` is not longer than a window and its allowed lateness together. The
-    records are materialized once per window, so a shorter time would make the policy fail most of the time."""
+    records are materialized once per window, so with a shorter time, they would count as stale most of the time."""
     least = timedelta(seconds=consumer.windows.longest) + consumer.allowed_lateness
     if consumer.freshness is not None and consumer.freshness <= least:
         raise ConfigurationError(

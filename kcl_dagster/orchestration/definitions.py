@@ -190,7 +190,7 @@ def built_of(definitions: Definitions) -> Mapping[str, Built]:
     The arguments are found by the sensor object, which a merge of definitions does not change. If Dagster has
     copied the sensor, as when it loads the definitions of a component, they are found by the sensor's name.
 
-    Raises ConfigurationError if different consumers were built whose sensors have this name. The name then does not
+    Raises ConfigurationError if sensors of this name were built for different consumers. The name then does not
     identify the arguments.
     """
     by_name: dict[str, list[Built]] = {}

@@ -103,7 +103,7 @@ class KclWindowMetadataSet(KclMetadataSet):
 
 
 class KclLeasesMetadataSet(KclMetadataSet):
-    """Metadata about the assignment of leases. `leases` lists those first that need attention."""
+    """Metadata about the assignment of leases. In the table `leases`, leases that need attention come first."""
 
     distribution: MarkdownMetadataValue | None = None
     leases: TableMetadataValue | None = None

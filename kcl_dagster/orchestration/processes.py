@@ -144,7 +144,7 @@ def dev_root(pid: int | None = None) -> Process | None:
     """The `dagster dev` or `dg dev` process that started a process (this one by default). None in production.
 
     The search goes from the process to its parent, to the parent's parent, and so on. It ends at the first process
-    that has the arguments of `dagster dev`, or that has not had Dagster's variable since its start. So a terminal
+    that has the arguments of `dagster dev`, or that was started without Dagster's variable. So a terminal
     multiplexer, an editor or a shell above `dagster dev` is never returned, whatever its command line contains.
     """
     pid = os.getpid() if pid is None else pid

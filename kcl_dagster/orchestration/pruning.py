@@ -1,5 +1,5 @@
-"""The operation `prune`, which deletes old runs of an application with their events, and its schedule. Only for
-deployments that configure it.
+"""The operation `prune` and its schedule. The operation deletes old runs of an application, with their events. Only
+for deployments that configure it.
 
 Dagster purges ticks, but no runs. It has no public way to delete events that belong to no run, such as those of the
 leader. docs/production.md states how much space they take.

@@ -37,8 +37,8 @@ CHECK_PACE_SECONDS = 4 * 3600.0  # for a check whose result is unchanged
 SHARDS_PACE_SECONDS = 60.0  # from a materialization of a stream until it is checked whether Dagster has stored it
 SHARDS_TOLD_AT_MOST = 2  # a second time if the first materialization was not stored
 SUPERSEDED_PACE_SECONDS = 60.0  # between two looks for checks that Dagster disregards; see `failing`
-# From an evaluation of a failed check until the check is reported as less severe. A value can vary around a step.
-# Without this pause, each variation would be reported.
+# The shortest time from an evaluation of a failed check until the check is reported with a lower step (see
+# `asset_checks.Finding.step`). If a value varies around a step, not every variation is reported.
 EASED_PACE_SECONDS = 1800.0
 SHARDS_TAG = "kcl/shards"
 """The tag of a stream's materializations. Its value identifies the set of open shards; see `shards_of`."""
@@ -53,8 +53,8 @@ _PASSING = re.compile(r"\d+(\.\d+)?( ?s\b|%)")
 
 @dataclass
 class Reporter:
-    """Decides which events to report, and remembers what was reported. One object per application and process;
-    called under the leader's lock."""
+    """Decides which events to report, and remembers what was reported. One object per application and process. Only
+    one thread at a time may call it."""
 
     consumer: Consumer
     translator: KclTranslator

@@ -92,7 +92,7 @@ def ranges_in_progress(
     """Active and queued runs that materialize partitions of the records asset. `records`: the key of this asset.
 
     A run with a selection of assets is found as soon as it is queued. A run of a job without such a selection is
-    found only after it has begun, because it then adds WINDOWS_TAG.
+    found only after it has begun, because it adds WINDOWS_TAG when it begins.
     """
     found = []
     for run in instance.get_runs(RunsFilter(statuses=ACTIVE)):

@@ -1,5 +1,5 @@
-"""The stores to which the workers of an application write files, for the doctor, the policies and cost
-estimates.
+"""The stores to which the workers of an application write files. Used by the doctor, and to make IAM policies and
+cost estimates.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,8 +53,9 @@ def written_places(
 
 
 def catalogs_of(sink: SinkChoice) -> Catalogs:
-    """The Iceberg tables of a sink that are in catalogs which check rights of AWS. If the type of a catalog is set
-    in pyiceberg's own configuration and not in the code, its tables are missing in the result."""
+    """The Iceberg tables of a sink whose catalogs require rights in AWS: Glue, and REST catalogs with signed
+    requests. If the properties of a catalog are set in pyiceberg's own configuration and not in the code, the
+    catalog's tables are missing in the result."""
     named = {one.place: one.catalog or {} for one in sink.each.values() if one.kind == "iceberg"}
     return Catalogs(
         in_glue=tuple(table for table, catalog in named.items() if catalog.get("type") == "glue"),

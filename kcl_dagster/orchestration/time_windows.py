@@ -109,8 +109,8 @@ class PartitionWindows:
         return sorted(start for start in starts if start is not None)
 
     def oldest_first(self, keys: AbstractSet[str]) -> Iterator[int]:
-        """The starts of all windows that have these keys. Each window is computed when it is needed. Otherwise like
-        `newest`."""
+        """The starts of all windows that have these keys, oldest first. Each window is computed when it is needed.
+        As in `newest`, a key is parsed only once. Not thread-safe."""
         for moment, key in sorted(self._parsed(keys)):
             start = self._start_at(moment, key)
             if start is not None:

@@ -115,8 +115,8 @@ class WorkerRun:
 
     def _close(self, late: "Late[SparkEngine | SparkProcessorHosts]") -> None:
         """Close the engine. If Spark is still starting, first wait for it, because its JVM would remain if the
-        engine was not closed. If Spark has not started after `STARTING_SECONDS`, end the process. Otherwise, the
-        run would not end, and would occupy its slot for ever, although its leases are released."""
+        engine was not closed. If Spark has not started after `STARTING_SECONDS`, end the process: the run
+        would not end by itself, and would occupy its slot for ever, although its leases are released."""
         if not late.is_settled(STARTING_SECONDS):
             self.end_process(f"its leases are released, and Spark has not started {STARTING_SECONDS:.0f} s later")
             return

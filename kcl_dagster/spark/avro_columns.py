@@ -198,7 +198,8 @@ class Readers:
         return _READERS[name](one)
 
     def _of_name(self, name: str, kind: pa.DataType | None, level: int) -> Read:
-        """Each function is made once, because a schema can use a name in many places."""
+        """Make the function for a named type, or return the function that was made before. A schema can use a name
+        in many places."""
         if (name, kind) not in self._made:
             self._made[name, kind] = self.of(self._named[name], kind, level + 1)
         return self._made[name, kind]

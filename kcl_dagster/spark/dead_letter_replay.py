@@ -8,8 +8,8 @@ not block other letters.
 
 As with batches, the first number of a journal is the time in milliseconds. There are two reasons:
 
-- If a former journal was removed together with its folder, sinks still remember its numbers. New numbers are
-  higher.
+- Sinks remember the numbers of a former journal, even if it was removed together with its folder. The time in
+  milliseconds is higher than these numbers.
 - Sinks treat numbers below 10^12 as numbers of version 0.1, whose file names do not contain the application.
 """
 

@@ -207,9 +207,9 @@ class SparkEngine:
         """The number of tasks for this number of ranges. If the last fetch had little to read, this is less than
         the maximum.
 
-        The first fetch has one task; only by polling, it has more if there are more than RANGES_OF_TASK ranges. A
-        second task could read more, but would have to wait for the start of another Python process. By fan-out, a
-        lease that changes its task also has to subscribe again.
+        The first fetch has one task. Only if it reads by polling and there are more than RANGES_OF_TASK ranges, it
+        has more. A second task could read more, but would have to wait for the start of another Python process. By
+        fan-out, a lease that changes its task also has to subscribe again.
         """
         if self._are_tasks_fixed:
             return self._most_tasks

@@ -43,8 +43,8 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 QUEUED_BATCHES: Final = 4
 READ_SECONDS: Final = 15.0  # timeout between two pieces of a page; a slow connection that delivers data is kept
 PAGE_SECONDS: Final = 60.0  # timeout of a page: 10 MiB over a slow connection
-# When the time of the batch is over, the fetch gives up a shard that makes no progress for this number of seconds.
-# An example is a response that arrives byte by byte, which READ_SECONDS does not detect.
+# After the time of the batch is over, the fetch gives up a shard that makes no progress for this number of seconds.
+# This happens, for example, if a response arrives byte by byte, which READ_SECONDS does not detect.
 LATE_SECONDS: Final = 15.0
 LOOK_SECONDS: Final = 0.5  # between two checks for shards without progress
 CONNECTIONS: Final = 128  # one per reader thread

@@ -1,5 +1,5 @@
-"""Finds casts of texts that Spark adds to an SQL condition, although the condition itself contains no cast. An
-example is `op = 5` if `op` is a text.
+"""Finds implicit casts of texts to other types in an SQL condition. For example, Spark adds such a cast to the
+condition `op = 5` if `op` is a text.
 
 If a text does not represent a value of the other type, such a cast fails in Spark's ANSI mode, and results in null
 without the ANSI mode.
@@ -18,8 +18,8 @@ from pyspark.sql.types import StringType
 
 _TEXT: Final = "string"  # with a collation, the name of the type begins with this
 _TAKE_EVERY_TEXT: Final = ("string", "binary")  # casts to these types never fail
-_HOLD_TEXTS: Final = ("string", "char", "varchar", "binary", "variant")  # any text can be made of their values
-_NAMED: Final = frozenset({"AttributeReference", "GetStructField"})  # their SQL is the text in the condition
+_HOLD_TEXTS: Final = ("string", "char", "varchar", "binary", "variant")  # their values can contain any text
+_NAMED: Final = frozenset({"AttributeReference", "GetStructField"})  # their SQL is spelled as in the condition
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from kcl_dagster.spark.failures import RECORD_REFUSED, Marks
 _CORRUPT: Final = "_corrupt"
 _PAYLOAD: Final = "_kcl_payload"
 _END: Final = "_kcl_end"
-# The columns of a record that an error names. None of them has a value of the payload.
+# The columns by which an error names the record. None of them contains a value of the payload.
 _POSITION: Final = ("stream", "shard_id", "sequence_number", "sub_sequence_number")
 _PROBLEM: Final = "with_json: a payload is not exactly one JSON object with the types of the schema"
 _ADVICE: Final = "With malformed='null', the value of such a payload is null"
@@ -29,7 +29,7 @@ def with_parsed(records: DataFrame, column: str, schema: StructType, into: str, 
     given = F.col(column).cast("string")
     text = F.concat(F.lit(f'{{"{_PAYLOAD}":['), given, F.lit(f'],"{_END}":true}}'))
     whole = StructType().add(_PAYLOAD, ArrayType(schema)).add(_END, BooleanType()).add(_CORRUPT, StringType())
-    # If a value does not fit its type, Spark sets the column of the corrupt record.
+    # If a value does not fit its type, Spark sets the field `_CORRUPT` of the result.
     parsed = F.from_json(text, whole, {"columnNameOfCorruptRecord": _CORRUPT})
     payload = parsed[_PAYLOAD]
     is_one = parsed[_CORRUPT].isNull() & parsed[_END] & (F.size(payload) == 1) & payload[0].isNotNull()
@@ -45,6 +45,6 @@ def _refused(records: DataFrame) -> Column:
     named = [one for one in _POSITION if one in records.columns]
     parts = [F.concat(F.lit(f"{one} "), F.col(one).cast("string")) for one in named]
     position = [F.lit(" ("), F.concat_ws(", ", *parts), F.lit(")")] if named else []
-    # Spark adds an SQLSTATE, which is then in a line of its own.
+    # Spark adds an SQLSTATE after the text. The line break puts it into a line of its own.
     text = F.concat(F.lit(f"{Marks().of(RECORD_REFUSED)}: {_PROBLEM}"), *position, F.lit(f". {_ADVICE}\n"))
     return F.raise_error(text)

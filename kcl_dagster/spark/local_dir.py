@@ -68,7 +68,8 @@ def own_folder(root: Path | None) -> Path:
 def remove_left_behind(
     root: Path, here: str, is_alive: Callable[[int, float], bool] = machine.is_alive
 ) -> list[Path]:
-    """Remove the folders below `root` that processes of the machine `here` have left. Returns the removed folders.
+    """Remove the folders below `root` that ended processes of the machine `here` left behind. Returns the removed
+    folders.
 
     Never raises. A folder is removed only if its name has the form that `own_folder` gives, and if it contains a
     marker file, belongs to this user, and is no link. Links in a folder are removed, but not their targets.

@@ -36,7 +36,7 @@ def records_of(rows: DataFrame, ranges: Sequence[Range], attempts: Mapping[Lease
     are left out.
     """
     if is_classic(rows.sparkSession):
-        with suppress(Py4JError, AttributeError):  # they are missing where a platform restricts access to the JVM
+        with suppress(Py4JError, AttributeError):  # a platform can restrict access to the JVM
             return _without_plan(_checked(_in_own_session(rows), ranges, attempts))
     return rows.mapInArrow(OpenRows.of(ranges, attempts), RECORD_TYPE)
 

@@ -14,7 +14,7 @@ from pyarrow import types as kinds
 Footer = bytes
 """The footer of a finished Parquet file: `read_footer` parses it."""
 
-COMPRESSION: Final = "zstd"  # makes JSON a third smaller than snappy does; much faster than Kinesis delivers
+COMPRESSION: Final = "zstd"  # JSON gets a third smaller than with snappy; zstd is much faster than Kinesis delivers
 # Rows arrive in small batches. A row group for each of them would cost space and readers' time.
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 # A column gets a dictionary if its values repeat in a sample of this number of rows. For a column of distinct

@@ -1,4 +1,4 @@
-"""Compares the columns into which payloads are decoded with the fields that the schema of the payloads has.
+"""Checks that the schema of the payloads has a field for each column into which the payloads are decoded.
 
 A column without a field would be null for each record. Usually its name is misspelled.
 """

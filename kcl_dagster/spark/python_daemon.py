@@ -11,7 +11,7 @@ pyarrow, which starts threads, and the modules that import pyarrow. If a user ad
 the daemon has imported (`--py-files` or `addPyFile`), the worker imports this version, as with Spark's own daemon.
 
 By default, Spark's Python processes import pyspark from an archive, `pyspark.zip`, and every daemon has to compile
-its modules again. If the archive is part of an installed pyspark, this daemon imports the installed pyspark
+pyspark's modules again. If the archive is part of an installed pyspark, this daemon imports the installed pyspark
 instead.
 """
 

@@ -1,4 +1,4 @@
-"""Python processes in the executors that only read by fan-out, so that subscriptions last from batch to batch.
+"""Runs fetches by fan-out in separate Python processes, so that subscriptions last from batch to batch.
 
 Spark assigns a task to the idle Python process that has waited longest. A subscription belongs to one process. A
 fetch that gets another process has to subscribe again, and Kinesis allows this only every five seconds. If the

@@ -95,7 +95,7 @@ CLUSTER: Final = {
 """The configuration of a cluster's session; everything can be overridden."""
 
 # Java's second compiler takes a quarter of the CPU time of a start. With ten times its default thresholds, it still
-# compiles the code that every batch runs within the first minutes. Java ignores options that it does not know.
+# compiles within the first minutes the code that every batch runs. Java ignores options that it does not know.
 COMPILES_LATER: Final = (
     "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
     "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
@@ -236,7 +236,7 @@ def start_session(settings: SparkSettings, name: str) -> SparkSession:
 
 
 def _import_pandas() -> None:
-    with suppress(ImportError):  # Spark reports it, where it needs it
+    with suppress(ImportError):  # if pandas is missing, Spark reports this where it needs pandas
         import_module("pandas")
 
 

@@ -5,11 +5,11 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
-# Python starts a garbage collection after this number of new containers; its default is 700. A page has 10,000
-# records, and each is a container.
+# Python starts a garbage collection after this number of new containers (objects that refer to other objects). The
+# default is 700, but a page of a shard can have 10,000 records, and each record is a container.
 CONTAINERS: Final = 50_000
-# A process exempts objects from garbage collection at most this often. User code can import modules in every batch,
-# and garbage that exists at the time of an exemption is never freed.
+# A process exempts objects from garbage collection at most this number of times. User code can import modules in
+# every batch, and garbage that exists at the time of an exemption is never freed.
 MOST_TIMES: Final = 3
 
 

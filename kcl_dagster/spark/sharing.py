@@ -21,7 +21,7 @@ from kcl_dagster.spark.session_kind import is_classic
 from kcl_dagster.spark.storage import LocalStore, Store
 
 FOLDER: Final = "_sharing"  # readers ignore names that begin with an underscore
-PROBES: Final = 16  # tasks; the first tasks take a second, so each executor of a small cluster gets one of them
+PROBES: Final = 16  # tasks; an executor's first task takes a second, so each executor of a small cluster gets one
 HOSTS_NAMED: Final = 5
 
 _PROBES: Final = pa.schema([("host", pa.string()), ("path", pa.string()), ("problem", pa.string())])

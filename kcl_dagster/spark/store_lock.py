@@ -214,8 +214,8 @@ def _read(store: Store, folder: str, number: int) -> _LockFile:
     try:
         return msgspec.json.decode(store.get(path), type=_LockFile)
     except (msgspec.DecodeError, FileNotFoundError, RequestRefused):
-        # Either the file is incomplete, which some file systems show to readers, or a process that has acquired the
-        # lock has just removed the file.
+        # Either the file is incomplete (on some file systems, readers find such files), or a process that has
+        # acquired the lock has just removed the file.
         same = (file.modified for file in store.files(path, hidden=True) if file.path == path)
         made = max(same, default=0.0)
         return _LockFile("", "another one", made + LOCK_SECONDS)

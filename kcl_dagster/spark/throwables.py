@@ -1,8 +1,8 @@
 """Exceptions of the JVM as values: class, message and stack frames of every exception in a chain of causes.
 
-The text of an error can quote values of records, so the class of an error is never decided by searching its text.
-The class is decided by the type of an exception, by the error condition that Spark names, by the code that raised
-the exception, and by the beginning of its message if Spark itself wrote that beginning.
+The text of an error can quote values of records, so an error is never classified by a search of its text. It is
+classified by the type of an exception, by the error condition that Spark names, by the code that raised the
+exception, and by the beginning of the exception's message if Spark itself wrote that beginning.
 """
 
 import re

@@ -58,7 +58,7 @@ class _WarmUp:
     connection: Connection | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from kcl_dagster.spark import fetch  # by name, so that the client stays in the process
+        from kcl_dagster.spark import fetch  # imported by name: the module keeps the client for later tasks
 
         if self.connection is not None:
             fetch.client_of(self.connection)

@@ -16,9 +16,9 @@ MOST_PAGES: Final = 3  # Kinesis returns empty pages if a shard has few records
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """How far a reset moves a checkpoint, as the arrival times of two records in epoch milliseconds: `before` of
-    the record at the present checkpoint, `after` of the record at the target checkpoint. A time is None if it is
-    not known, for example because the record has left the stream."""
+    """How far a reset moves a checkpoint, as the arrival times of two records in epoch milliseconds. `before`: when
+    the record at the present checkpoint arrived. `after`: when the record at the target checkpoint arrived. A time
+    is None if it is not known, for example because the record has left the stream."""
 
     before: int | None
     after: int | None

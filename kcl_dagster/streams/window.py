@@ -132,9 +132,9 @@ class WindowReader:
 
 
 class _SmallPages(Allowance):
-    """An unlimited allowance with small pages. The limits of a shard allow a number of requests per second, and a
-    number of bytes per second. If a reader makes all these requests for such pages, it reads about as many bytes as
-    are allowed."""
+    """An unlimited allowance with small pages. The size of a page is the bytes that the limits of a shard allow per
+    second, divided by the requests that they allow per second. A reader can therefore use all of these requests
+    without reading many more bytes than are allowed."""
 
     def __init__(self, page_bytes: float) -> None:
         super().__init__(MAX_PAGE_RECORDS, int(page_bytes), 1)

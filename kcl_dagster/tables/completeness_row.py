@@ -5,8 +5,8 @@ with several writers. A writer reads the row, then the leases, and then writes a
 row. The write fails if the row no longer has the epoch that was read, or if the row's moment is not earlier than
 the new one. The new moment is calculated from `stored_through` of the leases. What `stored_through` says of a lease
 remains true until the lease is reset, so an advance does not require the leader lock. A reset raises the epoch
-before and after it changes leases. So if a writer read leases before the reset changed them, its moment does not
-remain in the row: its advance is refused, or the second raise of the epoch replaces the moment.
+before and after it changes leases. So if a writer read leases before the reset changed them, the row does not keep
+the moment of this writer: its advance is refused, or the second raise of the epoch replaces the moment.
 
 The row also has the first moment of the application, see `FirstMoment`. The first advance stores it, and only a
 reset of all leases changes it.

@@ -91,8 +91,8 @@ def acquire_lock(
 def take_lock(
     place: Place, owner: str, milliseconds: int, version: str, watched: str, *, process: str | None = None
 ) -> Request:
-    """Replace the row of a holder that has ended or released the lock. Fails if the version in the row is not
-    `watched`."""
+    """Replace the row of a lock that was released, or whose holder has ended. Fails if the version in the row is
+    not `watched`."""
     return put(
         place.table,
         place.key,

@@ -25,10 +25,10 @@ from kcl_dagster.tables.sending import Applied, Refused
 __all__ = ["LeaseTable", "ScanResult"]
 
 CaughtUp = Callable[[Lease], None]
-"""A function that a transition of the owner calls before it writes again. In this case, its write was refused
-although the lease is not lost: an earlier write of the owner was applied and its response was lost, or a handoff
-has begun. The argument is the lease as it is in the table. If the transition fails later, the lease in the table is
-at most one write ahead of the argument.
+"""A function that a transition of the owner calls after its write was refused, and before it writes again. The
+lease is not lost: an earlier write of the owner was applied and its response was lost, or a handoff has begun. The
+argument is the lease as it is in the table. If the transition fails later, the lease in the table is at most one
+write ahead of the argument.
 """
 
 CREATED_AT_ONCE: Final = 50  # leases per transaction; DynamoDB allows a hundred writes in a transaction
@@ -53,7 +53,7 @@ class LeaseTable(LeaseReader):
     its lease for one lease duration from the time when it sent this write. The KCL does not write again: it counts
     the failed write as applied. It then trusts the lease for one lease duration from the time when it sent the
     failed write. This is too long, because the write that was applied was sent earlier. With the policy `kcl`, this
-    class does the same.
+    class does the same as the KCL.
     """
 
     # --- transitions of the owner -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Decides whether a write whose response was lost has been applied, from the lease as it is now.
+"""Decides, from the present state of a lease, whether a write whose response was lost has been applied.
 
 A judge is a function that decides this for one write. Most functions of this module make the judge of a write.
 Right after a strongly consistent read of the lease, the judge is called with the lease that was read, or with None

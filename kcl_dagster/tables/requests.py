@@ -71,8 +71,8 @@ def create_child(table: str, child: Lease, parent: LeaseKey, children: frozenset
 def renew(
     table: str, lease: Lease, throughput_kbps: float | None = None, stored_through: int | None = None
 ) -> Request:
-    """Raise the counter. Fails if the counter or the owner has changed, or if a handoff began that is not in
-    `lease`."""
+    """Raise the counter. Fails if the counter or the owner has changed, or if a handoff has begun since `lease` was
+    read."""
     update = _by_owner(table, lease)
     if lease.checkpoint_owner is None:
         update.require(f"attribute_not_exists({a.CHECKPOINT_OWNER})")

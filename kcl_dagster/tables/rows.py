@@ -31,7 +31,7 @@ SLOW_SINCE: Final = "kdSlowSince"
 HELD_SINCE: Final = "kdHeldSince"
 LEASE_MS: Final = "kdLeaseMs"
 
-# Seconds; the KCL writes no row with an older time, because the worker would count as dead
+# Seconds. If `last_update` is longer ago, the KCL does not write the row, because the worker would count as dead.
 OLDEST_REPORT: Final = 60
 
 

@@ -1,8 +1,8 @@
 """The position at which the shards of a stream start. It is decided once, and stored.
 
 The KCL resolves LATEST and AT_TIMESTAMP again whenever a worker starts. It therefore skips unread records that
-arrived before this start. In kcl_dagster, the first leader stores the time at which the application began, and all
-workers start from this time.
+arrived before the worker started. In kcl_dagster, the first leader stores the time at which the application began,
+and all workers start from this time.
 """
 
 from collections.abc import Mapping

@@ -32,8 +32,9 @@ from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.pending import OwnPins, Pin, binds, pin_of
 
 WRITE_SECONDS: Final = 60.0  # between two writes of the same pin; costs no more than the renewals
-# The losses of an inherited pin are kept until this worker has passed the pin's end for this time. The former owner
-# worked on records beyond this end for at most `WRITE_SECONDS`, and this worker can take twice as long for them.
+# The losses of an inherited pin are kept for this many seconds after this worker has passed the pin's end. The
+# former owner worked on records beyond this end for at most `WRITE_SECONDS`, and this worker can take twice as long
+# for them.
 SURVIVAL_SECONDS: Final = 2 * WRITE_SECONDS
 
 
@@ -80,9 +81,9 @@ class Attempts:
         """Record that this worker's process still runs. `through`: the last record that was delivered; None after
         the processor failed.
 
-        Losses are counted because a record may have ended the processes of former owners. They are set to 0 if the
-        processor failed without ending the process, or if all records that former owners can have delivered were
-        delivered again.
+        Losses are counted because a record may have ended the processes of former owners. The number of losses is
+        set to 0 if the processor failed without ending the process, or if all records that former owners can have
+        delivered were delivered again.
         """
         try:
             lease = self.holdings.settled(holding.key, holding.token)

@@ -1,6 +1,7 @@
 """Batches that are committed by entries in a chain: claim, plan, fetch, stage, decide, publish.
 
-A chain is this worker's log of committed batches, see `kcl_dagster.chains`.
+A chain is this worker's log of committed batches, see `kcl_dagster.chains`. To settle a chain is to close it, and
+to publish the batches that it has decided.
 
     claim    settle the chain that the row of a lease names, and write the name of this worker's chain there
     fetch    read the next records of the leases
@@ -231,7 +232,7 @@ class ChainProtocol(Generic[D]):
             self.claims.tidy()
 
     def _is_treated_for_losses(self, this: Round, fetched: Fetched[D], progress: Progress) -> bool:
-        """Treat a batch that has ended the processes of former owners, as `Failures` decides. Returns True if the
+        """Treat a batch that has ended the processes of former owners. `Failures` decides how. Returns True if the
         batch must not be staged now."""
         key, holding = progress.range.lease, this.holdings[progress.range.lease]
         losses = self.losses.of(holding, progress)

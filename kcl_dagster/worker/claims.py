@@ -218,11 +218,13 @@ class Claims:
             self.holdings.claims.published(chain, self.publisher.visible(chain))
 
     def tidy(self) -> int:
-        """Delete the entries that are no longer needed: they are visible, and the rows of all their leases have
-        their checkpoints. Returns how many were deleted. Sends no request if there are none.
+        """Delete the entries that are no longer needed. Returns how many were deleted. Sends no request if there
+        are none. An entry is no longer needed if it is visible, and the row of each of its leases has a checkpoint
+        at the end of the entry or later.
 
         If the chain has entries for a lease that was lost, it takes no further entries, and the next batch is
-        decided in another chain. So the chain does not grow until the lease's next owner settles it.
+        decided in another chain. So the chain does not become longer while it waits for the lease's next owner,
+        which settles it.
         """
         chain = self.chain
         chain.written(self.holdings.claims.written(chain.id))

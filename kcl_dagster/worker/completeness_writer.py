@@ -1,9 +1,10 @@
 """Stores a moment beside the data: the moment through which the application is complete. Query engines that do not
 use Dagster can read it there.
 
-One of the application's workers stores the moment. It is the owner of the open lease of the first stream whose
-shard has the hash key 0. While that shard is split or merged, there can be two such owners or none, and a paused
-worker can write late. All these cases are harmless: each moment is true, and an older moment is a lower bound.
+One of the application's workers stores the moment. It is the worker that owns, in the first stream, the open lease
+of the shard with the hash key 0. While that shard is split or merged, there can be two such owners or none, and a
+paused worker can write late. All these cases are harmless: each moment is true, and an older moment is a lower
+bound.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,9 +23,9 @@ WRITE_SECONDS: Final = 60.0  # if the moment advances within its window, it is s
 # While this worker stores no records, the moment is stored at this interval, so that an idle stream costs few
 # requests.
 IDLE_SECONDS: Final = 600.0
-# In each window, this many writes wait only for `WRITE_SECONDS`, even while this worker stores no records. In a
-# table, usually only the second of them makes a commit without data. For the first, a commit with a moment in the
-# former window is enough, see `step`.
+# This many writes per window are due after `WRITE_SECONDS`, even while this worker stores no records. For a table,
+# usually only the second of these writes makes a commit without data. The first one makes no commit if a former
+# commit has a moment in the former window, see `step`.
 FIRST_WRITES: Final = 2
 
 
@@ -81,10 +82,14 @@ class CompletenessWriter:
         self._stored_at = int(self._clock.now())
 
     def step(self) -> None:
-        """Start to store the moment through which the application is complete, if it is due: if the moment is in
-        another window than the last one, or if the last write was a minute ago. If this worker has stored no
-        records since the last stored moment, the write must have been ten minutes ago. For the first two writes of
-        a window, one minute is enough."""
+        """Start to store the moment through which the application is complete, if this is due. It is due in each of
+        these cases:
+
+        - The moment is in another window than the last moment.
+        - The last write was a minute ago, and this worker has stored records after the last stored moment.
+        - The last write was a minute ago, and the window has had fewer than two writes.
+        - The last write was ten minutes ago.
+        """
         known, now = self._last(), self._clock.monotonic()
         if known is None or known.through is None:
             return

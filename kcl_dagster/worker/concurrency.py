@@ -31,9 +31,9 @@ def one_by_one(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -
 
 
 def several_at_once(function: Callable[[LeaseKey], None], keys: Iterable[LeaseKey]) -> None:
-    """Call the function for each lease, on threads that only this use of `several_at_once` has. Another use that
-    waits for a slow table therefore does not delay this one. The calling thread takes part, and does all the work
-    if the machine cannot start more threads."""
+    """Call the function for each lease, on new threads. If `several_at_once` runs twice at the same time, and one
+    of the two waits for a slow table, the other is not delayed. The calling thread takes part, and does all the
+    work if the machine cannot start more threads."""
     waiting = deque(keys)
     helpers = min(AT_ONCE, len(waiting)) - 1 if len(waiting) >= FEWEST_FOR_THREADS else 0
 

@@ -88,7 +88,7 @@ _UNQUOTED: Final = tuple(
         (r"The provided URL cannot be decoded:\s", r"\. Please ensure"),
         (r"Duplicate map key\s", r" was found, please check"),
         (r"The variant value\s", r" cannot be cast into "),
-        (r"because of a duplicate object key\s", r"SQLSTATE: "),  # with `\s*` first, long blanks would take long
+        (r"because of a duplicate object key\s", r"SQLSTATE: "),  # `\s*SQLSTATE: ` would be slow on long blanks
     )
 )
 # Spark's advice about malformed records. It has text in quotes, but no value of a record, so it is kept.

@@ -63,7 +63,7 @@ class _Trouble:
     failing_since: float | None = None  # when this range first failed alone; moved forward by later outages
     out_since: float | None = None  # when the present series of outages began
     is_lost: bool = False  # whether processes ended during the range that is being narrowed
-    has_waited: bool = False  # whether a pause was set before the next try of a single record that ended processes
+    has_waited: bool = False  # whether a single record that ended processes is tried after the present pause
     why: str = ""  # the error of the last failure
     stopped: str | None = None  # why the shard is stopped, once an event has reported this
     has_lost: bool = False  # whether an event has reported that the shard lost records

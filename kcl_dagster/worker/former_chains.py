@@ -1,5 +1,5 @@
-"""Settles the chains of former owners (their logs of committed batches), and finds through which record these
-owners have stored a lease."""
+"""Settles the chains of former owners: closes these logs of committed batches, and publishes the batches that they
+have decided. Then finds through which record the former owners have stored a lease."""
 
 import hashlib
 from collections.abc import Callable, Iterator

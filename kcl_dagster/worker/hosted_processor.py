@@ -23,8 +23,7 @@ class HostLost(BatchError):
 
 
 class ProcessorFailed(Exception):
-    """Raised if a processor raised an error, so that the failure is in user code. `kind`: the class of that
-    error."""
+    """Raised if a processor raised an error. The failure is then in user code. `kind`: the class of that error."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")

@@ -47,8 +47,9 @@ def unstored_of(leases: Iterable[Lease], failing: Collection[LeaseKey]) -> dict[
     """For each lease, the batch that is begun and not stored, as the lease's row records it. A former owner may
     have begun the batch.
 
-    The row may record no such batch, or no arrival of the batch's first record. If the lease is in `failing`, the
-    result then has the moment through which the shard is stored. If it is not in `failing`, the lease is left out.
+    A row can lack such a batch, or the time at which the batch's first record arrived. For a lease with such a row,
+    the result has the moment through which the shard is stored if the lease is in `failing`. If the lease is not in
+    `failing`, it is left out.
     """
     found = {}
     for lease in leases:

@@ -88,7 +88,8 @@ class LeaseRegistry:
         return [key for _, key in sorted(waiting)]
 
     def oldest_write(self) -> float | None:
-        """Of all held leases, the oldest time of a last write (monotonic). None if no lease is held."""
+        """The earliest of the times (monotonic) at which the held leases were last written. None if no lease is
+        held."""
         with self.map_lock:
             return min((h.written_at for h in self._held.values()), default=None)
 

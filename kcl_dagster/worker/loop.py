@@ -73,8 +73,8 @@ STOP_POLL_SECONDS = 0.1  # how soon an idle worker detects a request to stop or 
 # A round waits this long for leases that are just being acquired. Acquiring a lease takes 20 ms.
 ACQUIRING_SECONDS = 1.0
 WATCH_SECONDS = 5.0  # a worker whose run or parent process has ended stops well within a lease duration
-# How often per lease duration the leader's lock is read, and also the leases if there is no leader. With two reads,
-# a dead owner is detected after 1.5 durations.
+# How often per lease duration the worker reads the leader's lock. If there is no leader, it reads the leases as
+# often. With two reads, a dead owner is detected after 1.5 durations.
 LOOKS_PER_LEASE = 2
 
 Background = Callable[[Steps, str], AbstractContextManager[object]]

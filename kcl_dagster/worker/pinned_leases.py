@@ -1,4 +1,4 @@
-"""Settles pinned leases, for workers that decide their batches in chains.
+"""Ends the pins of leases, for workers that decide their batches in chains.
 
 A worker of version 0.1 pinned a lease to a batch before it stored the batch (see `worker.pending`). If that worker
 was killed, it is not known whether the sink has the batch. This worker reads exactly the same records again, and
@@ -34,7 +34,7 @@ def is_bound(lease: Lease) -> bool:
 
 @dataclass(slots=True)
 class PinnedLeases(Generic[D]):
-    """Settles pinned leases, in rounds of their own. Called on the worker's main thread. `reading.holds` has to
+    """Ends the pins of leases, in rounds of their own. Called on the worker's main thread. `reading.holds` has to
     look up parts in `parts`."""
 
     reading: Reading[Fetched[D]]
@@ -45,7 +45,8 @@ class PinnedLeases(Generic[D]):
     """The windows by which stored rows are counted. None if they are not counted."""
 
     def run_once(self, abandon: Callable[[], bool]) -> BatchReport | None:
-        """Settle the pinned leases. Returns None if there are none. Errors of AWS and the sink are not raised."""
+        """Read the pinned leases, and end their pins. Returns None if there are none. Errors of AWS and the sink
+        are not raised."""
         if not any(is_bound(holding.lease) for holding in self.holdings.holdings()):
             return None
         this = Round()

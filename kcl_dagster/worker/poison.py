@@ -54,9 +54,10 @@ class PoisonHandling:
         return Outcome.FAILED
 
     def treat_lost(self, fetched: Fetched[Any], progress: Progress, holding: Holding, part: Part) -> Outcome | None:
-        """Treat a batch that a former owner has begun, before it is written. Returns None if the batch should be
-        written now. Otherwise returns the outcome. If the batch has ended processes of its owners, the range is
-        narrowed under every policy, because there is no other way to find a record that ends the process."""
+        """Treat a batch that a former owner has begun. Called before this worker writes the batch. Returns None if
+        the batch should be written now. Otherwise returns the outcome. If the batch has ended processes of its
+        owners, the range is narrowed under every policy, because there is no other way to find a record that ends
+        the process."""
         losses = progress.range.losses
         if losses < LOSSES_TO_NARROW or self.own.has(holding.key, holding.token, part.number):
             return None

@@ -1,9 +1,10 @@
 """Measures how long the consumer's code works on the present batch, and limits this time.
 
-The worker's main thread waits for the code, so the housekeeping thread measures the time. It reports a batch that
-takes long. It interrupts a batch that takes longer than `batch.max_process_seconds`. This interruption counts as a
-failure of the code. It also interrupts the batch of a worker that stops and has lost its leases. That interruption
-does not count as a failure.
+The worker's main thread waits for the code, so the housekeeping thread measures the time, and reports a batch that
+takes long. It interrupts the code in two cases:
+
+- The batch takes longer than `batch.max_process_seconds`. The interruption then counts as a failure of the code.
+- The worker stops and has lost its leases. The interruption then does not count as a failure of the code.
 """
 
 import threading

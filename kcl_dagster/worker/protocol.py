@@ -11,8 +11,8 @@
 
 If the worker crashes before `prepare`, the records are read again, and nothing is lost. If it crashes later, a pin
 remains. The next owner of the lease then reads exactly the same records and writes them under the same identity. So
-a sink that stores each part once stores each record once. A former owner that was stalled can write no other
-records either, and writes them under the same identity.
+a sink that stores each part once stores each record once. If a former owner was stalled and writes later, it writes
+only these records, too, and only under this identity.
 
 Modelled in spec/ExactlyOnce.tla, which shows what is lost when a step is left out.
 """

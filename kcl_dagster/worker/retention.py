@@ -102,8 +102,8 @@ def _empty_at(begun: Range, stored_through: float | None) -> float | None:
 
 
 class RetentionWatch:
-    """Warns when the lag of a shard approaches the retention: once per step of `WARNING_STEPS`, and again if the
-    shard had recovered meanwhile."""
+    """Warns when the lag of a shard approaches the retention: once for each step of `WARNING_STEPS`. If the lag has
+    fallen below a step, and reaches the step again, the warning is repeated."""
 
     def __init__(self, retention_of: RetentionOf, clock: Clock) -> None:
         self._retention_of = retention_of

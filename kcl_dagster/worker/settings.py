@@ -19,8 +19,8 @@ S3_BATCH_SECONDS = 6.5
 # can cost a checkpoint.
 LINGER_OF_PROCESSORS = {Retrieval.FANOUT: 0.05, Retrieval.POLLING: 1.0}
 TASK_BYTES = 2 * 1024 * 1024  # a smaller batch is read by one task, into one file
-# A leader replaces workers at the end of their lifetime one after another. A worker that was not replaced for
-# another lifetime ends by itself, at a random time within one more lifetime, so that workers do not all end at
+# A leader replaces workers at the end of their lifetime one after another. If a worker is not replaced within a
+# second lifetime, it ends by itself, at a random time within a third lifetime, so that workers do not all end at
 # once.
 OVERTIME = 2.0
 # How long a batch is allowed to take after a stop request, in handoff timeouts. After the first timeout, the batch

@@ -177,8 +177,9 @@ class TableCommitter:
     # Commits
 
     def step(self, wanted: Mapping[ChainId, int]) -> None:
-        """Make a commit if it is due. `wanted`: for each chain, the last entry of this worker that may not be in
-        the table yet. Sends no request if all these entries are known to be in the table, or if no check is due."""
+        """Make a commit if it is due. `wanted`: for each chain, the last entry of this worker that is possibly not
+        in the table yet. Sends no request if all these entries are known to be in the table, or if no check is
+        due."""
         now = self.clock.monotonic()
         self._waiting.note(wanted, self.visible, now)
         if self._failure is None and (now < self._look_due or self._has(wanted)):

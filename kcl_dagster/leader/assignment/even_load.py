@@ -151,7 +151,7 @@ class Balancing:
         return best is not None and self._move(best[2], best[1], receiver)
 
     def _seed(self, empty: Sequence[Holder]) -> None:
-        """Give each worker without leases the lease that best evens the loads. The weight of the lease may be
+        """Give each worker without leases the lease that best evens the loads. The worker's load may then be
         outside the band. A worker with a single lease never counts as overloaded, because a lease cannot be
         divided."""
         for receiver in sorted(empty, key=lambda holder: holder.id):

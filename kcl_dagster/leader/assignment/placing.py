@@ -100,8 +100,8 @@ class AssignmentRound:
             weight = self.measure.weights[lease.key]
             least = queue.least()
             if crowds and least is not None and least.load + weight * least.factor <= crowded.high:
-                # From this lease on, leases fit on the least loaded worker again, because they are lighter. Leases
-                # that have to leave a worker with too much load are heavier, so they are moved first.
+                # This lease and the following ones are so light that they fit on the least loaded worker again.
+                # Before they are placed, heavier leases are moved away from workers with too much load.
                 crowds = False
                 self._relieve()
                 queue = Queue(receivers)
@@ -130,8 +130,8 @@ class AssignmentRound:
                 queue.push(to)
 
     def _intended(self, lease: LeaseLoad) -> Holder | None:
-        """Return the next owner of the handoff during which the old owner ended. None if there was no handoff, or
-        if the next owner cannot get the lease."""
+        """If the old owner ended during a handoff, return the next owner of this handoff. None if there was no
+        handoff, or if the next owner cannot get the lease."""
         holder = self.state.holders.get(lease.next_owner) if lease.next_owner is not None else None
         can = (
             holder is not None

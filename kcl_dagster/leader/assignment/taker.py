@@ -42,8 +42,9 @@ class TakerPolicy:
 
 def candidate(lease: LeaseLoad, rules: TakingRules) -> Candidate:
     """Return a lease in the form in which the taking rules of a 2.x worker need it. If the lease is unserved and
-    has an owner, it counts as expired, even if the leader only knows that the owner's run is over. If the lease has
-    no owner, it counts as never served."""
+    has an owner, it counts as expired. If it is unserved because the owner's run is over, its counter may have
+    changed recently, and it counts as expired nevertheless. If an unserved lease has no owner, it counts as
+    never served."""
     if not lease.unserved:
         return Candidate(lease.key, lease.owner, 0.0)
     if lease.owner is None:

@@ -73,7 +73,7 @@ class Project:
     lake: str
     python: str = PYTHONS["3.12"]
     day: date = date(2026, 11, 1)
-    """The first day with partitions: the day before the application begins, so that some hours are complete."""
+    """The first day with hourly partitions: the day before the project is made, so that some hours are over."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or len(self.name) > LONGEST_NAME:

@@ -74,7 +74,7 @@ class Line:
         send the secret.
 
         A peer is refused if it sends nothing for HANDSHAKE_SECONDS. But a peer that sends single bytes can take
-        longer in total. The caller has to limit the total time, and to shut the connection down when it is over.
+        longer in total. The caller has to limit the total time, and to shut the connection down after this time.
         """
         connection.settimeout(HANDSHAKE_SECONDS)
         try:

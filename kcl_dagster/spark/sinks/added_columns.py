@@ -1,7 +1,8 @@
 """The columns that are added to an Iceberg table, and the types to which its columns are widened.
 
-This module makes only changes that the format allows. pyiceberg alone would make others, too. For example, it would
-change the scale of a decimal, and other engines would then read wrong numbers from the existing files.
+This module makes only changes that the format allows. Without this module, pyiceberg would also make changes that
+the format forbids. For example, it would change the scale of a decimal, and other engines would then read wrong
+numbers from the existing files.
 """
 
 from collections.abc import Iterable, Iterator

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CATALOG: Final = "default"  # pyiceberg's own name for a catalog without a given name
 COMMIT_ATTEMPTS: Final = 20  # attempts at one commit, because other writers commit to the same table
-LONGEST_PAUSE: Final = 1.0  # seconds between two attempts; a commit takes some tenths
+LONGEST_PAUSE: Final = 1.0  # seconds between two attempts; a commit takes some tenths of a second
 MERGES: Final = "commit.manifest-merge.enabled"  # a property of Iceberg tables
 _LOGIN: Final = re.compile(r"//[^/\s]*@")  # user and password in a catalog's URI, which errors of pyiceberg quote
 _SIGNS: Final = "get_frozen_credentials"  # the method of botocore that pyiceberg calls on the credentials
@@ -68,8 +68,8 @@ class Addition:
     summary: Mapping[str, str]
     maintains: bool = False
     removed: Sequence["DataFile"] = ()
-    """Files of the table that `files` replace. If there are any, all `files` have the table's current partition
-    spec."""
+    """Files of the table that are replaced by `files`. If there are any, all `files` have the table's current
+    partition spec."""
     needs_mapping: bool = False
     """Whether some of the files have no ids of columns, so that readers need the table's mapping of names."""
 

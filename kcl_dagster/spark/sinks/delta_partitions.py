@@ -43,9 +43,9 @@ class MergedPaths:
     Can be sent to an executor.
 
     - `columns`: the partition columns of the table.
-    - `of_deletes`: the partition columns by which the paths for change rows that delete are named. These paths are
-      needed because the merge writes the remaining rows of the partition again. Empty if the path of no partition
-      of the table is too long.
+    - `of_deletes`: the partition columns whose values are in the paths for deleting change rows. A deleting change
+      row needs a path, because the merge writes the remaining rows of its partition again. Empty if every path of
+      the table's partitions is short enough.
     """
 
     columns: tuple[str, ...]

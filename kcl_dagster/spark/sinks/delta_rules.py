@@ -29,9 +29,9 @@ from kcl_dagster.spark.transform import Transform, is_frame
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-# The features of a table that appends support. Each of them is satisfied by appended files with statistics, or by
-# `DeltaRules`. delta-rs commits to tables with these features. delta-rs refuses tables with other features, but
-# only at a commit, when batches are already decided. So the sink refuses such tables earlier.
+# A table to which rows are appended can have these features. Each of them is satisfied by appended files with
+# statistics, or by `DeltaRules`. delta-rs commits to tables with these features. delta-rs refuses tables with other
+# features, but only at a commit, when batches are already decided. So the sink refuses such tables earlier.
 _HONOURED: Final = frozenset(
     {
         "appendOnly",
@@ -45,8 +45,8 @@ _HONOURED: Final = frozenset(
         "v2Checkpoint",
     }
 )
-# The features of a table that merges support. delta-rs also merges into tables with deletion vectors, but it was
-# not verified that a merge leaves out the rows that deletion vectors delete.
+# A table into which change rows are merged can have these features. delta-rs also merges into tables with deletion
+# vectors, but it was not verified that a merge leaves out the rows that deletion vectors delete.
 _MERGED: Final = frozenset(
     {
         "appendOnly",

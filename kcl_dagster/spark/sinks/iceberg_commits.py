@@ -116,8 +116,8 @@ class IcebergCommits:
                 f"{self.table.name} was removed. Put it back; or stop the workers, remove _chains and _commits "
                 f"below {self.chains.root}, and reset the leases"
             )
-        # Files that a merge has written and the commit does not use were written for a former snapshot. They are
-        # removed, because no request can add them any more.
+        # If the commit does not use a file of a merge, the merge has written this file for a former snapshot. Such
+        # files are removed, because no request can add them any more.
         if prepared is not None:
             table, addition = prepared
             for merge in self._merges.values():

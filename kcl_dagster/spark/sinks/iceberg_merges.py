@@ -280,7 +280,7 @@ class IcebergMerge:
         self, batches: Iterable[pa.RecordBatch], places: np.ndarray, replaced: np.ndarray
     ) -> Iterator[pa.RecordBatch]:
         """Apply changes to the rows of a file. `places`: for each row, the place of its change, or NONE.
-        `replaced`: like `places`, but NONE if the row is newer than the earlier change that deletes its key.
+        `replaced`: like `places`, but NONE if the row is newer than the value of `DELETED_AT` in its change.
         Columns that a change lacks become null in a row if the row has a place in `replaced` and `REPLACES` is true
         for the change. In all other rows, they keep their values."""
         deletes = self.rows.column(DELETES).to_numpy()

@@ -212,9 +212,9 @@ def _same_names(output: pa.DataType, known: pa.DataType | None, path: str) -> It
 
 
 def nullable(schema: pa.Schema) -> pa.Schema:
-    """The schema with nullable columns, for a table that is created from an output. An output can have columns that
-    are not nullable by chance: for example, Spark makes a column of literals non-nullable, but the next output can
-    have nulls in the column."""
+    """The schema with nullable columns, for a table that is created from an output. A column of one output can be
+    non-nullable, although the next output has nulls in this column. For example, Spark makes a column of literals
+    non-nullable."""
     return pa.schema([pa.field(field.name, _nullable(field.type)) for field in schema])
 
 
