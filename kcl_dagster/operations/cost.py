@@ -283,7 +283,8 @@ def estimate(
     """Estimate the cost of a fleet. `busy`: the share of time in which a shard has records, so that one batch
     follows another.
 
-    Not included: resharding, handoffs, gets of S3 except for compactions, and the price of Kinesis itself.
+    Not included: resharding, handoffs, and the price of Kinesis itself. Of the gets of S3, only those of
+    compactions are included.
     """
     timings, batch, storing = application.timings, application.batch, storing or Storing()
     tick = timings.tick_interval + SENSOR_STEP_SECONDS

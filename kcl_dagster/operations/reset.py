@@ -78,8 +78,9 @@ class StreamReset:
         this parent need not have a lease. All other parents must have leases until the reading of the shard has
         begun; see `Lease.awaited_parents`.
 
-        If parents are reset as well, they are read again before the shard. The value is then a parent that is not
-        reset, or the shard's own id if all parents are reset. None if no parent is reset, or if the target is
+        If parents are reset as well, they are read again before the shard, so they must have leases. The value is
+        then a parent that is not reset. If all parents are reset, the value is the shard's own id, which exempts no
+        parent. None if no parent is reset, or if the target is
         LATEST: the clean-up regards a lease at LATEST as read, and does not keep the leases of its parents.
         """
         again = {one.shard_id for one in (*self.rewind, *self.create)}

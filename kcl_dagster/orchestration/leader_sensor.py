@@ -298,7 +298,7 @@ def _superseded(
 
 
 def _is_told(stream: StreamSight, consumer: Consumer, translator: KclTranslator, instance: DagsterInstance) -> bool:
-    """Whether the stream's newest materialization has the set of open shards in `stream`. A materialization without
+    """Whether the stream's newest materialization has the same open shards as `stream`. A materialization without
     the tag of kcl_dagster comes from a project that defines the asset itself, and counts as up to date."""
     key = translator.get_asset_key(KclAsset(Role.STREAM, consumer, stream.name))
     event = instance.get_latest_materialization_event(key)

@@ -162,7 +162,8 @@ def _refuse_halves(values: Mapping[str, Any]) -> None:
 
 
 def _plain(value: str) -> str:
-    """The plain value, also of an EnvVar, for a resource that is used without Dagster."""
+    """Return the value itself; for an EnvVar, the value of the variable. Dagster does the same for a resource
+    that it passes to a run, but a resource can also be used without Dagster."""
     if not isinstance(value, EnvVar):
         return value
     found = value.get_value()

@@ -75,7 +75,7 @@ def _value(given: Any, schema: Any, named: Mapping[str, Any], logical: Mapping[s
 
 
 def _is_of(given: Any, schema: Any, named: Mapping[str, Any]) -> bool:
-    """Whether a value in JSON can be one of this type, which is not a union."""
+    """Whether the JSON value `given` is a value of the type `schema`. This type must not be a union."""
     if isinstance(schema, str):
         schema = named.get(schema, {"type": schema})
     return type(given) in _TYPES.get(schema["type"], (str,))

@@ -78,7 +78,8 @@ class WorkerLoad:
 class AssignmentLimits:
     """The caps that a policy must respect, and the most moves that it is allowed to make.
 
-    - `imbalance`: the width of the band: by how much a balanced worker's load differs from its fair share at most.
+    - `imbalance`: the largest difference from the fair share, as a part of this share, at which the load of a
+      worker still counts as balanced.
     - `settled`: workers that were out of balance in every recent tick, so that their imbalance is not jitter.
     - `expected`: the number of workers that were launched and have not reported yet.
     - `balance`: whether a policy that balances in intervals does so now.

@@ -163,8 +163,7 @@ class IcebergCommits:
         return self._last(table, series, commit_key(series)).number
 
     def _done(self, table: "Table", series: str, number: int) -> int:
-        """The number of entries of the commit that the table contains, because earlier steps of the commit were
-        made."""
+        """How many of the commit's entries the table already contains, from earlier steps of the same commit."""
         last = self._last(table, series, step_key(series))
         return last.entries if last.number == number else 0
 

@@ -91,7 +91,7 @@ class Replaced:
 
 @dataclass(slots=True)
 class IcebergMerge:
-    """The changes of one step of a commit. `decided`: one change for each key, with the columns `written`.
+    """The changes of one step of a commit. `decided`: one change for each key. Its columns are those of `written`.
     `unique`: a text that no other merge has, for the names of the files."""
 
     table: CatalogTable
