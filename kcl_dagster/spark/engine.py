@@ -9,7 +9,6 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from math import ceil
 from typing import Final
 
@@ -30,7 +29,7 @@ from kcl_dagster.spark.reader_processes import FetchTasks, SubscribedLeases, rea
 from kcl_dagster.spark.row_types import RECORD_TYPE
 from kcl_dagster.spark.session_kind import is_classic
 from kcl_dagster.spark.staged_ranges import FetchStaging, ReadAgain, StagedRanges
-from kcl_dagster.spark.warm_up import interpreted, warm_up
+from kcl_dagster.spark.warm_up import interpreted_if_new, warm_up
 from kcl_dagster.streams.pacing import MAX_PAGE_BYTES
 from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.settings import TASK_BYTES
@@ -87,14 +86,12 @@ class SparkEngine:
         self._ahead = ReadAhead(spark, self._read_once, f"kcl-prefetch-{runtime.new_id()}")
         self.health = SessionHealth(spark)
         self._tagged: int | None = None
-        self._is_cold = is_classic(spark) and local_slots(spark) is not None
         self._bytes_of_range: float | None = None
 
     def warm_up(self) -> None:
         """Run a job that reads nothing, but starts Python processes and makes clients as a fetch does. The first
         fetch then takes less time. Called once, before the first fetch."""
         warm_up(self._spark, self._connection)
-        self._is_cold = False
         if self._is_fanout:  # fetches by fan-out have separate Python processes
             with reader_process(self._spark, 0):
                 warm_up(self._spark, self._connection)
@@ -103,8 +100,7 @@ class SparkEngine:
         """Implements `worker.batch.Engine.fetch`."""
         try:
             self._tag()
-            with interpreted(self._spark) if self._is_cold else nullcontext():
-                self._is_cold = False
+            with interpreted_if_new(self._spark):
                 return self._fetch(ranges, budget)
         except Exception as error:
             self.health.failed(error)

@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.errors import BatchContentChanged
 from kcl_dagster.model.checkpoint import Checkpoint
@@ -32,7 +31,7 @@ class FrozenRanges:
         self.ranges = tuple(ranges)
         with fetch_failures():
             self._frame = frame.localCheckpoint(eager=False)
-            proofs = self._frame.where(F.col(TRAILER).isNotNull()).collect()
+            proofs = self._frame.where(self._frame[TRAILER].isNotNull()).collect()
         by_place = {proof[PLACE]: proof for proof in proofs}
         if len(proofs) != len(ranges) or set(by_place) != set(range(len(ranges))):
             raise BatchContentChanged(f"{len(ranges)} ranges were fetched and {len(proofs)} accounted for")
@@ -73,7 +72,7 @@ def midpoint_of(records: DataFrame) -> Checkpoint | None:
 def poison_records_of(records: DataFrame) -> list[PoisonRecord]:
     """Collect the records of one lease on the driver, in order."""
     with fetch_failures():
-        rows = records.withColumn("arrival_ms", F.unix_millis("arrival_timestamp")).collect()
+        rows = records.selectExpr("*", "unix_millis(arrival_timestamp) AS arrival_ms").collect()
     return [
         PoisonRecord(
             data=bytes(row.data),

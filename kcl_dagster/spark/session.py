@@ -27,6 +27,7 @@ from kcl_dagster.spark.java import find_java
 from kcl_dagster.spark.local_dir import LOCAL_DIR, is_chosen_by_user, own_folder, remove_left_behind
 from kcl_dagster.spark.server_address import refuse_unreachable
 from kcl_dagster.spark.session_extensions import postpone_functions
+from kcl_dagster.spark.warm_up import mark_new
 
 # There are more slots than cores, because a fetch spends its time waiting for the network.
 LOCAL_SLOTS_PER_CORE: Final = 2
@@ -222,14 +223,18 @@ def start_session(settings: SparkSettings, name: str) -> SparkSession:
     if settings.mode == "local":
         # PySpark imports pandas before it uses the JVM. Here, this is done while the JVM starts.
         threading.Thread(target=_import_pandas, name="kcl-import-pandas", daemon=True).start()
+    is_classic = settings.mode == "local" and not _is_connect(conf)
+    is_new = is_classic and SparkContext._active_spark_context is None  # noqa: SLF001 - otherwise Spark returns it
     try:
-        session = _started(plan, conf, is_classic=settings.mode == "local" and not _is_connect(conf))
+        session = _started(plan, conf, is_classic=is_classic)
     except (PySparkException, Py4JError, RuntimeError, OSError) as error:
         raise ConfigurationError(
             f"the Spark session ({settings.mode}) could not be started: {line_of_java(error)}"
         ) from error
     if settings.mode != "local":
         check_executors(session)
+    if is_new:
+        mark_new(session)
     if settings.mode != "existing":
         _silence_query_loggers()
     return session

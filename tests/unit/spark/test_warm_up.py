@@ -14,7 +14,7 @@ from kcl_dagster.spark import fetch
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.reader_processes import VARIABLE
-from kcl_dagster.spark.warm_up import INTERPRETED, _WarmUp, interpreted, warm_up
+from kcl_dagster.spark.warm_up import INTERPRETED, _WarmUp, interpreted_if_new, mark_new, warm_up
 from kcl_dagster.worker.batch import Budget, Range
 from tests.unit.spark.test_session import Session
 
@@ -114,9 +114,10 @@ class Conf(dict[str, str]):
 COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 
 
-def local_session() -> Any:
+def new_session() -> Any:
     session: Any = Processes()
     session.conf = Conf({"spark.master": "local[4]", **COMPILED})
+    mark_new(session)
     return session
 
 
@@ -139,7 +140,7 @@ def fetch_twice(engine: SparkEngine) -> None:
 
 
 def test_spark_compiles_the_plans_of_all_fetches_but_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = local_session()
+    session = new_session()
     engine = SparkEngine(session, CONNECTION)
     seen = settings_of_fetches(engine, monkeypatch)
     fetch_twice(engine)
@@ -147,40 +148,57 @@ def test_spark_compiles_the_plans_of_all_fetches_but_the_first(monkeypatch: pyte
 
 
 def test_after_a_warm_up_the_first_fetch_is_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = SparkEngine(local_session(), CONNECTION)
+    engine = SparkEngine(new_session(), CONNECTION)
     engine.warm_up()
     seen = settings_of_fetches(engine, monkeypatch)
     fetch_twice(engine)
     assert seen == [COMPILED, COMPILED]
 
 
-def test_the_settings_of_a_cluster_are_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = local_session()
-    session.conf["spark.master"] = "spark://host:7077"
+def test_a_session_that_others_may_use_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    session: Any = Processes()
+    session.conf = Conf({"spark.master": "local[4]", **COMPILED})
     engine = SparkEngine(session, CONNECTION)
     seen = settings_of_fetches(engine, monkeypatch)
     fetch_twice(engine)
     assert seen == [COMPILED, COMPILED]
 
 
+def test_a_second_engine_does_not_change_the_session_that_the_first_one_uses() -> None:
+    session = new_session()
+    with interpreted_if_new(session):
+        with interpreted_if_new(session):
+            assert session.conf.items() >= INTERPRETED.items()
+        assert session.conf.items() >= INTERPRETED.items(), "the first one restores the settings"
+    assert session.conf.items() >= COMPILED.items()
+
+
 def test_settings_of_the_user_come_back_after_a_fetch_that_failed() -> None:
-    session = local_session()
+    session = new_session()
     session.conf["spark.sql.codegen.factoryMode"] = "CODEGEN_ONLY"
-    with pytest.raises(ValueError, match="of the fetch"), interpreted(session):
+    with pytest.raises(ValueError, match="of the fetch"), interpreted_if_new(session):
         raise ValueError("of the fetch")
     assert session.conf["spark.sql.codegen.wholeStage"] == "true"
     assert session.conf["spark.sql.codegen.factoryMode"] == "CODEGEN_ONLY"
 
 
 def test_the_error_of_a_fetch_is_not_hidden_by_a_session_that_has_ended() -> None:
-    session = local_session()
+    session = new_session()
 
     def fetch() -> None:
-        def refuse(*_: str) -> None:
-            raise ConnectionRefusedError("the JVM has ended")
-
-        session.conf.set = refuse
+        session.conf.set = refused
         raise ValueError("of the fetch")
 
-    with pytest.raises(ValueError, match="of the fetch"), interpreted(session):
+    with pytest.raises(ValueError, match="of the fetch"), interpreted_if_new(session):
         fetch()
+
+
+def test_a_fetch_begins_although_a_setting_is_refused() -> None:
+    session = new_session()
+    session.conf.set = refused
+    with interpreted_if_new(session):
+        assert session.conf.items() >= COMPILED.items()
+
+
+def refused(*_: str) -> None:
+    raise ConnectionRefusedError("the JVM has ended")
