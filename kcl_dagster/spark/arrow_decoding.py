@@ -5,7 +5,7 @@ Each function returns a row for each record, in the same order. A malformed payl
 `malformed="fail"`, it fails the batch instead, and the application's failure policy applies.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from functools import lru_cache
@@ -13,11 +13,12 @@ from operator import attrgetter
 from typing import Any, Final, TypedDict
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from pyarrow import types as kinds
 
 from kcl_dagster.errors import ConfigurationError
-from kcl_dagster.spark.decoded_columns import as_arrow
+from kcl_dagster.spark.decoded_columns import REFUSED, as_arrow
 from kcl_dagster.spark.payload_compression import Compression, checked, opened
 from kcl_dagster.spark.payload_decoding import Decode, Decoding, Malformed, fails
 from kcl_dagster.spark.payload_fields import check_columns
@@ -67,8 +68,32 @@ def decode_json(
             rows = [_or(empty, decode, payload) for payload in some]
         for values, field in zip(columns, fields, strict=True):
             values.extend(map(field, rows))
-    arrays = [as_arrow(values, one.type, is_strict=is_strict) for values, one in zip(columns, schema, strict=True)]
+    arrays = _arrays(columns, schema, is_strict=is_strict)
+    misfits = {
+        row
+        for values, array in zip(columns, arrays, strict=True)
+        if array.null_count > values.count(None)
+        for row in np.flatnonzero(array.is_null())
+        if values[row] is not None
+    }
+    if misfits:  # one value makes the whole payload malformed
+        for values in columns:
+            for row in misfits:
+                values[row] = None
+        arrays = _arrays(columns, schema, is_strict=is_strict)
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _arrays(columns: Sequence[Sequence[Any]], schema: pa.Schema, *, is_strict: bool) -> list[pa.Array]:
+    """Convert decoded values to the columns of `schema`. Without `is_strict`, a value that does not fit its column
+    is null. With `is_strict`, such a value raises an error that names the column."""
+    arrays = []
+    for values, one in zip(columns, schema, strict=True):
+        try:
+            arrays.append(as_arrow(values, one.type, is_strict=is_strict))
+        except REFUSED as error:
+            raise ValueError(f"column {one.name}: {error}") from error
+    return arrays
 
 
 def decode_table(

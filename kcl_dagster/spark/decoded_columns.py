@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types as kinds
 
-_REFUSED: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)  # by which Arrow refuses a value
+REFUSED: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)  # by which Arrow refuses a value
 # The types of values that Arrow does not change, for each kind of column. If Arrow accepts a value of exactly such
 # a type, the column has the same value. If a column also gets values of other types, each value is checked alone.
 _WHOLE: Final[frozenset[type]] = frozenset({int, type(None)})
@@ -49,11 +49,11 @@ def as_arrow(values: Sequence[Any], kind: pa.DataType, *, is_strict: bool) -> pa
     rounded, and moments can be cut to the unit of the column."""
     try:
         found = pa.array(values, kind)
-    except _REFUSED:
+    except REFUSED:
         values = [_spelled(value, kind) for value in values]
         try:
             found = pa.array(values, kind)
-        except _REFUSED:
+        except REFUSED:
             if is_strict:
                 raise
             return pa.concat_arrays([_one(value, kind) for value in values])
@@ -70,7 +70,7 @@ def _one(value: Any, kind: pa.DataType) -> pa.Array:
     try:
         found = pa.array([value], kind)
         return found if _fits(value, kind) else pa.nulls(1, kind)
-    except _REFUSED:
+    except REFUSED:
         return pa.nulls(1, kind)
 
 

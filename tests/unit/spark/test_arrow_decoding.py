@@ -125,11 +125,26 @@ def test_a_value_of_malformed_that_is_not_known_is_refused(malformed: Any) -> No
             decode()
 
 
-def test_a_number_that_is_too_large_is_null_alone() -> None:
-    found = decode_json(records(b'{"id": 99999999999999999999, "name": "a"}', b'{"id": 1}'), SCHEMA)
-    assert found.to_pylist()[0]["id"] is None
-    assert found["name"].to_pylist() == ["a", None]
-    assert found["id"].to_pylist() == [None, 1]
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.int64(), "99999999999999999999"),
+        (pa.int16(), "99999"),
+        (pa.uint8(), "-1"),
+        (pa.float32(), "1e300"),
+        (pa.decimal128(9, 2), "12.345"),
+        (pa.struct([("n", pa.int8())]), '{"n": 300}'),
+        (pa.list_(pa.int8()), "[1, 300]"),
+    ],
+)
+def test_a_value_that_its_column_cannot_hold_makes_the_payload_malformed(kind: pa.DataType, value: str) -> None:
+    schema = pa.schema([("id", pa.int64()), ("v", kind), ("name", pa.string())])
+    given = records(b'{"id": 1, "name": "a"}', f'{{"id": 2, "v": {value}, "name": "b"}}'.encode(), b'{"id": 3}')
+    expected = {"id": [1, None, 3], "v": [None] * 3, "name": ["a", None, None]}
+    assert decode_json(given, schema).to_pydict() == expected
+    assert decode_table(given, lambda: json.loads, schema).to_pydict() == expected
+    with pytest.raises(ValueError, match="column v"):
+        decode_json(given, schema, malformed="fail")
 
 
 def test_avro_is_decoded_as_in_frames() -> None:
