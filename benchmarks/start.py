@@ -63,8 +63,8 @@ DEPLOYMENT: Final = (
     "the process that loads the code begins",
     "code is loaded; the daemon begins",
     "first tick begins",
-    "first tick ends",
     "runs are queued",
+    "first tick ends",
 )
 RUN: Final = (
     "launched",
@@ -73,8 +73,8 @@ RUN: Final = (
     "definitions are loaded",
     "its work begins",
     "Spark's JVM begins",
-    "Spark is ready",
     "first lease",
+    "Spark is ready",
     "first read",
     "first stored record",
 )

@@ -213,8 +213,11 @@ class Status:
     @cached_property
     def streams_without_leases(self) -> list[str]:
         """The streams of the application that have no lease, so nothing of them is read. The first tick of a leader
-        makes the leases, unless it cannot list the shards of the stream."""
+        makes the leases, unless it cannot list the shards of the stream. Empty if the application is paused, or if
+        rows cannot be read, which can be leases."""
         if any(lease.stream is None for lease in self.leases):  # of an application that reads one stream
+            return []
+        if self.control.paused or self.unreadable:
             return []
         known = {lease.stream.name for lease in self.leases if lease.stream is not None}
         return sorted(stream.name for stream in self.application.streams if stream.name not in known)

@@ -37,6 +37,7 @@ from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import Clock, Runtime, system
+from kcl_dagster.streams.listing import refuse_missing
 from kcl_dagster.tables.bounded_run_row import BoundedRunRow, EndedRun
 from kcl_dagster.tables.completeness_row import CompletenessRow
 from kcl_dagster.tables.control import ControlRow
@@ -81,7 +82,8 @@ class BoundedRun:
         - `stop` is requested,
         - the remaining records cannot be read now.
 
-        Raises a KclError if the tables or the stream cannot be reached. If Spark cannot start, raises the error of
+        Raises StreamNotFound at once if none of the streams exists, and a KclError if the tables or the stream
+        cannot be reached. If Spark cannot start, raises the error of
         the start.
         """
         runtime = system()
@@ -96,7 +98,9 @@ class BoundedRun:
         return outcome
 
     def _read(self, stop: StopSignal, through: float | None, runtime: Runtime) -> BoundedOutcome:
-        leader = open_bounded_leader(self.consumer.application, self.kcl, self.run_id, runtime)
+        application = self.consumer.application
+        refuse_missing(self._client("kinesis"), [stream.name for stream in application.streams], runtime)
+        leader = open_bounded_leader(application, self.kcl, self.run_id, runtime)
         with _Leading(leader, self.runs) as leading:
             bound = self._bound(through, runtime)
             looked = self._look(bound, runtime).wait(stop, self.watches)

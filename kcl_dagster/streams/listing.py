@@ -68,6 +68,23 @@ def describe(
     )
 
 
+def refuse_missing(client: Client, streams: Iterable[str], runtime: Runtime) -> None:
+    """Raise StreamNotFound if none of the streams exists, for example because a name is misspelt. Other errors are
+    ignored, because the request is not necessary."""
+    missing: StreamNotFound | None = None
+    for stream in streams:
+        try:
+            describe(client, stream, runtime=runtime)
+        except StreamNotFound as error:
+            missing = missing or error
+        except KclError:
+            return
+        else:
+            return
+    if missing is not None:
+        raise missing
+
+
 def retentions(client: Client, streams: Iterable[str], runtime: Runtime) -> dict[str, float]:
     """For how many seconds each stream keeps its records. Streams that cannot be described are left out."""
     found = {}

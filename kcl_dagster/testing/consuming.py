@@ -30,6 +30,7 @@ from kcl_dagster.orchestration.worker_run import WorkerRun
 from kcl_dagster.runtime import system
 from kcl_dagster.spark.row_types import RECORD_TYPE
 from kcl_dagster.spark.schema import COLUMNS
+from kcl_dagster.streams.listing import refuse_missing
 from kcl_dagster.testing.resource import EmulatorResource
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.report import BatchReport, Outcome
@@ -128,9 +129,10 @@ def consume(
 
     `context` and `resources` are passed to the consumer's code if it has parameters for them.
 
-    Raises ConfigurationError if the settings cannot work, BatchError with the error of the consumer's code or of
-    its sink, and TimeoutError after `within` seconds. A request that fails is sent again, so an error of AWS or of
-    a catalog ends the test only with the TimeoutError, whose message contains the last error.
+    Raises ConfigurationError if the settings cannot work, StreamNotFound if none of the consumer's streams exists,
+    BatchError with the error of the consumer's code or of its sink, and TimeoutError after `within` seconds. A
+    request that fails is sent again, so an error of AWS or of a catalog ends the test only with the TimeoutError,
+    whose message contains the last error.
 
     Example:
         .. code-block:: python
@@ -140,11 +142,13 @@ def consume(
                 assert consume(clicks, aws.resource(), spark) == 2
     """
     runtime = system()
-    ours = consumer.bound(context, SimpleNamespace(**(resources or {})))
+    ours, application = consumer.bound(context, SimpleNamespace(**(resources or {}))), consumer.application
+    kinesis = kcl.client("kinesis", application if application.kinesis_access else None)
+    refuse_missing(kinesis, [stream.name for stream in application.streams], runtime)
     leader = open_leader(
-        consumer.application,
+        application,
         dynamodb=kcl.client("dynamodb"),
-        kinesis=kcl.client("kinesis", consumer.application if consumer.application.kinesis_access else None),
+        kinesis=kinesis,
         identity="test",
         runtime=runtime,
     )
@@ -164,7 +168,7 @@ def consume(
         raise BatchError(witness.error)
     if not witness.is_done:
         raise TimeoutError(
-            f"{consumer.application.name} has stored {witness.stored} records in {within:g} s and is not at the tip"
+            f"{application.name} has stored {witness.stored} records in {within:g} s and is not at the tip"
             f"{witness.cause}"
         )
     return witness.stored
@@ -185,6 +189,9 @@ class _Witness(RunEventLog):
     trouble: str | None = None
     """The last problem that the worker reported after it had last stored records; None if there is none."""
 
+    trouble_of_leader: str | None = None
+    """The stages that failed in the last tick; None if all have succeeded."""
+
     is_done: bool = False
     _at_tip: set[LeaseKey] = field(default_factory=set)
     """Leases whose last batch reached the tip of the shard. They are collected over several rounds, because a round
@@ -192,8 +199,10 @@ class _Witness(RunEventLog):
 
     @property
     def cause(self) -> str:
-        """The end of the message of a TimeoutError: the last problem that the worker reported, if there was one."""
-        return "" if self.trouble is None else f". The last problem: {self.trouble}"
+        """The end of the message of a TimeoutError: the last problem that the worker or else the leader reported,
+        if there was one."""
+        trouble = self.trouble or self.trouble_of_leader
+        return "" if trouble is None else f". The last problem: {trouble}"
 
     def batch(self, report: BatchReport) -> None:
         self.stored += report.records
@@ -249,5 +258,7 @@ class _Leading:
         while not self._over.is_set():
             report = self._leader.tick(RunView(launches=False))
             self._witness.open_leases = sum(not lease.is_finished for lease in report.leases)
+            failed = [f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok]
+            self._witness.trouble_of_leader = "; ".join(failed) or None
             self._witness.look_at_the_clock()
             self._over.wait(TICK_SECONDS)

@@ -91,6 +91,9 @@ _UNQUOTED: Final = tuple(
         (r"because of a duplicate object key\s", r"SQLSTATE: "),  # `\s*SQLSTATE: ` would be slow on long blanks
     )
 )
+# A KeyError shows its message in quotes. This one is pyarrow's, and has the name of a column in quotes.
+_NO_COLUMN: Final = re.compile(r"'(Field \"[^\"]*\" (?:does not exist|exists \d+ times) in (?:schema|table))'")
+_OF_A_TYPE: Final = " object has no attribute "  # before it is the name of a type, which is no value of a record
 # Spark's advice about malformed records. It has text in quotes, but no value of a record, so it is kept.
 _ADVICE: Final = "as null result, try setting the option 'mode' as 'PERMISSIVE'"
 _ADVICE_REDACTED: Final = f"as null result, try setting the option '{REDACTED}' as '{REDACTED}'"
@@ -230,9 +233,10 @@ def redacted(text: str, source: str = "", files: str = "") -> str:
     def kept(found: re.Match[str]) -> str:
         inner = found[0][1:-1]
         is_code = bool(inner) and (inner in source or _TYPE_NAME.fullmatch(inner) is not None)
-        is_code = is_code or _is_word_of(files, inner)
+        is_code = is_code or _is_word_of(files, inner) or found.string.startswith(_OF_A_TYPE, found.end())
         return found[0] if is_code else f"{found[0][0]}{REDACTED}{found[0][-1]}"
 
+    text = _NO_COLUMN.sub(r"\1", text)
     for pattern in _UNQUOTED:
         text = pattern.sub(rf"\1{REDACTED}", text)
     bounded = _without_quotations(encodable(text[:LONGEST_READ])[:LONGEST_READ], kept).replace(

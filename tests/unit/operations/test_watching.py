@@ -130,6 +130,8 @@ def test_each_stream_of_an_application_needs_leases(shop: Shop) -> None:
     clicks = [replace(lease, stream=StreamIdentifier("clicks")) for lease in status.leases]
     both = replace(status, application=shop.application.model_copy(update={"streams": streams}), leases=clicks)
     assert both.streams_without_leases == ["orderz"]
+    assert not replace(both, unreadable=("row x",)).streams_without_leases, "the row may be its lease"
+    assert not replace(both, control=Control(paused=True)).streams_without_leases, "no tick could make leases"
 
 
 def after_a_run(shop: Shop, problem: str = "", *, reached: tuple[LeaseKey, ...] = (A, B)) -> Status:

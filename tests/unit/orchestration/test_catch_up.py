@@ -141,6 +141,17 @@ def test_a_bounded_run_fails_where_all_that_is_left_is_paused(
     assert "shardId-000000000000: paused by ann; shardId-000000000001: paused by ann" in str(status.about_last_run)
 
 
+@pytest.mark.server
+def test_a_bounded_run_ends_at_once_if_its_stream_does_not_exist(
+    consumer: Consumer, resource: kcl.KclResource, instance: DagsterInstance
+) -> None:
+    streams = (kcl.StreamSettings(name="misspelt"),)
+    application = consumer.application.model_copy(update={"streams": streams})
+    result = catch_up(replace(consumer, application=application), resource, instance, NoSpark())
+    assert not result.success
+    assert "stream misspelt does not exist" in why_failed(result)
+
+
 class BrokenSpark:
     @property
     def spark_session(self) -> SparkSession:

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 import kcl_dagster as kcl
 import kcl_dagster.testing
 from kcl_dagster.emulator.faults import FaultRule
-from kcl_dagster.errors import ConfigurationError
+from kcl_dagster.errors import ConfigurationError, StreamNotFound
 from kcl_dagster.spark.schema import COLUMNS
 from kcl_dagster.testing import consume, embedded_aws, records
 
@@ -60,9 +60,20 @@ def test_records_after_one_that_fails_are_stored_before_it_ends(spark: SparkSess
 def test_a_time_limit_that_was_exceeded_names_the_last_problem(spark: SparkSession, tmp_path: Path) -> None:
     with embedded_aws(streams={"clicks": 1}) as aws:
         aws.put("clicks", [b"/"])
-        aws.emulator.faults.add(FaultRule(operation="GetShardIterator", error="AccessDeniedException"))
-        with pytest.raises(TimeoutError, match=r"stored 0 records in 20 s .*problem: .*AccessDenied"):
-            consume(consumer_into(tmp_path / "lake"), aws.resource(), spark, within=20)
+        for operation, seconds in ("ListShards", 5), ("GetShardIterator", 20):
+            aws.emulator.faults.clear()
+            aws.emulator.faults.add(FaultRule(operation=operation, error="AccessDeniedException"))
+            said = rf"stored 0 records in {seconds} s .*problem: .*AccessDenied"
+            with pytest.raises(TimeoutError, match=said):
+                consume(consumer_into(tmp_path / "lake"), aws.resource(), spark, within=seconds)
+
+
+def test_a_stream_that_does_not_exist_ends_a_test_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    with (
+        embedded_aws(streams={"click": 1}) as aws,
+        pytest.raises(StreamNotFound, match="stream clicks does not exist"),
+    ):
+        consume(consumer_into(tmp_path / "lake"), aws.resource(), spark)
 
 
 def test_a_sink_that_cannot_work_ends_a_test_at_once(spark: SparkSession, tmp_path: Path) -> None:

@@ -337,6 +337,14 @@ def clicks(row, name="pagee"):
 
 def refuse(kind):
     raise ValueError(f"no such kind: '{kind}'")
+
+def select(name="usr"):
+    import pyarrow
+    return pyarrow.table({"user": [1]})[name]
+
+def select_expr():
+    import pyarrow
+    return pyarrow.table({"user": [1]}).selectExpr("user")
 """
 
 
@@ -353,13 +361,16 @@ def refuse(kind):
         ("refuse('user strng, page string')", "ValueError: no such kind: 'user strng, page string'"),
         ("refuse('STRNG')", "ValueError: no such kind: 'STRNG'"),
         ("refuse('user string')", f"ValueError: no such kind: '{REDACTED}'"),
+        ("select()", 'KeyError: Field "usr" does not exist in schema'),
+        ("select('anna')", f'KeyError: Field "{REDACTED}" does not exist in schema'),
+        ("select_expr()", "AttributeError: 'pyarrow.lib.Table' object has no attribute 'selectExpr'"),
     ],
 )
 def test_words_of_the_file_that_failed_are_kept(call: str, shown: str, tmp_path: Path) -> None:
     file, known = tmp_path / "consumer.py", dict[str, Any]()
     file.write_text(CONSUMER)
     exec(compile(CONSUMER, str(file), "exec"), known)
-    with pytest.raises((KeyError, ValueError)) as caught:
+    with pytest.raises((AttributeError, KeyError, ValueError)) as caught:
         eval(call, known)
     here = caught.tb.tb_next
     assert here is not None
