@@ -23,7 +23,7 @@ from kcl_dagster.leader.failure_count import twice
 from kcl_dagster.leader.first_rows import wait_for_first_rows
 from kcl_dagster.leader.fleet import ABANDONED_SECONDS, FleetPlan, FleetSight, decide_fleet
 from kcl_dagster.leader.former_workers import spare_former_workers
-from kcl_dagster.leader.liveness import lag_of, scalable_lag_of
+from kcl_dagster.leader.liveness import MISSED_BEATS, lag_of, scalable_lag_of
 from kcl_dagster.leader.memory import LAUNCH, SILENT, TARGET, Memory
 from kcl_dagster.leader.moving import MoveOutcome, decide
 from kcl_dagster.leader.observation import Observer, Sight
@@ -419,11 +419,12 @@ class Tick:
     def _see_silent(self, plan: FleetPlan, moment: float) -> None:
         """Find runs that keep a slot although their worker has ended, and list them in `abandoned`. Called only if
         the rows of the workers could be read."""
-        standing = self.memory.standing
+        standing, heartbeat = self.memory.standing, self.leader.application.timings.heartbeat
         for slot, run in self.runs.slots.items():
             standing.observe(SILENT + slot, plan.silent.get(slot, ""), moment, moment)
             silent_for = standing.stood_for(SILENT + slot, run.run_id)
-            if slot in plan.silent and silent_for >= ABANDONED_SECONDS:
+            # A worker whose clock is wrong is silent only until its second heartbeat.
+            if slot in plan.silent and silent_for >= max(ABANDONED_SECONDS, MISSED_BEATS * heartbeat):
                 self.abandoned.append(run.run_id)
                 self.notes.append(f"run {run.run_id} of {slot} is reported as failed: its worker is gone")
 

@@ -9,8 +9,10 @@ from zlib import crc32
 
 from kcl_dagster.application import Application
 from kcl_dagster.emulator.kinesis import Limits
+from kcl_dagster.errors import ProcessLost
 from kcl_dagster.leader.tick_report import TickReport
 from kcl_dagster.model.checkpoint import Checkpoint
+from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.model.stored import unpacked
 from kcl_dagster.model.worker_row import BOUNDED_SLOT
 from kcl_dagster.runtime import Runtime
@@ -592,7 +594,16 @@ class Simulation:
             until = str(event.facts.get("until", "")) or None
             self._check_loss(event.lease, until)
             self._told(event.lease, until)
+        if event.kind is EventKind.SHARD_STOPPED and ProcessLost.__name__ in event.message:
+            self._processes_ended(event.lease)
         self._note(self.kernel.now, "event", f"{worker} {event.kind} {event.lease or ''} {event.message}")
+
+    def _processes_ended(self, key: LeaseKey | None) -> None:
+        """Record that several processes ended while they wrote the batch of a lease."""
+        lease = self.ledger.leases.get(str(key))
+        if lease is not None:
+            truth = self.truth_of(lease)
+            truth.waits_from = truth.stored_to
 
     def _check_loss(self, key: str, until: str | None) -> None:
         """Of a pinned batch, it is known which records it has: they are not called lost while all are there."""

@@ -57,6 +57,10 @@ class ShardTruth:
     is_leased: bool = False
     """The shard has or had a lease."""
 
+    waits_from: int | None = None
+    """Several processes ended while they wrote the batch that begins at this index. The worker reads the shard
+    again after five minutes or more. Each new owner waits again."""
+
     told_to: int = 0
     """A worker reported that records before this index left the stream unread."""
 
@@ -350,15 +354,16 @@ class Lake:
         return not truth.is_leased or looks_unread or (self.goes_on and truth.told_to >= len(truth.numbers))
 
     def _waits_for_ever(self, stream: str, truth: ShardTruth) -> bool:
-        """Whether a loss has stopped the shard or an ancestor of it. The lost records may have been stored before:
-        if the record at the checkpoint is gone, a worker cannot know whether the next one is still there. A shard
-        whose lease was deleted looks as if it was never read."""
-        if self.goes_on:
-            return False
+        """Whether a loss of records or of processes has stopped the shard or an ancestor of it. Lost records may
+        have been stored before: if the record at the checkpoint is gone, a worker cannot know whether the next one
+        is still there. A shard whose lease was deleted looks as if it was never read."""
         seen, waiting = {truth.name}, [truth]
         while waiting:  # each ancestor once: after n splits and merges, 2^n paths lead to it
             one = waiting.pop()
-            if one.is_told and (one.is_repeated or one.told_to >= one.stored_to or self.is_gone(one)):
+            if one.waits_from is not None and one.stored_to <= one.waits_from:
+                return True
+            is_lost = one.is_repeated or one.told_to >= one.stored_to or self.is_gone(one)
+            if one.is_told and is_lost and not self.goes_on:
                 return True
             for parent in (self.shards.get((stream, name)) for name in one.parents):
                 if parent is not None and parent.name not in seen:
@@ -367,7 +372,7 @@ class Lake:
         return False
 
     def is_stopped(self, truth: ShardTruth) -> bool:
-        """Whether a loss has stopped the shard: its own, or one of an ancestor."""
+        """Whether a loss of records or of processes has stopped the shard: its own, or one of an ancestor."""
         return self._waits_for_ever(truth.name.partition("/")[0], truth)
 
     # Checks

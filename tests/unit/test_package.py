@@ -20,6 +20,7 @@ import dagster._grpc.impl
 kcl.StartAt
 frozen = gc.get_freeze_count()
 assert frozen
+mine = [[] for _ in range(10_000)]
 kcl.Consumer
 assert gc.get_freeze_count() <= frozen, "what users make later can become garbage"
 """

@@ -7,7 +7,7 @@ import pytest
 from kcl_dagster.errors import StreamNotFound
 from kcl_dagster.model.shard import MAX_HASH_KEY
 from kcl_dagster.streams import listing
-from kcl_dagster.streams.listing import describe, list_shards
+from kcl_dagster.streams.listing import describe, list_shards, refuse_missing
 from tests.unit.streams.conftest import SHARD, STREAM, World
 from tests.unit.streams.test_polling import refused
 
@@ -78,3 +78,16 @@ def test_a_stream_is_described(world: World) -> None:
 def test_a_missing_stream_is_named(world: World, ask: Any) -> None:
     with pytest.raises(StreamNotFound, match="stream nope does not exist"):
         ask(world.kinesis, "nope", runtime=world.runtime)
+
+
+def test_streams_are_missing_only_if_none_of_them_exists(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StreamNotFound, match="stream clickz does not exist"):
+        refuse_missing(world.kinesis, ["clickz", "other"], world.runtime)
+    refuse_missing(world.kinesis, ["clickz", STREAM], world.runtime)
+    refuse_missing(world.kinesis, [], world.runtime)
+
+    def denied(**_: Any) -> Any:
+        raise refused("AccessDeniedException")
+
+    monkeypatch.setattr(world.kinesis, "describe_stream_summary", denied)
+    refuse_missing(world.kinesis, ["clickz"], world.runtime)
