@@ -388,8 +388,8 @@ def _by_slot(workers: Sequence[WorkerSight], own: Mapping[str, WorkerSight]) -> 
     run has a living worker.
 
     A worker also counts if it is not known yet whether the worker is alive. If a slot has several workers, a living
-    worker is chosen, if possible one that does not drain. Workers of bounded runs are left out, because they have
-    no slot.
+    worker is chosen. Workers that do not drain are preferred. Workers of bounded runs are left out, because they
+    have no slot.
     """
     found: dict[str, WorkerSight] = {}
     for seen in sorted(workers, key=lambda seen: (seen.alive, not seen.drains, seen.id)):

@@ -5,8 +5,8 @@ have the same run as the materialization. Events that are reported outside of ru
 leader materializes assets outside of runs. Evaluations are therefore reported outside of runs, too, and remain
 valid after such a materialization.
 
-The records asset is the only one that runs materialize, too. While a check on the records fails, the leader
-therefore evaluates it again after each materialization (see `Reporter.failing`).
+Only the records asset is also materialized by runs. While a check on the records fails, the leader therefore
+evaluates it again after each materialization (see `Reporter.failing`).
 """
 
 import re

@@ -144,8 +144,8 @@ class Heartbeat:
         return True
 
     def stop(self) -> None:
-        """Delete the row, so that no lease is assigned to this worker any more. No heartbeat creates the row again,
-        not even one that another thread is just sending."""
+        """Delete the row, so that no lease is assigned to this worker any more. No heartbeat creates the row
+        again. This also holds if another thread is sending a heartbeat at this moment."""
         self._over.set()
         if not self._is_written:
             return

@@ -89,7 +89,8 @@ class Balancing:
 
         A lease fits if its move brings neither worker out of the band. The first possible choice is taken:
 
-        - among the leases that fit and whose move alone suffices, the one that brings `donor` closest to its share
+        - a lease that fits and whose move alone suffices; if there are several, the lease that brings `donor`
+          closest to its share
         - the heaviest lease that fits
         - a lease that is heavier than the share, if `receiver` has no leases and `donor` has other leases
         - a lease whose move considerably reduces the higher of the two loads

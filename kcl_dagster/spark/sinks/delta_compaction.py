@@ -72,8 +72,8 @@ def compact_delta(
     vacuum: bool = False,
 ) -> Compaction:
     """Merge the small files of the Delta table at `path`. Can run beside the consumer. Raises StoreLocked if
-    another compaction is running. `by`: the name of this compaction in the error of another one that begins while
-    this one runs.
+    another compaction is running. `by`: a name for this compaction. If another compaction begins meanwhile, its
+    error contains this name.
 
     - `storage_options`: options of delta-rs, which replace those that are made from `s3`.
     - `vacuum`: before merging, delete files that were removed from the table longer ago than the retention of the

@@ -89,7 +89,7 @@ def compact(
     by: str = "a compaction",
 ) -> Compaction:
     """Merge the small files below `path`. Can run beside the consumer. Raises StoreLocked if another compaction is
-    running. `by`: the name of this compaction in the error of another one that begins while this one runs.
+    running. `by`: a name for this compaction. If another compaction begins meanwhile, its error contains this name.
 
     Between the appearance of a merged file and the removal of its sources, readers find the records twice. This
     takes some milliseconds. If this compaction is killed at that moment, the records remain there twice until the

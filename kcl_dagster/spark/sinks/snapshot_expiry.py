@@ -38,8 +38,8 @@ MOST_COMPARED: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class OldSnapshots:
-    """`expired`: the snapshots that a commit expires, the oldest first. `later`: the snapshots of the main branch
-    that follow the first expired one, up to the one that follows the last expired one."""
+    """`expired`: the snapshots that a commit expires, the oldest first. `later`: snapshots of the main branch. The
+    first of them follows the first expired snapshot, and the last of them follows the last expired snapshot."""
 
     expired: "tuple[Snapshot, ...]" = ()
     later: "tuple[Snapshot, ...]" = ()
