@@ -353,7 +353,7 @@ class Lake:
         looks_unread = truth.is_repeated or truth.stored_to <= truth.wanted_from
         return not truth.is_leased or looks_unread or (self.goes_on and truth.told_to >= len(truth.numbers))
 
-    def _waits_for_ever(self, stream: str, truth: ShardTruth) -> bool:
+    def _is_held_up(self, stream: str, truth: ShardTruth) -> bool:
         """Whether a loss of records or of processes has stopped the shard or an ancestor of it. Lost records may
         have been stored before: if the record at the checkpoint is gone, a worker cannot know whether the next one
         is still there. A shard whose lease was deleted looks as if it was never read."""
@@ -373,7 +373,7 @@ class Lake:
 
     def is_stopped(self, truth: ShardTruth) -> bool:
         """Whether a loss of records or of processes has stopped the shard: its own, or one of an ancestor."""
-        return self._waits_for_ever(truth.name.partition("/")[0], truth)
+        return self._is_held_up(truth.name.partition("/")[0], truth)
 
     # Checks
 
@@ -472,7 +472,7 @@ class Lake:
             for (stream, _), truth in self.shards.items()
             if not truth.is_drained
             and not self.is_gone(truth)
-            and not self._waits_for_ever(stream, truth)
+            and not self._is_held_up(stream, truth)
             and not self._is_cut_out(stream, truth)
         ]
 
