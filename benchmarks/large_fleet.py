@@ -211,7 +211,7 @@ class Trial:
         finally:
             leader.policy = policy
         took, used = time.perf_counter() - began, time.process_time() - cpu
-        failed = [f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok]
+        failed = report.problems
         if failed:
             raise RuntimeError(f"the tick failed: {failed}")
         stages = {stage.name: round(stage.seconds, 2) for stage in report.stages}

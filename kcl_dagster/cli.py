@@ -35,7 +35,7 @@ from kcl_dagster.operations.all_operations import OPERATIONS
 from kcl_dagster.operations.cost import Storing
 from kcl_dagster.operations.inspections import StatusOperation
 from kcl_dagster.operations.operation import OperationContext
-from kcl_dagster.operations.planning import decisions, problems
+from kcl_dagster.operations.planning import decisions
 from kcl_dagster.operations.printable import printable
 from kcl_dagster.operations.project.constraints import installed
 from kcl_dagster.operations.project.skeleton import PYTHONS, Project, render, write
@@ -500,7 +500,7 @@ def _lead(options: argparse.Namespace) -> int:
         before, last = _standing(last), report
         for line in (*([_standing(report)] if _standing(report) != before else []), *decisions(report)):
             sys.stdout.write(f"{printable(line)}\n")
-        for problem in problems(report):
+        for problem in report.problems:
             sys.stderr.write(f"{printable(problem)}\n")
         sys.stdout.flush()
         if options.once:

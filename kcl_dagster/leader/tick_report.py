@@ -143,5 +143,10 @@ class TickReport:
     def ok(self) -> bool:
         return all(stage.ok for stage in self.stages)
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """A line for each stage that failed."""
+        return tuple(f"{stage.name}: {stage.error}" for stage in self.stages if not stage.ok)
+
     def stage(self, name: str) -> StageOutcome | None:
         return next((stage for stage in self.stages if stage.name == name), None)

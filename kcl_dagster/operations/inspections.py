@@ -32,7 +32,7 @@ from kcl_dagster.operations.doctor import Diagnosis, DoctorFinding, DoctorVerdic
 from kcl_dagster.operations.doctor.diagnosis import WATCH_SECONDS, DiagnosisSubject
 from kcl_dagster.operations.operation import IN_JOB, IN_TERMINAL, Answer, Operation, OperationContext, Row, Table
 from kcl_dagster.operations.peek import peek
-from kcl_dagster.operations.planning import about_cost, cost_of_plan, decisions, nothing_to_do, plan, problems
+from kcl_dagster.operations.planning import about_cost, cost_of_plan, decisions, nothing_to_do, plan
 from kcl_dagster.operations.printable import printable
 from kcl_dagster.operations.status import Status, read_status
 from kcl_dagster.operations.unread_lag import Unread
@@ -122,7 +122,7 @@ class PlanOperation(Operation):
         context.refuse_other_streams()
         dynamodb, kinesis = context.client("dynamodb"), context.client("kinesis")
         report = plan(context.application, dynamodb, kinesis, context.runtime, context.by, context.runs())
-        decided, failed, storing = decisions(report), problems(report), context.storing()
+        decided, failed, storing = decisions(report), list(report.problems), context.storing()
         cost = cost_of_plan(report, context.application, storing)
         about = [] if cost is None else [about_cost(cost, storing)]
         document = None if cost is None else cost.to_document()

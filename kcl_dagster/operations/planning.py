@@ -52,11 +52,6 @@ def nothing_to_do(report: TickReport) -> bool:
     return not (report.planned or report.launches or report.retire)
 
 
-def problems(report: TickReport) -> list[str]:
-    """A line for each stage that failed."""
-    return [f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok]
-
-
 def cost_of_plan(report: TickReport, application: Application, storing: Storing | None) -> Cost | None:
     """The cost of the fleet as it is after the plan is carried out, if all shards have records all the time.
     `storing`: None if the sink is not known. Returns None if no leases are known."""

@@ -307,7 +307,7 @@ class _Leading:
     def _see(self, report: TickReport) -> None:
         if report.leading:
             self.last = report
-        said = tuple(f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok)
+        said = report.problems
         for problem in said:
             if problem not in self._said:
                 log.warning("a tick of the leader: %s", problem)

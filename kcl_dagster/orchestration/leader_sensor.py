@@ -356,8 +356,7 @@ def _summary(report: TickReport) -> str:
         return report.missing_table
     if not report.leading:
         return f"the leader is {report.leader or 'none'}"
-    failed = [f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok]
     unfinished = sum(not lease.is_finished for lease in report.leases)
     workers = sum(sight.alive for sight in report.workers)
     calm = f"{counted(unfinished, 'lease')}, {counted(workers, 'worker')}, {counted(len(report.moves), 'move')}"
-    return "; ".join([calm, *failed])
+    return "; ".join([calm, *report.problems])

@@ -75,7 +75,7 @@ class TickTraces:
                 tick.set_attributes(_facts(report))
                 for name, about in _events(report):
                     tick.add_event(name, about, ended)
-                failed = "; ".join(f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok)
+                failed = "; ".join(report.problems)
                 if failed:
                     tick.set_status(StatusCode.ERROR, failed.partition("\n")[0])
             above = trace.set_span_in_context(tick, Context())

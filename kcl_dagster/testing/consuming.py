@@ -258,7 +258,6 @@ class _Leading:
         while not self._over.is_set():
             report = self._leader.tick(RunView(launches=False))
             self._witness.open_leases = sum(not lease.is_finished for lease in report.leases)
-            failed = [f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok]
-            self._witness.trouble_of_leader = "; ".join(failed) or None
+            self._witness.trouble_of_leader = "; ".join(report.problems) or None
             self._witness.look_at_the_clock()
             self._over.wait(TICK_SECONDS)

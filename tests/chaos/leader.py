@@ -45,7 +45,7 @@ def main() -> int:
         state = "leading" if tick.leading else f"standing by for {tick.leader}"
         lines = [f"{move.lease} to {move.to} ({move.kind}): {move.because}" for move in tick.moves]
         lines += [f"launch {launch.slot}: {launch.because}" for launch in tick.launches]
-        lines += [f"{stage.name}: {stage.error}" for stage in tick.stages if not stage.ok]
+        lines += tick.problems
         lines += [f"{lease} has no worker: {why}" for lease, why in tick.unserved.items()]
         lines += [*tick.notes, *([tick.skipped] if tick.skipped else [])]
         sys.stdout.write(f"{clock.now():.1f} {state}\n" + "".join(f"    {line}\n" for line in lines))

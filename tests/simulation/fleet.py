@@ -579,7 +579,7 @@ class Simulation:
             self.fleet_changed = self.kernel.now
         for loss in report.data_loss:
             self._told(loss.lease, None)
-        failed = "; ".join(f"{stage.name}: {stage.error}" for stage in report.stages if not stage.ok)
+        failed = "; ".join(report.problems)
         moves = ", ".join(f"{move.lease} -> {move.to} ({move.kind}: {move.because})" for move in report.moves)
         said = "leads" if report.leading else f"sees {report.leader} lead"
         self._note(self.kernel.now, "tick", f"{daemon} {said} [{moves}] {failed} {report.skipped or ''}")
