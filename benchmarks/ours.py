@@ -255,10 +255,9 @@ class Ours:
         worker.step_batch()
         return (time.monotonic() - began) * 1000
 
-    def _engine(self, staging: StagingOfFetches = no_staging) -> SparkEngine:
-        return SparkEngine(
-            self._spark, self._connection, EngineSettings(limits=UNLIMITED, tasks=TASKS), staging=staging
-        )
+    def _engine(self, staging: StagingOfFetches = no_staging, tasks_per_shard: int | None = None) -> SparkEngine:
+        settings = EngineSettings(limits=UNLIMITED, tasks=TASKS, tasks_per_shard=tasks_per_shard)
+        return SparkEngine(self._spark, self._connection, settings, staging=staging)
 
     def _ranges(self) -> list[Range]:
         stream = StreamIdentifier.single(self.source.stream)

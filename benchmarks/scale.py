@@ -1,10 +1,11 @@
 """Measures what wide streams and large fleets cost: `make bench-scale`, or `python -m benchmarks.scale`.
 
     one worker with 1,000 shards               see `benchmarks.wide_worker`
+    one shard whose records take long          see `benchmarks.hot_shard`
     the leader with up to 100,000 leases       see `benchmarks.large_fleet`
 
-Prints a table, and one JSON line for each figure. Takes about a quarter of an hour. `--only worker` and `--only
-leader` run one part. Times depend on the other work of the machine; CPU and memory do not.
+Prints a table, and one JSON line for each figure. Takes about a quarter of an hour. `--only` runs one
+part. Times depend on the other work of the machine; CPU and memory do not.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from benchmarks import large_fleet, wide_worker
+from benchmarks import hot_shard, large_fleet, wide_worker
 from benchmarks.worker import Figure, say
 from kcl_dagster.errors import KclError
 
@@ -22,13 +23,21 @@ def of_worker(add: Callable[[Figure], None]) -> None:
     wide_worker.measure(add, say)
 
 
+def of_hot_shard(add: Callable[[Figure], None]) -> None:
+    hot_shard.measure(add, say)
+
+
 def of_leader(add: Callable[[Figure], None]) -> None:
     for fleet in large_fleet.FLEETS:
         for figure in large_fleet.measure(fleet, say):
             add(figure)
 
 
-PARTS: Final[dict[str, Callable[[Callable[[Figure], None]], None]]] = {"worker": of_worker, "leader": of_leader}
+PARTS: Final[dict[str, Callable[[Callable[[Figure], None]], None]]] = {
+    "worker": of_worker,
+    "hot-shard": of_hot_shard,
+    "leader": of_leader,
+}
 
 
 def shown(figure: Figure) -> str:

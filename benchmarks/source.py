@@ -72,25 +72,25 @@ class Source:
         return self.records * self.load.size
 
     @classmethod
-    def fill(cls, load: Load, megabytes: float, endpoint: str, stream: str) -> "Source":
+    def fill(cls, load: Load, megabytes: float, endpoint: str, stream: str, shards: int = SHARDS) -> "Source":
         kinesis = aws.client("kinesis", endpoint_url=endpoint, **KEYS)
-        kinesis.create_stream(StreamName=stream, ShardCount=SHARDS)
-        shards = tuple(list_shards(kinesis, stream, runtime=system()))
-        empty = cls(load, stream, endpoint, shards, 0)
+        kinesis.create_stream(StreamName=stream, ShardCount=shards)
+        empty = cls(load, stream, endpoint, tuple(list_shards(kinesis, stream, runtime=system())), 0)
         return replace(empty, records=empty.put(megabytes))
 
     def put(self, megabytes: float) -> int:
         """Add the same number of records to each shard. Returns the number of user records."""
         kinesis = aws.client("kinesis", endpoint_url=self.endpoint, **KEYS)
         load, keys = self.load, [keys_of(shard) for shard in self.shards]
-        count = max(SHARDS, int(megabytes * MB) // (load.size * load.aggregated))
+        shards = len(keys)
+        count = max(shards, int(megabytes * MB) // (load.size * load.aggregated))
         at_once = max(1, min(MOST_IN_A_PUT, LARGEST_PUT // len(load.payload(keys[0]))))
 
         def put(start: int) -> None:
             entries = [
                 {
-                    "Data": load.payload(keys[i % SHARDS]),
-                    "PartitionKey": keys[i % SHARDS][0],
+                    "Data": load.payload(keys[i % shards]),
+                    "PartitionKey": keys[i % shards][0],
                 }
                 for i in range(start, min(start + at_once, count))
             ]

@@ -24,7 +24,7 @@ FOLDER: Final = "_staged"
 _SAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 # The id of a chain contains `~`, but a file's name has `.` instead, because Delta's compaction ignores files whose
 # names contain `~`. Earlier versions wrote names with `~`.
-_NAME: Final = re.compile(r"(?:([A-Za-z0-9_-]+)[.~])?([A-Za-z0-9_-]+)\.\d+_\d+_\d+\.parquet")
+_NAME: Final = re.compile(r"(?:([A-Za-z0-9_-]+)[.~])?([A-Za-z0-9_-]+)\.(\d+)_\d+_\d+\.parquet")
 _LONGEST_OWNER: Final = 24  # characters of the application's or worker's name within a chain's id
 
 
@@ -42,9 +42,16 @@ def chain_id(application: str, worker: str, unique: str) -> ChainId:
     return ChainId(f"{beginning_of(application)}{owner}-{_SAFE.sub('-', unique)}")
 
 
-def file_name(chain: ChainId, batch: int, task: int, number: int) -> str:
-    """The final name of a file. No other batch of any chain uses the same name."""
-    return f"{_beginning_of_names(chain, batch)}{task}_{number}.parquet"
+def file_name(chain: ChainId, batch: int, task: int, number: int, attempt: int = 0) -> str:
+    """The final name of a file. No other batch of any chain, and no other attempt of the task, uses the same name.
+    The names of the files of a batch sort in the order of its rows."""
+    return f"{_beginning_of_names(chain, batch)}{task:06d}{attempt}_{number:04d}.parquet"
+
+
+def batch_of(path: str) -> str | None:
+    """A text that identifies the batch of a published file; None if its name is not that of a file of a chain."""
+    name = _NAME.fullmatch(path.rpartition("/")[2])
+    return None if name is None else name.string[: name.end(3)]
 
 
 def _beginning_of_names(chain: ChainId, batch: int) -> str:
@@ -66,7 +73,7 @@ def staged_for(path: str) -> str | None:
     name = _NAME.fullmatch(path.rpartition("/")[2])
     if name is None:
         return None
-    application, rest = name.groups()
+    application, rest, _ = name.groups()
     return staged_path(ChainId(rest if application is None else f"{application}~{rest}"), path)
 
 

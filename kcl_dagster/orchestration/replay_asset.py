@@ -186,7 +186,11 @@ def _replay_window(
 
     application = consumer.application
     kinesis = kcl.client("kinesis", application)
-    settings = EngineSettings(limits=limits_of(config.share), opens_aggregates=application.batch.deaggregate)
+    settings = EngineSettings(
+        limits=limits_of(config.share),
+        opens_aggregates=application.batch.deaggregate,
+        tasks_per_shard=application.batch.tasks_per_shard,
+    )
     engine = SparkEngine(spark, Connection(**kcl.connection("kinesis", application)), settings, runtime=runtime)
     s3 = kcl.connection("s3", application)
     since = {"Type": "FROM_TIMESTAMP", "Timestamp": window.start_ms / 1000}

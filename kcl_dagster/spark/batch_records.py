@@ -21,6 +21,10 @@ class Records:
 
     staged: StagedRecords | None
     _make: Callable[[], DataFrame]
+    worked: Callable[[float], None] = field(default=lambda _: None)
+    """Called by sinks with the seconds that the tasks of a job needed to process and write the records: the sum of
+    all tasks."""
+
     _frame: DataFrame | None = field(default=None, init=False)
 
     @classmethod

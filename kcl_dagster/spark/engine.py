@@ -30,6 +30,7 @@ from kcl_dagster.spark.row_types import RECORD_TYPE
 from kcl_dagster.spark.session_kind import is_classic
 from kcl_dagster.spark.staged_ranges import FetchStaging, ReadAgain, StagedRanges
 from kcl_dagster.spark.warm_up import interpreted_if_new, warm_up
+from kcl_dagster.spark.workload import FetchSize, Workload
 from kcl_dagster.streams.pacing import MAX_PAGE_BYTES
 from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.settings import TASK_BYTES
@@ -83,6 +84,9 @@ class SparkEngine:
         self._most_tasks = settings.tasks or _fitting_tasks(spark)
         self._plans = Plans(connection, settings, runtime)
         self._subscribed = SubscribedLeases()
+        self._most_slices = settings.tasks_per_shard
+        self._work = Workload(self._slots_for_slices)
+        self._size = FetchSize(0, 0.0)
         self._ahead = ReadAhead(spark, self._read_once, f"kcl-prefetch-{runtime.new_id()}")
         self.health = SessionHealth(spark)
         self._tagged: int | None = None
@@ -127,7 +131,7 @@ class SparkEngine:
             budget = budget.beside(records, bytes_, len(missing), len(ranges))
         if missing:
             parts.append((self._read(missing, budget), {range_.lease for range_ in missing}))
-        return FetchedBatch(parts, None if ahead is None else (ahead, self._ahead.began))
+        return FetchedBatch(parts, None if ahead is None else (ahead, self._ahead.began), self._work.worked)
 
     def prefetch(self, ranges: Sequence[Range], budget: Budget) -> None:
         """Implements `worker.batch.Engine.prefetch`."""
@@ -160,8 +164,11 @@ class SparkEngine:
     def _staging(self, ranges: Sequence[Range]) -> FetchStaging | None:
         """The staging of a fetch. None if a range is pinned, that is, must be read up to a given end. A range is
         pinned if it must be read exactly as before, or if its batch has failed and is searched for the record that
-        fails."""
-        return None if any(range_.is_pinned for range_ in ranges) else self._next_staging()
+        fails. Also None if the consumer's function takes so long that more tasks than those of a fetch have to call
+        it."""
+        if any(range_.is_pinned for range_ in ranges) or self._work.is_heavy(self._size):
+            return None
+        return self._next_staging()
 
     def _staged(self, ranges: Sequence[Range], budget: Budget, staging: FetchStaging) -> FetchedRanges:
         tasks, plan = self._tasks(ranges, budget)
@@ -171,20 +178,29 @@ class SparkEngine:
             return tasks_of_pinned.map(ReadAgain(plan_of_pinned), RECORD_TYPE)
 
         tag = f"kcl-staging-{self._runtime.new_id()}"
+        began = self._runtime.clock.monotonic()
         with limited_jobs(self._spark, budget.seconds + STAGING_SECONDS, tag):
             read = StagedRanges(ranges, tasks, plan, staging, again)
-        self._remember(ranges, read)
+        self._remember(plan, read, began)
+        self._work.worked(read.seconds, sum(found.bytes for found in read.outcome.progress.values()))
         return read
 
     def _kept(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
         tasks, plan = self._tasks(ranges, budget)
+        began = self._runtime.clock.monotonic()
         read = FrozenRanges(plan.ranges, tasks.map(FetchTask(plan), FROZEN_TYPE))
-        self._remember(ranges, read)
+        size = self._remember(plan, read, began)
+        read.slices = lambda: self._work.slices(size)
         return read
 
-    def _remember(self, ranges: Sequence[Range], read: FetchedRanges) -> None:
-        self._plans.remember(ranges, read.outcome.trailers)
-        self._bytes_of_range = sum(found.bytes for found in read.outcome.progress.values()) / len(ranges)
+    def _remember(self, plan: FetchPlan, read: FetchedRanges, began: float) -> FetchSize:
+        """Keep what later fetches use. Returns the size of this one. `began`: when it began."""
+        self._plans.remember(plan.ranges, read.outcome.trailers)
+        found = {lease: progress.bytes for lease, progress in read.outcome.progress.items()}
+        self._bytes_of_range = sum(found.values()) / len(plan.ranges)
+        of_tasks = [sum(found.get(shard.range.lease, 0) for shard in shards) for shards in plan.tasks]
+        self._size = FetchSize(max(of_tasks), self._runtime.clock.monotonic() - began)
+        return self._size
 
     def _tasks(self, ranges: Sequence[Range], budget: Budget) -> tuple[FetchTasks, FetchPlan]:
         """The tasks of a fetch, and its plan."""
@@ -198,6 +214,16 @@ class SparkEngine:
         count = max(1, min(len(ranges), wanted))
         plan = self._plans.plan([ranges[task::count] for task in range(count)], budget)
         return FetchTasks(self._spark, count), plan
+
+    def _slots_for_slices(self) -> int:
+        """The number of slices that can be processed on separate cores. With Spark Connect it is not known, and
+        nothing is divided."""
+        if not is_classic(self._spark):
+            return 1
+        slots = local_slots(self._spark)
+        # On a cluster, this is the number of cores of all executors.
+        cores = self._spark.sparkContext.defaultParallelism if slots is None else min(slots, os.cpu_count() or 1)
+        return cores if self._most_slices is None else min(cores, self._most_slices)
 
     def _worthwhile_tasks(self, ranges: int) -> int:
         """The number of tasks for this number of ranges. If the last fetch had little to read, this is less than

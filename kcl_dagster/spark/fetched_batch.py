@@ -1,6 +1,6 @@
 """The result of one or several fetch jobs, as the worker uses it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Protocol
@@ -35,11 +35,15 @@ class FetchedBatch:
         self,
         parts: Sequence[tuple[FetchedRanges, Collection[LeaseKey]]],
         ahead: tuple[FetchedRanges, float] | None = None,
+        worked: Callable[[float, int], None] | None = None,
     ) -> None:
         """Combine the results of fetch jobs. `parts`: the result of each job, and the leases whose records are
         taken from it. The records of a lease are taken from only one result. A result can have more records than
         are taken from it. It can even have a range of a lease whose records are taken from another result. `ahead`:
-        the result of the job that read ahead, and the time at which this job began."""
+        the result of the job that read ahead, and the time at which this job began. `worked`: called when the batch
+        is released, with the seconds that tasks needed for its records, and the bytes of these records."""
+        self._worked = worked
+        self._seconds = 0.0
         self._parts = tuple(part for part, _ in parts)
         self._part_of = {lease: part for part, leases in parts for lease in leases}
         if len(self._part_of) != sum(len(leases) for _, leases in parts):
@@ -67,7 +71,10 @@ class FetchedBatch:
         ]
         if not forms:
             raise BatchError(f"none of {sorted(leases)} was fetched")
-        return _records(forms)
+        return _records(forms, self._note_work)
+
+    def _note_work(self, seconds: float) -> None:
+        self._seconds += seconds
 
     def midpoint(self, lease: LeaseKey) -> Checkpoint | None:
         return self._part_of[lease].midpoint(lease)
@@ -78,17 +85,19 @@ class FetchedBatch:
     def release(self) -> None:
         for part in self._parts:
             part.release()
+        if self._worked is not None and self._seconds:
+            self._worked(self._seconds, sum(progress.bytes for progress in self.progress.values()))
 
 
-def _records(forms: Sequence[DataFrame | StagedRecords]) -> Records:
+def _records(forms: Sequence[DataFrame | StagedRecords], worked: Callable[[float], None]) -> Records:
     """Combine the records of several jobs."""
     staged = [form for form in forms if isinstance(form, StagedRecords)]
     if len(staged) == len(forms):
         whole = reduce(StagedRecords.union, staged)
-        return Records(whole, whole.records)
+        return Records(whole, whole.records, worked)
 
     def frame() -> DataFrame:
         frames = [form.records() if isinstance(form, StagedRecords) else form for form in forms]
         return reduce(DataFrame.unionAll, frames)
 
-    return Records(None, frame)
+    return Records(None, frame, worked)

@@ -6,7 +6,7 @@ such rows has to fail. So every row has the number of its attempt. A row is used
 result of this attempt. See `kcl_dagster.spark.opened_rows`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,6 +29,8 @@ class FrozenRanges:
         """Run the job: fetch `frame`, freeze it, and collect how far each range was read. `ranges`: in the order of
         the plan of the fetch."""
         self.ranges = tuple(ranges)
+        self.slices: Callable[[], int] = lambda: 1
+        """Returns in how many slices each partition of the records is divided, see `kcl_dagster.spark.workload`."""
         with fetch_failures():
             self._frame = frame.localCheckpoint(eager=False)
             proofs = self._frame.where(self._frame[TRAILER].isNotNull()).collect()
@@ -40,7 +42,9 @@ class FrozenRanges:
         self.outcome = FetchOutcome.of(ranges, {lease: proof[TRAILER] for lease, proof in by_lease.items()})
 
     def form(self, leases: Collection[LeaseKey]) -> DataFrame:
-        return records_of(self._frame, self.ranges, {lease: self._attempts[lease] for lease in leases})
+        attempts = {lease: self._attempts[lease] for lease in leases}
+        counts = {lease: progress.records for lease, progress in self.outcome.progress.items()}
+        return records_of(self._frame, self.ranges, attempts, counts, self.slices())
 
     def midpoint(self, lease: LeaseKey) -> Checkpoint | None:
         return midpoint_of(self.form([lease]))

@@ -1,16 +1,18 @@
 """The rows in which Spark keeps the records of a fetch.
 
 A row has the columns of a record, without the columns that have the same value in all records of a range. Instead
-of these columns, it has two numbers: the `place` of its range in the plan of the fetch, and the number of the
-`attempt` of the fetch that made the row. The first row of each range has only these two numbers. The last row also
-has the trailer of the range, which states how far the range was read. `kcl_dagster.spark.opened_rows` turns the
-rows into records.
+of these columns, it has three numbers: the `place` of its range in the plan of the fetch, the number of the
+`attempt` of the fetch that made the row, and the `number` of the record in its range. The first row of each range
+has only the first two numbers. The last row also has the trailer of the range, which states how far the range was
+read. `kcl_dagster.spark.opened_rows` turns the rows into records.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from kcl_dagster.model.lease import LeaseKey
@@ -19,6 +21,7 @@ from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS, RECORDS
 
 PLACE: Final = "place"
 ATTEMPT: Final = "attempt"
+NUMBER: Final = "number"
 TRAILER: Final = "trailer"
 
 _OF_RANGE: Final = ("stream", "shard_id", LEASE_KEY)
@@ -28,6 +31,7 @@ _ROWS: Final = pa.schema(
         *(RECORDS.field(name) for name in _OF_RECORD),
         (PLACE, pa.int32()),
         (ATTEMPT, pa.int64()),
+        (NUMBER, pa.int64()),
         (TRAILER, pa.string()),
     ]
 )
@@ -45,6 +49,7 @@ def frozen_rows(fetched: Iterator[pa.RecordBatch], leases: Sequence[LeaseKey]) -
     whole plan, in its order."""
     places = {lease: place for place, lease in enumerate(leases)}
     attempts: dict[str, int] = {}
+    numbers: Counter[str] = Counter()
     for batch in fetched:
         proofs = batch.column(PROGRESS)
         if not batch.num_rows:
@@ -67,6 +72,8 @@ def frozen_rows(fetched: Iterator[pa.RecordBatch], leases: Sequence[LeaseKey]) -
                 *(batch.column(name) for name in _OF_RECORD),
                 pa.repeat(pa.scalar(places[lease], pa.int32()), count),
                 pa.repeat(pa.scalar(attempts[lease], pa.int64()), count),
+                pa.array(np.arange(numbers[lease], numbers[lease] + count)),
                 pa.nulls(count, pa.string()),
             ]
+            numbers[lease] += count
             yield pa.RecordBatch.from_arrays(columns, schema=_ROWS)

@@ -9,7 +9,7 @@ whose plan does not contain the filter, so no query of user code can make Spark 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, Final, Self
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.failures import CONTENT_CHANGED, Marks
-from kcl_dagster.spark.frozen_rows import ATTEMPT, PLACE
+from kcl_dagster.spark.frozen_rows import ATTEMPT, NUMBER, PLACE
 from kcl_dagster.spark.row_types import RECORD_TYPE
 from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY
 from kcl_dagster.spark.session_kind import is_classic
@@ -28,16 +28,24 @@ from kcl_dagster.worker.batch import Range
 _SEPARATOR: Final = ","  # in no name of a stream, a shard or a lease
 
 
-def records_of(rows: DataFrame, ranges: Sequence[Range], attempts: Mapping[LeaseKey, int]) -> DataFrame:
+def records_of(
+    rows: DataFrame,
+    ranges: Sequence[Range],
+    attempts: Mapping[LeaseKey, int],
+    counts: Mapping[LeaseKey, int],
+    slices: int = 1,
+) -> DataFrame:
     """Return the records in the rows of a fetch. The evaluation fails if the rows of a range are not of the attempt
     that `attempts` has for its lease.
 
     `ranges`: all ranges of the fetch, in the order of its plan. The records of leases that `attempts` does not have
-    are left out.
+    are left out. `counts`: the number of records of each lease. `slices`: in how many partitions each partition of
+    `rows` is divided. With Spark Connect, partitions are not divided.
     """
     if is_classic(rows.sparkSession):
         with suppress(Py4JError, AttributeError):  # a platform can restrict access to the JVM
-            return _without_plan(_checked(_in_own_session(rows), ranges, attempts))
+            divided = _divided(_in_own_session(rows), [counts.get(range_.lease, 0) for range_ in ranges], slices)
+            return _without_plan(_checked(divided, ranges, attempts))
     return rows.mapInArrow(OpenRows.of(ranges, attempts), RECORD_TYPE)
 
 
@@ -53,6 +61,21 @@ def _in_own_session(rows: DataFrame) -> DataFrame:
 @lru_cache(1)
 def _own_session(spark: Any) -> Any:
     return spark._jsparkSession.newSession()  # noqa: SLF001
+
+
+def _divided(rows: DataFrame, counts: Sequence[int], slices: int) -> DataFrame:
+    """Return the rows with each partition divided into slices. The first partitions have the first records of each
+    range, and so on, so records keep their order. The rows of a range without a record are in all slices, because
+    their attempts have to be checked, too. `counts`: the number of records of each range.
+
+    Each slice reads the kept rows and leaves out those of other slices. This takes less time than a shuffle, which
+    would also not keep the order.
+    """
+    if slices == 1:
+        return rows
+    count = _of_range((str(max(1, count)) for count in counts), "BIGINT")
+    parts = [rows.where(f"coalesce({NUMBER} * {slices} DIV {count}, {part}) = {part}") for part in range(slices)]
+    return reduce(DataFrame.unionAll, parts)
 
 
 def _checked(rows: DataFrame, ranges: Sequence[Range], attempts: Mapping[LeaseKey, int]) -> DataFrame:

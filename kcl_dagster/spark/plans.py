@@ -47,6 +47,8 @@ class EngineSettings:
     streams, no other consumer is registered."""
 
     opens_aggregates: bool = True
+    tasks_per_shard: int | None = None
+    """See `application.BatchSettings.tasks_per_shard`."""
 
     @classmethod
     def of(cls, application: Application) -> Self:
@@ -57,6 +59,7 @@ class EngineSettings:
             consumer_name=(batch.consumer_name or application.name) if by_fanout else None,
             consumer_arns={one.name: one.consumer_arn for one in application.streams if one.consumer_arn},
             opens_aggregates=batch.deaggregate,
+            tasks_per_shard=batch.tasks_per_shard,
         )
 
 

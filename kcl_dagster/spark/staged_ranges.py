@@ -34,7 +34,7 @@ from kcl_dagster.errors import BatchContentChanged, BatchError, KclError
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.runtime import system
+from kcl_dagster.runtime import Clock, system
 from kcl_dagster.spark.failures import CONTENT_CHANGED, Marks, fetch_failures
 from kcl_dagster.spark.fetch import FetchPlan, Trailer, client_of, fetch
 from kcl_dagster.spark.frozen import midpoint_of, poison_records_of
@@ -52,7 +52,9 @@ Manifest = list[dict[str, Any]]
 file gets when the batch is published.
 """
 
-_STAGED: Final = pa.schema([("lease_key", pa.string()), ("trailer", pa.string()), ("files", pa.string())])
+_STAGED: Final = pa.schema(
+    [("lease_key", pa.string()), ("trailer", pa.string()), ("files", pa.string()), ("seconds", pa.float64())]
+)
 STAGED_TYPE: Final = row_type(_STAGED)
 
 
@@ -116,12 +118,15 @@ def stage_fetched(
     task: int,
     attempt: int,
     only_lease: LeaseKey | None = None,
+    clock: Clock | None = None,
 ) -> list[dict[str, Any]]:
     """Stage the records of a fetch. Returns rows of `_STAGED`: one with the trailer of each lease, and one with the
-    list of files (`files`). `files` is null if the records could not be staged, because the consumer's code or the
-    store has failed. It is also null if the files do not have exactly the records that the trailers count, because
-    a shard has failed after some of its records were staged."""
-    read = _Read(fetched)
+    list of files (`files`) and the seconds in which the task did not wait for records (`seconds`). `files` is null
+    if the records could not be staged, because the consumer's code or the store has failed. It is also null if the
+    files do not have exactly the records that the trailers count, because a shard has failed after some of its
+    records were staged."""
+    clock = clock or system().clock
+    read, began = _Read(fetched, clock), clock.monotonic()
     files: Manifest | None = None
     try:
         files = staging.files.write(read.records(), task, attempt, only_lease)
@@ -129,12 +134,13 @@ def stage_fetched(
         # A separate job then stages the batch. If that job fails, the batch fails. The text of this error is not
         # logged, because it can quote a record.
         log.warning("what was fetched could not be staged meanwhile: %s", type(error).__name__)
+    seconds = clock.monotonic() - began - read.waited
     read.rest()
     if files is not None and not read.is_complete():
         staging.discard(files)
         files = None
     said = [{"lease_key": lease, "trailer": trailer} for lease, trailer in read.trailers.items()]
-    return [*said, {"files": None if files is None else json.dumps(files)}]
+    return [*said, {"files": None if files is None else json.dumps(files), "seconds": seconds}]
 
 
 @dataclass(slots=True)
@@ -142,18 +148,29 @@ class _Read:
     """Divides the batches of a fetch into the records, which are yielded, and the trailers of the ranges."""
 
     fetched: Iterator[pa.RecordBatch]
+    clock: Clock
+    waited: float = 0.0
+    """The seconds in which `records` has waited for the next batch of the fetch."""
+
     trailers: dict[str, str] = field(default_factory=dict)
     rows: Counter[str] = field(default_factory=Counter)
     """The number of records that `records` has yielded, by lease."""
 
     def records(self) -> Iterator[pa.RecordBatch]:
-        for batch in self.fetched:
+        while (batch := self._next()) is not None:
             proofs = batch.column(PROGRESS)
             if proofs.null_count == 0:
                 self._note(proofs)
             elif batch.num_rows:
                 self.rows[batch.column(LEASE_KEY)[0].as_py()] += batch.num_rows
                 yield batch.select(COLUMNS)
+
+    def _next(self) -> pa.RecordBatch | None:
+        began = self.clock.monotonic()
+        try:
+            return next(self.fetched, None)
+        finally:
+            self.waited += self.clock.monotonic() - began
 
     def rest(self) -> None:
         """Read the fetch to its end and discard the remaining records. This is necessary because the trailers are
@@ -188,7 +205,7 @@ class ReadAgain:
         settle()
         for batch in batches:
             for task in batch.column(0).to_pylist():
-                read = _Read(fetch(self.plan, task, client, system()))
+                read = _Read(fetch(self.plan, task, client, system()), system().clock)
                 yield from read.records()
                 for shard in self.plan.tasks[task]:
                     self._check(shard.range, read.trailers.get(shard.range.lease))
@@ -224,6 +241,8 @@ class StagedRanges:
                 rows = tasks.map(StageFetched(plan, staging), STAGED_TYPE).collect()
             said = {LeaseKey(row.lease_key): str(row.trailer) for row in rows if row.lease_key is not None}
             lists = [row.files for row in rows if row.lease_key is None]
+            self.seconds = sum(row.seconds for row in rows if row.lease_key is None)
+            """The seconds in which tasks did not wait for records, but processed and wrote them."""
             if len(said) != len(rows) - len(lists) or set(said) != {range_.lease for range_ in ranges}:
                 raise BatchContentChanged(f"{len(ranges)} ranges were fetched and {len(said)} accounted for")
             if len(lists) != len(plan.tasks):

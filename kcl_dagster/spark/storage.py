@@ -224,6 +224,7 @@ class LocalStore:
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 self._changed(path).replace(target)
+                os.utime(target)  # a reader that sorts files by their times gets the order of publication, as in S3
             except FileNotFoundError:
                 missing.append(path)
             folders.add(target.parent)

@@ -6,6 +6,7 @@ example because the executor was lost, the files of this attempt are not part of
 """
 
 import json
+import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -41,6 +42,7 @@ _MANIFEST: Final = pa.schema(
         ("partition", pa.string()),
         ("statistics", pa.string()),
         ("columns", pa.string()),
+        ("seconds", pa.float64()),
     ]
 )
 MANIFEST_TYPE: Final = row_type(_MANIFEST)
@@ -130,8 +132,8 @@ class Step(Protocol):
 @dataclass(frozen=True, slots=True)
 class StageFiles:
     """Stages the rows of a task. An object of this class is a function for `mapInArrow` over the output of the
-    transform. It yields a row for each file that it has written; the function `batch_files` reads these rows. A
-    fetch calls `write` instead."""
+    transform. It yields a row for each file that it has written, which the function `batch_files` reads, and a row
+    with the time that the task took, see `seconds_of`. A fetch calls `write` instead."""
 
     store: StagingStore
     layout: Layout
@@ -162,15 +164,17 @@ class StageFiles:
 
     def __call__(self, batches: Rows) -> Rows:
         settle()
+        began = time.monotonic()
         context = TaskContext.get()
         task, attempt = (0, 0) if context is None else (context.partitionId(), context.taskAttemptId())
         with self.marks.errors():
             written = self.write(batches, task, attempt, self.only_lease)
-        yield pa.RecordBatch.from_pylist(written, schema=_MANIFEST)
+        took = {"task": task, "attempt": attempt, "seconds": time.monotonic() - began}
+        yield pa.RecordBatch.from_pylist([*written, took], schema=_MANIFEST)
 
     def write(self, rows: Rows, task: int, attempt: int, only_lease: LeaseKey | None) -> list[dict[str, Any]]:
         """Implements `spark.staged_ranges.WriteRows.write`."""
-        files = _TaskFiles(self, attempt, only_lease)
+        files = _TaskFiles(self, task, attempt, only_lease)
         try:
             written = files.store(rows)
         except BaseException:
@@ -216,6 +220,7 @@ class _TaskFiles:
     """The files of one attempt of a task. One file for each partition value is open at a time."""
 
     of: StageFiles
+    task: int
     attempt: int
     only_lease: LeaseKey | None
     _open: dict[tuple[Any, ...], _OpenBatchFile] = field(default_factory=dict)
@@ -276,7 +281,7 @@ class _TaskFiles:
 
     def _new_path(self, key: tuple[Any, ...]) -> str:
         folder = self.of.layout.folder(key)
-        name = file_name(self.of.chain, self.of.batch, self.attempt, self._number)
+        name = file_name(self.of.chain, self.of.batch, self.task, self._number, self.attempt)
         self._number += 1
         path = f"{folder}/{name}" if folder else name
         self._check_paths((path, self.of.written_path(path)))
@@ -329,12 +334,19 @@ def batch_files(manifest: list[dict[str, Any]]) -> list[BatchFile]:
             pa.ipc.read_schema(pa.BufferReader(b64decode(row["columns"]))),
         )
         for row in manifest
+        if row["path"] is not None
     ]
     attempts: dict[int, int] = {}
     for file in files:
         if attempts.setdefault(file.task, file.attempt) != file.attempt:
             raise SinkError(f"two attempts of task {file.task} have staged rows of one batch")
     return files
+
+
+def seconds_of(manifest: list[dict[str, Any]]) -> float:
+    """The seconds that the tasks of a job took together, from its manifest. This includes the time in which Spark
+    evaluated the rows that the tasks have stored."""
+    return float(sum(row["seconds"] or 0.0 for row in manifest))
 
 
 def _leases(parts: str | None) -> dict[LeaseKey, RowsOfLease] | None:

@@ -17,10 +17,10 @@ stored.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from kcl_dagster.chains.publication import staged_for
+from kcl_dagster.chains.publication import batch_of, staged_for
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.spark.sinks.letter_case import plain_name
 from kcl_dagster.spark.storage import StoredFile, is_hidden
@@ -100,8 +100,9 @@ def _folders(path: str) -> Iterator[str]:
 
 def groups(files: Sequence[StoredFile], target_bytes: int, before: float) -> Iterator[list[StoredFile]]:
     """Yield groups of files to merge. The files of a group are in one folder, were last written at `before` or
-    earlier, and together have at most the target size. They are in the order in which they were written. Files of
-    at least half the target size are left out."""
+    earlier, and together have at most the target size. They are in the order in which their batches were written,
+    and the files of a batch are in the order of their names. Files of at least half the target size are left
+    out."""
     folders: dict[str, list[StoredFile]] = defaultdict(list)
     last = _last_parts(files)
     for file in files:
@@ -112,7 +113,8 @@ def groups(files: Sequence[StoredFile], target_bytes: int, before: float) -> Ite
     for found in folders.values():
         group: list[StoredFile] = []
         size = 0
-        for file in sorted(found, key=_order):
+        batches = _batches(found)
+        for file in sorted(found, key=lambda file: _order(file, batches)):
             if group and size + file.bytes > target_bytes:
                 if len(group) > 1:
                     yield group
@@ -126,14 +128,24 @@ def groups(files: Sequence[StoredFile], target_bytes: int, before: float) -> Ite
 def merged_name(sources: Iterable[StoredFile], unique: str) -> str:
     """The name of the file that replaces these files. The name contains the time of the newest of these files. A
     later compaction uses this time as that of the merged file when it orders files."""
-    newest = max(_order(file)[0] for file in sources)
+    newest = max(_order(file, {})[0] for file in sources)
     return f"{MERGED}{min(int(newest * 1000), 10**13 - 1):013d}-{unique}.parquet"
 
 
-def _order(file: StoredFile) -> tuple[float, bool, str]:
+def _batches(files: Iterable[StoredFile]) -> dict[str | None, float]:
+    """When the first file of each batch was written. The tasks of a batch do not end in their order."""
+    found: dict[str | None, float] = {}
+    for file in files:
+        batch = batch_of(file.path)
+        if batch is not None:
+            found[batch] = min(file.modified, found.get(batch, file.modified))
+    return found
+
+
+def _order(file: StoredFile, batches: Mapping[str | None, float]) -> tuple[float, bool, str]:
     merged = _MERGED.fullmatch(file.path.rpartition("/")[2])
     if merged is None or merged["newest"] is None:
-        return file.modified, True, file.path
+        return batches.get(batch_of(file.path), file.modified), True, file.path
     return int(merged["newest"]) / 1000, False, file.path
 
 

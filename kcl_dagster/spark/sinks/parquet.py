@@ -36,6 +36,7 @@ from kcl_dagster.spark.sinks.batch_files import (
     StageFiles,
     Step,
     batch_files,
+    seconds_of,
 )
 from kcl_dagster.spark.sinks.column_types import ColumnTypes
 from kcl_dagster.spark.sinks.completeness import write_file
@@ -228,7 +229,7 @@ class ParquetSink:
         if not (output is records and self._columns.take_records()):
             output, steps = self._columns.fitted(output)
         job = StagingJob(self._name, self._store, self._layout, self._target_bytes, steps=steps)
-        files, counts = yield from job.run(output, batch, chain, number, is_as_read=is_as_read)
+        files, counts = yield from job.run(output, batch, chain, number, is_as_read=is_as_read, worked=data.worked)
         if not self._columns.stored(files):
             raise SinkError(
                 f"{self._name}: another worker has stored columns meanwhile, and the files of this batch have "
@@ -251,8 +252,9 @@ class ParquetSink:
         only_lease = batch.parts[0].lease if len(batch.parts) == 1 else None
         for _ in range(ATTEMPTS_AT_TYPES):
             task = replace(self._files_of_tables(arrow, chain, number, known), only_lease=only_lease)
-            manifest = data.frame.mapInArrow(task, MANIFEST_TYPE).collect()
-            files = batch_files([row.asDict() for row in manifest])
+            manifest = [row.asDict() for row in data.frame.mapInArrow(task, MANIFEST_TYPE).collect()]
+            data.worked(seconds_of(manifest))
+            files = batch_files(manifest)
             types = united((file.columns for file in files), known)
             if _have_types(files, types) and self._columns.add(types):
                 return self._staged_tables(files, batch)

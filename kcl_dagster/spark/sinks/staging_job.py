@@ -31,6 +31,7 @@ from kcl_dagster.spark.sinks.batch_files import (
     StagingStore,
     Step,
     batch_files,
+    seconds_of,
     utc,
 )
 from kcl_dagster.spark.sinks.layout import Layout
@@ -165,9 +166,11 @@ class StagingJob:
         number: int,
         *,
         is_as_read: bool,
+        worked: Callable[[float], None],
     ) -> "Staging[tuple[list[BatchFile], dict[LeaseKey, PartCounts]]]":
         """Write the files, and count the rows of each lease in them. Errors of Spark are raised. `is_as_read`:
-        whether each record is stored as one row, so that the number of rows can be checked."""
+        whether each record is stored as one row, so that the number of rows can be checked. `worked`: see
+        `spark.batch_records.Records.worked`."""
         if not self.layout.is_flat:
             self.layout.check(output.schema)
         if self.table is not None and self.table.target is not None and self.schema is not None:
@@ -192,6 +195,7 @@ class StagingJob:
             table=self.table,
         )
         manifest = yield rows.mapInArrow(task, MANIFEST_TYPE)
+        worked(seconds_of(manifest))
         files = batch_files(manifest)
         if is_as_read:
             try:

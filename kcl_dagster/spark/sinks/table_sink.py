@@ -197,7 +197,9 @@ class TableSink:
             job = StagingJob(
                 self._table.name, rules.store, rules.layout, self._target_bytes, rules.for_table, schema
             )
-            files, counts = yield from job.run(output, batch, chain, number, is_as_read=is_as_read)
+            files, counts = yield from job.run(
+                output, batch, chain, number, is_as_read=is_as_read, worked=data.worked
+            )
         if not files:
             return StagedBatch((), counts)
         try:

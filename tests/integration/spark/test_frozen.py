@@ -22,6 +22,7 @@ from kcl_dagster.spark.failures import is_content_changed, write_failures
 from kcl_dagster.spark.fetched_batch import FetchedBatch
 from kcl_dagster.spark.frozen import FrozenRanges
 from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.worker.batch import Budget
 from tests.doubles.parts import Parts
 from tests.integration.spark.conftest import GENEROUS, Stream, batch_of
 
@@ -41,13 +42,16 @@ def whole(shared_stream: Stream, shared_engine: SparkEngine) -> FetchedBatch:
     return shared_engine.fetch(shared_stream.ranges(), GENEROUS)
 
 
-@pytest.fixture(scope="module")
-def swapped(whole: FetchedBatch, shared_stream: Stream, shared_engine: SparkEngine) -> FetchedBatch:
+@pytest.fixture(scope="module", params=[1, 3], ids=["whole", "in slices"])
+def swapped(
+    request: pytest.FixtureRequest, whole: FetchedBatch, shared_stream: Stream, shared_engine: SparkEngine
+) -> FetchedBatch:
     """A batch that counted 60 records and would now evaluate to 120."""
     counted = shared_engine.fetch([p.range for p in whole.progress.values()], GENEROUS)
     shared_stream.produce(60)
     other = shared_engine.fetch(shared_stream.ranges(number=2), GENEROUS)
     part_of(counted)._frame = part_of(other)._frame
+    part_of(counted).slices = lambda: request.param
     return counted
 
 
@@ -142,6 +146,20 @@ def test_user_code_cannot_hide_it_when_a_lease_was_dropped(name: str, swapped: F
     output = USER_CODE[name](swapped.data(list(swapped.progress)[:2]).frame)
     with pytest.raises(Exception) as caught:  # noqa: PT011 - as above
         output.collect()
+    assert is_content_changed(caught.value)
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_a_batch_that_was_swapped_for_one_without_records_is_not_empty(
+    slices: int, stream: Stream, engine: SparkEngine
+) -> None:
+    empty = engine.fetch(stream.ranges(), Budget(1000, 2**20, 1.0))
+    stream.produce(30)
+    counted = engine.fetch(stream.ranges(), GENEROUS)
+    part_of(counted)._frame = part_of(empty)._frame
+    part_of(counted).slices = lambda: slices
+    with pytest.raises(PySparkException) as caught:
+        counted.data(list(counted.progress)).frame.collect()
     assert is_content_changed(caught.value)
 
 

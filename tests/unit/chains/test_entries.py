@@ -9,7 +9,15 @@ import pytest
 
 from kcl_dagster.chains.chain import Chain
 from kcl_dagster.chains.entry import ClosingEntry, PublishingEntry, StagedFile, StoredRange, decoded, encoded
-from kcl_dagster.chains.publication import beginning_of, chain_id, file_name, publish, staged_for, staged_path
+from kcl_dagster.chains.publication import (
+    batch_of,
+    beginning_of,
+    chain_id,
+    file_name,
+    publish,
+    staged_for,
+    staged_path,
+)
 from kcl_dagster.chains.settlement import settle
 from kcl_dagster.chains.store import Entries, FileStore
 from kcl_dagster.emulator import Emulator
@@ -168,12 +176,26 @@ def test_names_of_chains_are_safe_and_tell_applications_apart() -> None:
         assert staged_for(path) == f"_staged/{chain}/{path}"
         former = f"day=1/{chain}.3_1_0.parquet"
         assert staged_for(former) == f"_staged/{chain}/{former}"
-        assert len(file_name(chain, 10**9, 99, 999)) < 120
+        assert (
+            batch_of(path) == batch_of(file_name(chain, 3, 2, 7, attempt=5)) != batch_of(file_name(chain, 4, 1, 0))
+        )
+        assert batch_of(former) == f"{chain}.3"
+        assert len(file_name(chain, 10**9, 99, 999, attempt=10**6)) < 120
+
+
+def test_the_names_of_a_batch_sort_by_task_and_file() -> None:
+    names = [
+        file_name(CHAIN, 3, task, number, attempt=1000 - task) for task in (0, 2, 10, 999) for number in (0, 2, 10)
+    ]
+    assert names == sorted(names)
+    assert len(set(names)) == len(names)
+    assert file_name(CHAIN, 3, 1, 0, attempt=1) != file_name(CHAIN, 3, 1, 0, attempt=2)
 
 
 @pytest.mark.parametrize("path", ["x.parquet", "a.s-0.TRIM_HORIZON-0.5.parquet", "merged-5.parquet", f"{CHAIN}.x"])
 def test_files_of_another_origin_were_not_staged(path: str) -> None:
     assert staged_for(path) is None
+    assert batch_of(path) is None
 
 
 def test_nothing_remains_of_a_chain_that_is_forgotten(files: FileStore) -> None:

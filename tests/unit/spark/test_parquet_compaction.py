@@ -870,6 +870,18 @@ def test_records_keep_their_order_over_several_compactions(tmp_path: Path) -> No
     assert contents_of_merged(tmp_path) == ["0", "1", "2", "3", "4", "5"]
 
 
+def test_the_files_of_a_batch_are_merged_in_the_order_of_their_names(tmp_path: Path) -> None:
+    """The tasks of a batch do not end in their order."""
+    chain = chain_id("clicks", "worker-000", "1")
+    ages = iter((3.0, 1.0, 2.0, 4.5, 6.0, 5.0))
+    for batch in (7, 10**12):
+        for task in (0, 1, 10):
+            name = file_name(chain, batch, task, 0, attempt=1000 - task)
+            write(tmp_path / name, pa.table({"value": [f"{batch} {task}"]}), OLD + next(ages))
+    run(tmp_path)
+    assert contents_of_merged(tmp_path) == [f"{batch} {task}" for batch in (7, 10**12) for task in (0, 1, 10)]
+
+
 def test_without_the_right_to_delete_no_merged_file_is_shown(aws: Emulator) -> None:
     """Its sources would remain, and readers would find all records twice."""
     bucket = Bucket(aws)

@@ -280,6 +280,16 @@ def test_what_passes_is_waited_for(stormy: Emulator, fault: dict[str, Any]) -> N
     assert 20 < sum(clock.slept) < 40
 
 
+def test_a_file_that_is_moved_has_the_time_of_the_move(tmp_path: Path) -> None:
+    """As in S3, so that readers who sort files by their times get the order of publication."""
+    store = LocalStore(str(tmp_path))
+    store.put("x", b"one")
+    os.utime(tmp_path / "x", (1_000.0, 1_000.0))
+    store.move({"x": "y"})
+    (moved,) = store.files()
+    assert moved.modified > 1_000_000
+
+
 @contextmanager
 def cutting_off(answers: int) -> Iterator[str]:
     """An S3 that ends its first `answers` in the middle."""
