@@ -224,7 +224,10 @@ class LocalStore:
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 self._changed(path).replace(target)
-                os.utime(target)  # a reader that sorts files by their times gets the order of publication, as in S3
+                # A reader that sorts files by their times gets the order of publication, as in S3. Only the owner
+                # of a file can set its time.
+                with suppress(OSError):
+                    os.utime(target)
             except FileNotFoundError:
                 missing.append(path)
             folders.add(target.parent)

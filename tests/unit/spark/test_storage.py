@@ -290,6 +290,17 @@ def test_a_file_that_is_moved_has_the_time_of_the_move(tmp_path: Path) -> None:
     assert moved.modified > 1_000_000
 
 
+def test_a_file_of_another_user_is_moved_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: Path) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "utime", refused)
+    store = LocalStore(str(tmp_path))
+    store.put("x", b"one")
+    assert store.move({"x": "y"}) == []
+    assert store.get("y") == b"one"
+
+
 @contextmanager
 def cutting_off(answers: int) -> Iterator[str]:
     """An S3 that ends its first `answers` in the middle."""
