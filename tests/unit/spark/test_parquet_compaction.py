@@ -25,7 +25,7 @@ from kcl_dagster.errors import AccessDenied, ConfigurationError, EndpointUnreach
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.parquet_file import ParquetFile
 from kcl_dagster.spark.sinks import parquet_compaction
-from kcl_dagster.spark.sinks.merge_groups import MERGED
+from kcl_dagster.spark.sinks.merge_groups import MERGED, groups
 from kcl_dagster.spark.sinks.parquet_compaction import DRAFTS, LOCKS, Compaction, compact
 from kcl_dagster.spark.storage import LocalStore, StoredFile
 from kcl_dagster.spark.store_lock import LOCK_SECONDS, StoreLock
@@ -880,6 +880,23 @@ def test_the_files_of_a_batch_are_merged_in_the_order_of_their_names(tmp_path: P
             write(tmp_path / name, pa.table({"value": [f"{batch} {task}"]}), OLD + next(ages))
     run(tmp_path)
     assert contents_of_merged(tmp_path) == [f"{batch} {task}" for batch in (7, 10**12) for task in (0, 1, 10)]
+
+
+def test_the_files_of_a_batch_are_in_one_group() -> None:
+    """S3 publishes the files of a batch concurrently, so their times do not have the order of their names."""
+    chain = chain_id("clicks", "worker-000", "1")
+    sizes = {(1, 0): 40, (2, 0): 20, (2, 1): 40, (2, 2): 20, (3, 0): 45, (3, 1): 45, (3, 2): 45}
+    files = [
+        StoredFile(file_name(chain, batch, task, 0), size, OLD + 10 * batch - task)
+        for (batch, task), size in sizes.items()
+    ]
+    found = [
+        [(file.path.split(".")[2][:8], file.bytes) for file in group] for group in groups(files, 100, OLD + 99)
+    ]
+    assert found == [
+        [("2_000000", 20), ("2_000001", 40), ("2_000002", 20)],
+        [("3_000000", 45), ("3_000001", 45)],
+    ]
 
 
 def test_without_the_right_to_delete_no_merged_file_is_shown(aws: Emulator) -> None:
