@@ -9,7 +9,7 @@ whose plan does not contain the filter, so no query of user code can make Spark 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any, Final, Self
 
 import pyarrow as pa
@@ -44,17 +44,17 @@ def records_of(
     """
     if is_classic(rows.sparkSession):
         with suppress(Py4JError, AttributeError):  # a platform can restrict access to the JVM
-            divided = _divided(_in_own_session(rows), [counts.get(range_.lease, 0) for range_ in ranges], slices)
+            divided = _divided(rows, [counts.get(range_.lease, 0) for range_ in ranges], slices)
             return _without_plan(_checked(divided, ranges, attempts))
     return rows.mapInArrow(OpenRows.of(ranges, attempts), RECORD_TYPE)
 
 
-def _in_own_session(rows: DataFrame) -> DataFrame:
-    """Return the rows as a DataFrame of a session that user code does not have. In the user's session, functions
-    that user code has registered can replace those of Spark, and settings can change what expressions mean."""
+def _in_own_session(rows: DataFrame, kept: Any) -> DataFrame:
+    """Return the partitions `kept` of the rows as a DataFrame of a session that user code does not have. In the
+    user's session, functions that user code has registered can replace those of Spark, and settings can change what
+    expressions mean."""
     private: Any = rows
     session = _own_session(rows.sparkSession)
-    kept = private._jdf.queryExecution().analyzed().rdd()  # noqa: SLF001
     return DataFrame(session.internalCreateDataFrame(kept, private._jdf.schema(), False), rows.sparkSession)  # noqa: SLF001
 
 
@@ -71,11 +71,19 @@ def _divided(rows: DataFrame, counts: Sequence[int], slices: int) -> DataFrame:
     Each slice reads the kept rows and leaves out those of other slices. This takes less time than a shuffle, which
     would also not keep the order.
     """
+    private: Any = rows
+    kept = private._jdf.queryExecution().analyzed().rdd()  # noqa: SLF001
     if slices == 1:
-        return rows
+        return _in_own_session(rows, kept)
+    # The slices are one node of the plan. With a filter for each slice, Spark would need seconds for the plan.
+    spark: Any = rows.sparkSession.sparkContext
+    repeated = spark._gateway.new_array(spark._jvm.org.apache.spark.api.java.JavaRDD, slices)  # noqa: SLF001
+    for part in range(slices):
+        repeated[part] = kept.toJavaRDD()
+    whole = _in_own_session(rows, spark._jsc.union(repeated).rdd())  # noqa: SLF001
+    part_of_row = f"spark_partition_id() DIV {kept.getNumPartitions()}"
     count = _of_range((str(max(1, count)) for count in counts), "BIGINT")
-    parts = [rows.where(f"coalesce({NUMBER} * {slices} DIV {count}, {part}) = {part}") for part in range(slices)]
-    return reduce(DataFrame.unionAll, parts)
+    return whole.where(f"coalesce({NUMBER} * {slices} DIV {count}, {part_of_row}) = {part_of_row}")
 
 
 def _checked(rows: DataFrame, ranges: Sequence[Range], attempts: Mapping[LeaseKey, int]) -> DataFrame:
