@@ -10,8 +10,9 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
 from kcl_dagster.errors import BatchError
@@ -220,10 +221,8 @@ class SparkEngine:
         nothing is divided."""
         if not is_classic(self._spark):
             return 1
-        slots = local_slots(self._spark)
-        # On a cluster, this is the number of cores of all executors.
-        cores = self._spark.sparkContext.defaultParallelism if slots is None else min(slots, os.cpu_count() or 1)
-        return cores if self._most_slices is None else min(cores, self._most_slices)
+        slots = _slots(self._spark)
+        return slots if self._most_slices is None else min(slots, self._most_slices)
 
     def _worthwhile_tasks(self, ranges: int) -> int:
         """The number of tasks for this number of ranges. If the last fetch had little to read, this is less than
@@ -249,6 +248,24 @@ def local_slots(spark: SparkSession) -> int | None:
     if local[1] == "*":
         return os.cpu_count() or 1
     return int(local[1] or 1)
+
+
+def _slots(spark: SparkSession) -> int:
+    """The number of tasks that the session can run at the same time, each with a core of its own.
+
+    Spark's default parallelism is not this number: users set it, and it does not respect `spark.task.cpus`. In a
+    container, `os.cpu_count` returns the cores of the machine, but Java returns those of the container.
+    """
+    context: Any = spark.sparkContext
+    try:
+        scala = context._jsc.sc()  # noqa: SLF001
+        slots = int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
+        cores = int(context._jvm.java.lang.Runtime.getRuntime().availableProcessors())  # noqa: SLF001
+    except (Py4JError, AttributeError, TypeError):  # a platform can restrict access to the JVM
+        slots = cores = int(context.defaultParallelism)
+    if local_slots(spark) is not None:
+        slots = min(slots, cores, os.cpu_count() or 1)
+    return max(1, slots)
 
 
 def _fitting_tasks(spark: SparkSession) -> int:

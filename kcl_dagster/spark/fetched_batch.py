@@ -44,6 +44,7 @@ class FetchedBatch:
         is released, with the seconds that tasks needed for its records, and the bytes of these records."""
         self._worked = worked
         self._seconds = 0.0
+        self._bytes = 0  # of the leases whose records were last requested
         self._parts = tuple(part for part, _ in parts)
         self._part_of = {lease: part for part, leases in parts for lease in leases}
         if len(self._part_of) != sum(len(leases) for _, leases in parts):
@@ -71,6 +72,7 @@ class FetchedBatch:
         ]
         if not forms:
             raise BatchError(f"none of {sorted(leases)} was fetched")
+        self._bytes = sum(self.progress[lease].bytes for lease in read)
         return _records(forms, self._note_work)
 
     def _note_work(self, seconds: float) -> None:
@@ -86,7 +88,7 @@ class FetchedBatch:
         for part in self._parts:
             part.release()
         if self._worked is not None and self._seconds:
-            self._worked(self._seconds, sum(progress.bytes for progress in self.progress.values()))
+            self._worked(self._seconds, self._bytes)
 
 
 def _records(forms: Sequence[DataFrame | StagedRecords], worked: Callable[[float], None]) -> Records:

@@ -241,8 +241,9 @@ class StagedRanges:
                 rows = tasks.map(StageFetched(plan, staging), STAGED_TYPE).collect()
             said = {LeaseKey(row.lease_key): str(row.trailer) for row in rows if row.lease_key is not None}
             lists = [row.files for row in rows if row.lease_key is None]
-            self.seconds = sum(row.seconds for row in rows if row.lease_key is None)
-            """The seconds in which tasks did not wait for records, but processed and wrote them."""
+            self.seconds = 0.0 if None in lists else sum(row.seconds for row in rows if row.lease_key is None)
+            """The seconds in which tasks did not wait for records, but processed and wrote them. 0 if a task could
+            not stage its records: its time is then not that of all records."""
             if len(said) != len(rows) - len(lists) or set(said) != {range_.lease for range_ in ranges}:
                 raise BatchContentChanged(f"{len(ranges)} ranges were fetched and {len(said)} accounted for")
             if len(lists) != len(plan.tasks):

@@ -46,8 +46,8 @@ class Workload:
     _is_heavy: bool = field(default=False, init=False)
 
     def worked(self, seconds: float, bytes_: int) -> None:
-        """Take note of the time that a batch took: the sum of its tasks."""
-        if bytes_ > 0:
+        """Take note of the time that a batch took: the sum of its tasks. Without `seconds`, it is not known."""
+        if bytes_ > 0 and seconds > 0:
             self._costs = (*self._costs, seconds / bytes_)[-BATCHES_KNOWN:]
 
     def slices(self, size: FetchSize) -> int:

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.emulator import Emulator
+from kcl_dagster.spark import engine as engines
 from kcl_dagster.spark import workload
 from kcl_dagster.spark.arrow_transform import ArrowTransform
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
@@ -19,7 +20,7 @@ from kcl_dagster.spark.fetched_batch import FetchedBatch
 from kcl_dagster.spark.frozen import FrozenRanges
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.transform import Transform
-from kcl_dagster.spark.workload import BATCHES_KNOWN
+from kcl_dagster.spark.workload import BATCHES_KNOWN, Workload
 from kcl_dagster.streams.pacing import ShardLimits
 from tests.doubles.parts import Parts
 from tests.integration.spark.conftest import GENEROUS, Stream, batch_of, new_stream
@@ -103,6 +104,30 @@ def test_the_names_of_files_have_the_order_of_the_records(hot: Stream, engine: S
     assert stored == sorted(stored)
 
 
+def test_the_slots_of_a_session_are_not_its_default_parallelism(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    assert engines._slots(spark) == 1
+    monkeypatch.setattr(engines, "local_slots", lambda _: None)  # as with a cluster
+    assert spark.sparkContext.defaultParallelism == 2
+    assert engines._slots(spark) == 4
+
+
+def test_the_time_of_a_batch_is_that_of_the_leases_that_it_has(
+    stream: Stream, engine: SparkEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker has lost the other leases after the fetch."""
+    found: list[tuple[float, int]] = []
+    monkeypatch.setattr(Workload, "worked", lambda _, *one: found.append(one))
+    stream.produce(90)
+    fetched = engine.fetch(stream.ranges(), GENEROUS)
+    lease = next(iter(fetched.progress))
+    fetched.data([lease]).worked(2.0)
+    fetched.release()
+    assert found == [(2.0, fetched.progress[lease].bytes)]
+
+
 def by_spark(records: DataFrame) -> DataFrame:
     return records.select("sequence_number", F.udf(len, "int")("data").alias("size"))
 
@@ -125,7 +150,7 @@ def test_a_function_that_takes_long_is_called_by_several_tasks(
     """Here, any function takes long. A fetch that would call it leaves it to other tasks."""
     for limit in ("SLICE_SECONDS", "SHARE_OF_READING", "BUSY_SECONDS", "BUSY_SHARE"):
         monkeypatch.setattr(workload, limit, 1e-6)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(engines, "_slots", lambda _: 2)
     sink = ParquetSink(str(tmp_path), transform=transform)
     settings = EngineSettings(limits=ShardLimits.unlimited(), tasks_per_shard=tasks_per_shard)
     engine = SparkEngine(spark, connection, settings, staging=sink.staging)

@@ -50,9 +50,10 @@ def test_one_slow_batch_changes_nothing() -> None:
     assert work.slices(FetchSize(MB, 1.0)) == 1
 
 
-def test_a_batch_without_bytes_says_nothing() -> None:
+@pytest.mark.parametrize(("seconds", "bytes_"), [(0.3, 0), (0.0, MB)])
+def test_a_batch_without_bytes_or_without_a_time_says_nothing(seconds: float, bytes_: int) -> None:
     work = known(5.0)
-    work.worked(0.3, 0)
+    work.worked(seconds, bytes_)
     assert work.slices(FetchSize(MB, 1.0)) == 5
     assert work.slices(FetchSize(0, 1.0)) == 1
 
