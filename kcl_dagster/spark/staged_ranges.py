@@ -121,10 +121,10 @@ def stage_fetched(
     clock: Clock | None = None,
 ) -> list[dict[str, Any]]:
     """Stage the records of a fetch. Returns rows of `_STAGED`: one with the trailer of each lease, and one with the
-    list of files (`files`) and the seconds in which the task did not wait for records (`seconds`). `files` is null
-    if the records could not be staged, because the consumer's code or the store has failed. It is also null if the
-    files do not have exactly the records that the trailers count, because a shard has failed after some of its
-    records were staged."""
+    list of files (`files`) and the seconds in which the task did not wait for records or the store (`seconds`).
+    `files` is null if the records could not be staged, because the consumer's code or the store has failed. It is
+    also null if the files do not have exactly the records that the trailers count, because a shard has failed after
+    some of its records were staged."""
     clock = clock or system().clock
     read, began = _Read(fetched, clock), clock.monotonic()
     files: Manifest | None = None
@@ -134,7 +134,8 @@ def stage_fetched(
         # A separate job then stages the batch. If that job fails, the batch fails. The text of this error is not
         # logged, because it can quote a record.
         log.warning("what was fetched could not be staged meanwhile: %s", type(error).__name__)
-    seconds = clock.monotonic() - began - read.waited
+    stored = sum(float(file.get("seconds", 0.0)) for file in files or ())
+    seconds = clock.monotonic() - began - read.waited - stored
     read.rest()
     if files is not None and not read.is_complete():
         staging.discard(files)
@@ -242,8 +243,8 @@ class StagedRanges:
             said = {LeaseKey(row.lease_key): str(row.trailer) for row in rows if row.lease_key is not None}
             lists = [row.files for row in rows if row.lease_key is None]
             self.seconds = 0.0 if None in lists else sum(row.seconds for row in rows if row.lease_key is None)
-            """The seconds in which tasks did not wait for records, but processed and wrote them. 0 if a task could
-            not stage its records: its time is then not that of all records."""
+            """The seconds in which tasks did not wait, but processed and wrote records. 0 if a task could not stage
+            its records: its time is then not that of all records."""
             if len(said) != len(rows) - len(lists) or set(said) != {range_.lease for range_ in ranges}:
                 raise BatchContentChanged(f"{len(ranges)} ranges were fetched and {len(said)} accounted for")
             if len(lists) != len(plan.tasks):

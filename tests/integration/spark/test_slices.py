@@ -1,7 +1,9 @@
 """Records that take long to process are divided among tasks, and keep their order."""
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +21,7 @@ from kcl_dagster.spark.fetch import Connection
 from kcl_dagster.spark.fetched_batch import FetchedBatch
 from kcl_dagster.spark.frozen import FrozenRanges
 from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.spark.transform import Transform
 from kcl_dagster.spark.workload import BATCHES_KNOWN, Workload
 from kcl_dagster.streams.pacing import ShardLimits
@@ -29,6 +32,7 @@ from tests.integration.spark.test_staged_fetches import Storing, is_staged
 pytestmark = pytest.mark.spark
 
 RECORDS = 1_000
+PUT_SECONDS = 5.0
 SLICES = 4
 
 
@@ -38,6 +42,13 @@ def hot(aws: Emulator) -> Iterator[Stream]:
     with new_stream(aws, shards=1) as stream:
         stream.produce(RECORDS)
         yield stream
+
+
+class SlowStore(LocalStore):
+    def put(self, path: str, content: memoryview | bytes) -> None:
+        if path.endswith(".parquet"):
+            time.sleep(PUT_SECONDS)
+        super().put(path, content)
 
 
 def in_slices(fetched: FetchedBatch, slices: int) -> DataFrame:
@@ -170,3 +181,18 @@ def test_a_function_that_takes_long_is_called_by_several_tasks(
         assert were_staged == [False, *[True] * (BATCHES_KNOWN - 1), *[tasks_per_shard == 1] * 2]
     else:
         assert not any(were_staged)
+
+
+def test_waits_for_the_store_are_not_the_time_of_the_function(
+    hot: Stream, engine: SparkEngine, tmp_path: Path
+) -> None:
+    """Each slice would have to wait as often: for a file of each partition value."""
+    seconds: list[float] = []
+    sink = ParquetSink(str(tmp_path), transform=lambda records: records.where("length(data) > 0"))
+    sink._store = SlowStore(str(tmp_path))
+    fetched = engine.fetch(hot.ranges(), GENEROUS)
+    records = replace(fetched.data(list(fetched.progress)), worked=seconds.append)
+    began = time.monotonic()
+    Parts(sink).write(records, batch_of(list(fetched.progress.values())))
+    assert time.monotonic() - began > PUT_SECONDS
+    assert 0 < sum(seconds) < PUT_SECONDS
