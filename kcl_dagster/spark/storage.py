@@ -224,12 +224,13 @@ class LocalStore:
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 self._changed(path).replace(target)
-                # A reader that sorts files by their times gets the order of publication, as in S3. Only the owner
-                # of a file can set its time.
-                with suppress(OSError):
-                    os.utime(target)
             except FileNotFoundError:
                 missing.append(path)
+            else:
+                # A reader that sorts files by their times gets the order of publication, as in S3. The file keeps
+                # its time if another user has staged it, or if another process has already moved or removed it.
+                with suppress(OSError):
+                    os.utime(target)
             folders.add(target.parent)
         for folder in folders:
             _sync_directory(folder)

@@ -103,7 +103,7 @@ def groups(files: Sequence[StoredFile], target_bytes: int, before: float) -> Ite
     """Yield groups of files to merge. The files of a group are in one folder, were last written at `before` or
     earlier, and together have at most the target size. They are in the order in which their batches were written,
     and the files of a batch are in the order of their names. Files of at least half the target size are left
-    out. The files of a batch are in one group, unless they are larger than the target: the times of these files do
+    out. The files of a batch are in one group, even if they are larger than the target: the times of these files do
     not have their order, so a later compaction could not put two groups of one batch into this order."""
     folders: dict[str, list[StoredFile]] = defaultdict(list)
     last = _last_parts(files)
@@ -117,7 +117,8 @@ def groups(files: Sequence[StoredFile], target_bytes: int, before: float) -> Ite
         size = 0
         batches = _batches(found)
         in_order = sorted(found, key=lambda file: _order(file, batches))
-        for some in _undivided(in_order, target_bytes):
+        for _, found_together in groupby(in_order, lambda file: batch_of(file.path) or file.path):
+            some = list(found_together)
             more = sum(file.bytes for file in some)
             if group and size + more > target_bytes:
                 if len(group) > 1:
@@ -127,17 +128,6 @@ def groups(files: Sequence[StoredFile], target_bytes: int, before: float) -> Ite
             size += more
         if len(group) > 1:
             yield group
-
-
-def _undivided(files: Iterable[StoredFile], target_bytes: int) -> Iterator[list[StoredFile]]:
-    """Yield the files of each batch together, and all other files alone. The files of a batch that is larger than
-    the target are also yielded alone."""
-    for _, found in groupby(files, lambda file: batch_of(file.path) or file.path):
-        some = list(found)
-        if sum(file.bytes for file in some) <= target_bytes:
-            yield some
-        else:
-            yield from ([file] for file in some)
 
 
 def merged_name(sources: Iterable[StoredFile], unique: str) -> str:

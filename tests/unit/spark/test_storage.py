@@ -290,15 +290,21 @@ def test_a_file_that_is_moved_has_the_time_of_the_move(tmp_path: Path) -> None:
     assert moved.modified > 1_000_000
 
 
-def test_a_file_of_another_user_is_moved_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(_: Path) -> None:
-        raise PermissionError
+@pytest.mark.parametrize("error", [PermissionError, FileNotFoundError])
+def test_files_whose_time_cannot_be_changed_are_moved(
+    error: type[OSError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user has staged them: the user of a worker that has ended, for example."""
 
-    monkeypatch.setattr(os, "utime", refused)
+    def refuse(*_: Any) -> None:
+        raise error
+
     store = LocalStore(str(tmp_path))
-    store.put("x", b"one")
-    assert store.move({"x": "y"}) == []
-    assert store.get("y") == b"one"
+    for name in ("x", "y"):
+        store.put(name, b"one")
+    monkeypatch.setattr(os, "utime", refuse)
+    assert store.move({"x": "a", "y": "b"}) == []
+    assert sorted(file.path for file in store.files()) == ["a", "b"]
 
 
 @contextmanager
