@@ -118,11 +118,11 @@ class ClaimedLeases:
         return found
 
     def awaits_publication(self, *, in_handoff: bool) -> bool:
-        """Whether a decided batch is not known to be visible. With `in_handoff`, only batches of leases in a
-        handoff count."""
+        """Whether a decided batch is not known to be visible. With `in_handoff`, only batches of leases that are
+        about to be handed over count."""
         with self._leases.map_lock:
             return any(
-                held.unpublished and (held.handoff_since is not None or not in_handoff)
+                held.unpublished and (self._leases.is_leaving(held) or not in_handoff)
                 for held in self._leases.every()
             )
 

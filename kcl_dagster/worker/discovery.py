@@ -9,6 +9,11 @@ from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.outage import Outage
 
 LONGEST_PAUSE = 2.0  # seconds between two steps that fail; new leases wait for this long
+# While at most this number of leases is expected, the worker looks for them more often. Each look reads the row of
+# each expected lease.
+MOST_WATCHED = 20
+# Leases that a worker hands over together arrive within tenths of a second.
+GATHERING_SECONDS = 0.4
 
 
 class Discoverer:
@@ -23,15 +28,21 @@ class Discoverer:
         holdings: Holdings,
         on_event: OnEvent = ignore,
         clock: Clock | None = None,
+        patience: float = 0.0,
     ) -> None:
+        """`patience`: for this number of seconds at most, a lease in a handoff to this worker is expected."""
         self._table = table
         self._worker = worker
         self._holdings = holdings
         self._on_event = on_event
-        self._outage = Outage(EventKind.DISCOVERY_FAILED, clock or SystemClock(), on_event, LONGEST_PAUSE)
-        self.is_acquiring = False
-        """Whether leases are being acquired. If so, no round should begin yet, because the round would read only
-        some of the leases that were assigned together."""
+        self._clock = clock or SystemClock()
+        self._patience = patience
+        self._expected: dict[LeaseKey, float] = {}
+        """The leases in a handoff to this worker, with the time at which this was detected."""
+
+        self._outage = Outage(EventKind.DISCOVERY_FAILED, self._clock, on_event, LONGEST_PAUSE)
+        self._is_acquiring = False
+        self._acquired_at = float("-inf")
 
     def step(self) -> list[LeaseKey]:
         """Acquire new leases, and return their keys. If a lease cannot be read or renewed, a later step tries
@@ -51,13 +62,14 @@ class Discoverer:
             self._outage.failed(error)
             return []
         self._outage.keep(assigned)
+        self._expected = {key: since for key, since in self._expected.items() if key in assigned}
         self._holdings.keep_expired(assigned)
         new = self._outage.begin(sorted(set(assigned) - self._holdings.keys()))
-        self.is_acquiring = bool(new)
+        self._is_acquiring = bool(new)
         try:
             return [key for key in new if self._outage.may_try() and self._acquire(key)]
         finally:
-            self.is_acquiring = False
+            self._is_acquiring = False
 
     def _acquire(self, key: LeaseKey) -> bool:
         try:
@@ -67,11 +79,36 @@ class Discoverer:
                 acquired = False
             else:
                 acquired = lease is not None and self._holdings.acquire(lease) is not None
+                self._note(key, lease)
         except KclError as error:
             self._outage.failed(error, key)
             return False
         self._outage.succeeded(key)
+        if acquired:
+            self._acquired_at = self._clock.monotonic()
         return acquired
+
+    def _note(self, key: LeaseKey, lease: Lease | None) -> None:
+        if lease is not None and lease.in_handoff and lease.owner == self._worker:
+            self._expected.setdefault(key, self._clock.monotonic())
+        else:
+            self._expected.pop(key, None)
+
+    def expects_leases(self) -> bool:
+        """Whether another worker is about to hand over a lease to this worker. False if it has not done so for a
+        long time."""
+        now = self._clock.monotonic()
+        return any(now - since < self._patience for since in list(self._expected.values()))
+
+    def is_gathering(self) -> bool:
+        """Whether leases are being acquired, or have just been acquired while others are expected. If so, no round
+        should begin yet, because it would read only some of the leases that were assigned together."""
+        just_acquired = self._clock.monotonic() - self._acquired_at < GATHERING_SECONDS
+        return self._is_acquiring or (just_acquired and self.expects_leases())
+
+    def watches(self) -> bool:
+        """Whether to look for new leases more often than usual."""
+        return len(self._expected) <= MOST_WATCHED and self.expects_leases()
 
     def _pass_on(self, lease: Lease) -> None:
         """Transfer a lease to the next owner of its handoff. The handoff was requested before this worker began to

@@ -16,7 +16,8 @@ class Holding:
 
     lease: Lease
     token: int
-    handoff_since: float | None = None
+    is_leaving: bool = False
+    """Whether the lease is in a handoff and is not read any more."""
 
     @property
     def key(self) -> LeaseKey:
@@ -63,6 +64,7 @@ class HeldLease:
     written_at: float
     lock: AbstractContextManager[object]
     busy: bool = False
+    was_read: bool = False  # whether it was in a batch of this worker
     handoff_since: float | None = None
     stored_through: int | None = None
     in_doubt: bool = False  # a write was sent, and its outcome is not known
@@ -72,9 +74,6 @@ class HeldLease:
     claimed: Claim | None = None  # the claim that this worker has written since it acquired the lease
     is_deciding: bool = False  # whether an entry for the lease may have been made, so that its claim must remain
     unpublished: list[Unpublished] = field(default_factory=list)  # in the order of their numbers
-
-    def snapshot(self) -> Holding:
-        return Holding(self.lease, self.token, self.handoff_since)
 
     def caught_up(self, lease: Lease) -> None:
         """Record `lease`, the row that was read after a write of this worker was refused. The row had changed for

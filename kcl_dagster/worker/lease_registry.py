@@ -30,6 +30,10 @@ class LeaseRegistry:
     ) -> None:
         self.worker = worker
         self.duration = duration
+        self.reads_on = 0.0
+        """The seconds for which a lease is still read after a handoff of it was noticed. Meanwhile, the next owner
+        can end its batch, so that it reads the lease as soon as it gets it."""
+
         self._throughput = Throughput(runtime.clock.monotonic, throughput_window)
         self._runtime = runtime
         self._on_event = on_event
@@ -50,11 +54,19 @@ class LeaseRegistry:
         now = self.now()
         with self.map_lock:
             held = sorted(self._held.items())
-        return [h.snapshot() for _, h in held if h.trusted_until > now]
+        return [self._snapshot(h) for _, h in held if h.trusted_until > now]
 
     def get(self, key: LeaseKey) -> Holding | None:
         held = self._held.get(key)
-        return held.snapshot() if held is not None and self.is_trusted(held) else None
+        return self._snapshot(held) if held is not None and self.is_trusted(held) else None
+
+    def _snapshot(self, held: HeldLease) -> Holding:
+        return Holding(held.lease, held.token, self.is_leaving(held))
+
+    def is_leaving(self, held: HeldLease) -> bool:
+        """Whether the lease is in a handoff and is not read any more."""
+        reads_on = self.reads_on if held.was_read else 0.0
+        return held.handoff_since is not None and self.now() - held.handoff_since >= reads_on
 
     def keys(self) -> set[LeaseKey]:
         with self.map_lock:
@@ -81,10 +93,21 @@ class LeaseRegistry:
         return held is not None and held.token == token and self.is_trusted(held)
 
     def due(self, interval: float) -> list[LeaseKey]:
-        """The leases that were not written for `interval` seconds, the oldest write first."""
+        """The leases that were not written for `interval` seconds, the oldest write first.
+
+        After a handoff was noticed, the leases that were not written since are due, too. A leader often begins
+        handoffs of several leases at once, and a write shows whether there is one. So they are all noticed during
+        one batch, and completed together.
+        """
         limit = self.now() - interval
         with self.map_lock:
-            waiting = [(h.written_at, key) for key, h in self._held.items() if h.written_at <= limit]
+            handoffs = [held.handoff_since for held in self._held.values() if held.handoff_since is not None]
+            noticed = max(handoffs, default=limit)
+            waiting = [
+                (h.written_at, key)
+                for key, h in self._held.items()
+                if h.written_at <= limit or (h.written_at < noticed and h.handoff_since is None)
+            ]
         return [key for _, key in sorted(waiting)]
 
     def oldest_write(self) -> float | None:
@@ -94,19 +117,24 @@ class LeaseRegistry:
             return min((h.written_at for h in self._held.values()), default=None)
 
     def in_handoff(self, waiting_longer_than: float | None = None) -> list[LeaseKey]:
-        """Leases in a handoff to another worker. If `waiting_longer_than` is None, only those that are not in a
-        batch and have no unpublished entry. If it is a number of seconds, only those whose next owner has waited
-        for at least this time, even if they are in a batch."""
+        """Leases in a handoff to another worker. If `waiting_longer_than` is None, only those that are not read any
+        more, are not in a batch and have no unpublished entry. If it is a number of seconds, only those whose next
+        owner has waited for at least this time, even if they are in a batch."""
         now = self.now()
         with self.map_lock:
             asked = [
-                (k, h.busy or bool(h.unpublished), now - h.handoff_since)
+                (k, h.busy or bool(h.unpublished) or not self.is_leaving(h), now - h.handoff_since)
                 for k, h in self._held.items()
                 if h.handoff_since is not None
             ]
         if waiting_longer_than is None:
             return [key for key, busy, _ in asked if not busy]
         return [key for key, _, waited in asked if waited >= waiting_longer_than]
+
+    def has_leaving(self) -> bool:
+        """Whether a lease is about to be handed over, at the latest when its batch ends."""
+        with self.map_lock:
+            return any(self.is_leaving(held) for held in self._held.values())
 
     def tip_of(self, key: LeaseKey) -> int | None:
         """The latest known moment (epoch seconds) through which the lease is stored. The row may still have an
@@ -148,7 +176,7 @@ class LeaseRegistry:
         for key in keys:
             held = self._held.get(key)
             if held is not None:
-                held.busy = True
+                held.busy = held.was_read = True
 
     def end(self, keys: Iterable[LeaseKey]) -> None:
         for key in keys:

@@ -57,7 +57,7 @@ from kcl_dagster.worker.reading import Reading, RoundSettings
 from kcl_dagster.worker.renewal import Renewer
 from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.retention import RetentionWatch
-from kcl_dagster.worker.settings import WorkerSettings
+from kcl_dagster.worker.settings import WATCHING_SECONDS, WorkerSettings
 from kcl_dagster.worker.shard_end import ShardEnds
 from kcl_dagster.worker.spans import BATCH
 from kcl_dagster.worker.staging import StagingSink
@@ -156,7 +156,16 @@ class Worker(Generic[D]):
             self.tell,
             self.renew_each,
         )
-        self.discoverer = Discoverer(surroundings.leases, identity.worker, self.holdings, self.tell, self._clock)
+        if surroundings.processors is None:
+            self.holdings.reads_on = self.settings.reads_on
+        self.discoverer = Discoverer(
+            surroundings.leases,
+            identity.worker,
+            self.holdings,
+            self.tell,
+            self._clock,
+            self.settings.handoff_timeout,
+        )
         # Record processors run in other processes, which the worker does not interrupt
         is_interruptible = surroundings.processors is None
         limit = surroundings.application.batch.max_process_seconds if is_interruptible else None
@@ -169,6 +178,7 @@ class Worker(Generic[D]):
         self._lag = Lag(self._clock, self.settings.round_patience)
         self._beat_due = Every(self.settings.heartbeat)
         self._discovery_due = Every(self.settings.discovery)
+        self._watching_due = Every(WATCHING_SECONDS)
         self._watch_due = Every(WATCH_SECONDS)
         self._leader_due = Every(self.settings.lease_duration / LOOKS_PER_LEASE)
         rules = TakingRules(self.settings.lease_duration, surroundings.application.policy.max_leases_per_worker)
@@ -318,6 +328,7 @@ class Worker(Generic[D]):
             clock=self._clock,
             processing=self.processing,
             service_time=self._service_time,
+            expects_leases=self.discoverer.expects_leases,
             on_event=self.tell,
             confirm=around.confirm_stream,
             spans=around.spans,
@@ -359,7 +370,7 @@ class Worker(Generic[D]):
 
     def _wait_for_discovery(self) -> None:
         until = self._clock.monotonic() + ACQUIRING_SECONDS
-        while self.discoverer.is_acquiring and not self.stop.is_requested() and self._clock.monotonic() < until:
+        while self.discoverer.is_gathering() and not self.stop.is_requested() and self._clock.monotonic() < until:
             self._clock.sleep(STOP_POLL_SECONDS)
 
     # Steps
@@ -421,7 +432,7 @@ class Worker(Generic[D]):
         now = self._clock.monotonic()
         if self.stop.is_requested():
             self.step_leaving()
-        elif self._discovery_due.is_due(now):
+        elif self._discovery_due.is_due(now) or (self.discoverer.watches() and self._watching_due.is_due(now)):
             self.step_discovery()
         if self._watch_due.is_due(now):
             self.step_watches()

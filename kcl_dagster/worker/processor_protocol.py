@@ -117,13 +117,14 @@ class ProcessorProtocol:
         return replace(planned, after=process.position, timestamp_ms=None)
 
     def _let_go(self) -> None:
-        """Remove the processors that have ended, and the processors whose leases are lost or in a handoff."""
+        """Remove the processors that have ended, and the processors whose leases are lost or about to be handed
+        over."""
         for key, process in sorted(self._processes.items()):
             holding = self.holdings.get(key)
             if holding is None or holding.token != process.token:
                 del self._processes[key]
                 self._call(key, process.lose)
-            elif holding.handoff_since is not None:
+            elif holding.is_leaving:
                 self._shut_down(key)
             elif process.is_gone:
                 del self._processes[key]

@@ -116,7 +116,9 @@ class Round:
         )
 
 
-FIRST_SECONDS = 0.5  # limit of the first batch after a lease was acquired; enough for two reads of each shard
+# The limit of the first batch after a lease was acquired, and of batches while leases are expected. It is enough
+# for two reads of each shard.
+FIRST_SECONDS = 0.5
 
 ConfirmStream = Callable[[StreamIdentifier], None]
 """Checks a stream. Raises StreamRecreated if the stream was deleted and created again, or a ServiceError."""
@@ -156,6 +158,9 @@ class Reading(Generic[R]):
     service_time: Callable[[], float | None]
     """Epoch seconds by a clock that all workers share; None if not known. Can sometimes block for one request."""
 
+    expects_leases: Callable[[], bool] = lambda: False
+    """Returns whether another worker is about to hand over a lease to this worker."""
+
     on_event: OnEvent = ignore
     confirm: ConfirmStream = believed
     holds: HoldsPart | None = None
@@ -165,6 +170,9 @@ class Reading(Generic[R]):
 
     _begun: set[int] = field(default_factory=set)
     """Tokens of the leases that were read before."""
+
+    _known: set[int] = field(default_factory=set)
+    """Tokens of the leases that were held when the present round was planned."""
 
     _rounds: int = 0
     _answered: dict[int, int] = field(default_factory=dict)
@@ -179,15 +187,16 @@ class Reading(Generic[R]):
     """The beginning and the end of the last loss that was reported, by token."""
 
     def plan(self, this: Round, plan_range: PlanRange, is_wanted: Callable[[Lease], bool] = every_lease) -> None:
-        """Choose the leases that can be read now: held, not finished, not in a handoff, not pausing after a
-        failure, and with finished parents. `is_wanted`: leases for which it returns False are not read in this
-        round."""
+        """Choose the leases that can be read now: held, not finished, not about to be handed over, not pausing
+        after a failure, and with finished parents. `is_wanted`: leases for which it returns False are not read in
+        this round."""
         held = self.holdings.holdings()
         keys = {holding.key for holding in held}
         for memory in (self.failures, self.parents, self.retention):
             memory.keep(keys)
         this.held = sum(not holding.lease.is_finished for holding in held)
         tokens = {holding.token for holding in held}
+        self._known = tokens
         self._begun &= tokens
         self._given_up = {token: begun for token, begun in self._given_up.items() if token in tokens}
         self._told = {token: place for token, place in self._told.items() if token in tokens}
@@ -209,7 +218,7 @@ class Reading(Generic[R]):
                 this.holdings[key] = readable[key]
 
     def _is_readable(self, holding: Holding, this: Round) -> bool:
-        if holding.lease.is_finished or holding.handoff_since is not None:
+        if holding.lease.is_finished or holding.is_leaving:
             return False
         if self.failures.is_resting(holding.key):
             return False
@@ -249,8 +258,18 @@ class Reading(Generic[R]):
         tokens = {holding.token for holding in this.holdings.values()}
         goes_on = tokens <= self._begun
         self._begun |= tokens
+        return self._usual_budget() if goes_on else self._short_budget()
+
+    def _usual_budget(self) -> Budget:
+        """The budget of a batch of shards that were read before. The batch is closed early if other workers are
+        about to hand over leases to this worker, or if a lease was acquired since the round was planned: nobody
+        reads those shards until the batch ends."""
+        is_new = any(holding.token not in self._known for holding in self.holdings.holdings())
+        return self._short_budget() if is_new or self.expects_leases() else self.settings.budget
+
+    def _short_budget(self) -> Budget:
         budget = self.settings.budget
-        return budget if goes_on else replace(budget, seconds=min(budget.seconds, FIRST_SECONDS))
+        return replace(budget, seconds=min(budget.seconds, FIRST_SECONDS))
 
     def sound(self, this: Round, fetched: Read) -> list[Progress]:
         """The results of the ranges that can be processed. The problems of all other ranges are reported here."""
@@ -451,7 +470,7 @@ class Reading(Generic[R]):
         for progress in found:
             self.holdings.delivered(progress.range.lease, progress.bytes)
         if settings.prefetch and not self._is_live(found) and not abandon():
-            self.engine.prefetch(following(found, this.empty), settings.budget)
+            self.engine.prefetch(following(found, this.empty), self._usual_budget())
         parts = tuple(self.part(progress) for progress in found)
         return Batch(settings.application, settings.worker, parts, time_column)
 

@@ -15,6 +15,7 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.outage import LONGEST_PAUSE, Outage
 
+HANDOFF_PAUSE = 0.05  # seconds between two checks whether a lease can be handed over; nobody reads it meanwhile
 PAUSE_SHARE = 0.25  # of the renewal interval: the longest pause between two steps while renewals fail
 
 
@@ -77,7 +78,8 @@ class Renewer:
         oldest = self._holdings.oldest_write()
         if oldest is None:
             return self._interval
-        return max(self._outage.rests_for(), oldest + self._interval - self._clock.monotonic())
+        due = max(self._outage.rests_for(), oldest + self._interval - self._clock.monotonic())
+        return min(due, HANDOFF_PAUSE) if self._holdings.has_leaving() else due
 
     def _to_hand_over(self) -> list[LeaseKey]:
         at_rest = self._holdings.in_handoff()

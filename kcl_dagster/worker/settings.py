@@ -6,6 +6,7 @@ from kcl_dagster.application import Application, Retrieval
 from kcl_dagster.worker.batch import Budget
 
 DISCOVERY_SECONDS = 1.0  # an index query costs half a read unit: 43,000 units per day and worker, about one cent
+WATCHING_SECONDS = 0.25  # between two looks for leases that another worker is about to hand over
 PARENT_POLL_SECONDS = 2.0  # one consistent read per blocked lease; a reshard delays reading by about this long
 ROUNDS_TO_WAIT = 5  # writing a batch can take several times as long as fetching it
 # How long a draining worker waits for the leader before it releases its leases itself, in handoff timeouts.
@@ -18,6 +19,7 @@ S3_BATCH_SECONDS = 6.5
 # A record processor gets records about as often as from the KCL. It does not get them more often, because each call
 # can cost a checkpoint.
 LINGER_OF_PROCESSORS = {Retrieval.FANOUT: 0.05, Retrieval.POLLING: 1.0}
+BATCHES_OF_HANDOFF = 3
 TASK_BYTES = 2 * 1024 * 1024  # a smaller batch is read by one task, into one file
 # A leader replaces workers at the end of their lifetime one after another. If a worker is not replaced within a
 # second lifetime, it ends by itself, at a random time within a third lifetime, so that workers do not all end at
@@ -68,6 +70,13 @@ class WorkerSettings:
     def longest_life(self, chance: float) -> float:
         """Seconds after which a worker ends if no leader has replaced it. `chance`: from 0 to 1, drawn once."""
         return self.lifetime * (OVERTIME + chance)
+
+    @property
+    def reads_on(self) -> float:
+        """For how many seconds a lease is read after a handoff of it was noticed: the length of a batch of the next
+        owner. 0 if batches are so long that the handoff could then exceed its timeout. A lease that is read on can
+        still be in a batch when the time is over, and in another one after it."""
+        return self.budget.seconds if BATCHES_OF_HANDOFF * self.budget.seconds <= self.handoff_timeout else 0.0
 
     @property
     def drain_patience(self) -> float:

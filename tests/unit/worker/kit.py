@@ -338,6 +338,14 @@ class Run:
         self.worker.step_renewal()
         return self.worker.step_batch()
 
+    def hand_over(self, key: str) -> None:
+        """Notice that the lease is in a handoff, and complete the handoff after the time for which it is read."""
+        self.worker.holdings.renew(LeaseKey(key))
+        clock = self.worker._clock
+        assert isinstance(clock, FakeClock)
+        clock.advance(self.worker.settings.reads_on)
+        self.worker.step_renewal()
+
     def until_idle(self, rounds: int = 100) -> None:
         """Process everything there is."""
         for _ in range(rounds):

@@ -80,13 +80,11 @@ def test_a_lease_that_comes_back_without_a_record_has_a_new_number() -> None:
     run, other = working(world), world.chain_worker("w2")
     run.round()
     world.hand_over(A, other)
-    run.worker.holdings.renew(A)
-    run.worker.step_renewal()
+    run.hand_over(A)
     other.until_idle()
     world.clock.advance(1)
     world.hand_over(A, run)
-    other.worker.holdings.renew(A)
-    other.worker.step_renewal()
+    other.hand_over(A)
     run.until_idle()
     numbers = [range_.number for ranges in run.engine.asked for range_ in ranges if range_.lease == A]
     assert numbers[-1] > numbers[0]
@@ -182,8 +180,7 @@ def test_a_handoff_leaves_nothing_to_settle(world: ChainWorld) -> None:
     run, following = working(world), world.chain_worker("w2")
     run.until_idle()
     world.hand_over(A, following)
-    run.worker.holdings.renew(A)
-    run.worker.step_renewal()
+    run.hand_over(A)
     lease = world.lease(A)
     assert (lease.actual_owner, lease.claim) == (following.id, None)
     assert lease.checkpoint == Checkpoint(str(world.stream.everything()[-1][1]))
@@ -245,8 +242,7 @@ def test_a_lease_that_moves_on_before_it_was_claimed_is_settled_by_the_next_owne
     world.assign(second)
     second.worker.step_discovery()
     world.hand_over(A, third)
-    second.worker.holdings.renew(A)
-    second.worker.step_renewal()
+    second.hand_over(A)
     assert world.lease(A).actual_owner == third.id
     assert world.lease(A).claim is not None
     third.until_idle()
@@ -267,8 +263,7 @@ def test_a_batch_that_may_have_been_decided_is_settled_by_the_next_owner_after_a
     (report,) = run.round().leases
     assert report.outcome is Outcome.UNCOMMITTED
     world.hand_over(A, following)
-    run.worker.holdings.renew(A)
-    run.worker.step_renewal()
+    run.hand_over(A)
     assert world.lease(A).actual_owner == following.id
     assert world.lease(A).claim is not None
     following.until_idle()
@@ -563,8 +558,7 @@ def test_a_chain_that_no_lease_named_is_not_used_again(world: ChainWorld) -> Non
     idle, other = working(world), world.chain_worker("w2")
     idle.until_idle()
     world.hand_over(A, other)
-    idle.worker.holdings.renew(A)
-    idle.worker.step_renewal()
+    idle.hand_over(A)
     put(world)
     other.until_idle()
     claim = world.lease(A).claim

@@ -123,8 +123,7 @@ def test_a_handoff_waits_for_the_commit_and_leaves_nothing_to_settle(world: Tabl
     run, following = working(world), world.chain_worker("w2")
     run.until_idle()
     world.hand_over(A, following)
-    run.worker.holdings.renew(A)
-    run.worker.step_renewal()
+    run.hand_over(A)
     assert world.lease(A).actual_owner == run.id, "what is decided is not in the table yet"
     run.worker.step_batch()
     run.worker.step_renewal()

@@ -1,10 +1,15 @@
 """A handoff may be asked for at any moment of a batch; it always ends, and costs neither records nor order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
+from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.worker.batch import Budget, Range
+from kcl_dagster.worker.discovery import GATHERING_SECONDS
 from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.reading import FIRST_SECONDS
 from kcl_dagster.worker.report import Outcome
 from tests.unit.worker.kit import Run, World
 
@@ -142,3 +147,150 @@ def test_a_lease_is_not_handed_over_to_a_worker_that_has_ended_or_drains(success
     world.assign(third)
     third.until_idle()
     world.check_exactly_once()
+
+
+def stored_by(run: Run) -> list[int]:
+    """The numbers of the records of A in each batch of the worker."""
+    return [part.records for batch in run.sink.batches for part in batch.parts if part.lease == A]
+
+
+def test_a_lease_is_read_for_a_batch_after_its_handoff_was_noticed() -> None:
+    """Meanwhile, the next owner ends the batch that it reads, and reads the lease as soon as it gets it."""
+    world, old, new = small_world()
+    old.until_idle()
+    before = stored_by(old)
+    world.hand_over(A, new)
+    old.worker.holdings.renew(LeaseKey(A))
+    world.clock.advance(old.worker.settings.reads_on - 0.1)
+    world.stream.put(A, "h")
+    old.round()
+    assert world.lease(A).actual_owner == old.id
+    assert stored_by(old) == [*before, 1]
+    world.clock.advance(0.1)
+    world.stream.put(A, "i")
+    old.round()
+    assert world.lease(A).actual_owner == new.id
+    assert stored_by(old) == [*before, 1]
+    new.until_idle()
+    assert stored_by(new) == [1]
+    world.check_exactly_once()
+
+
+def test_a_lease_that_was_never_read_is_handed_over_at_once() -> None:
+    world, old, new = small_world()
+    old.worker.step_discovery()
+    world.hand_over(A, new)
+    old.worker.holdings.renew(LeaseKey(A))
+    old.worker.step_renewal()
+    assert world.lease(A).actual_owner == new.id
+
+
+@pytest.mark.parametrize(("batch", "reads_on"), [(5.0, 5.0), (10.0, 10.0), (10.1, 0.0), (60.0, 0.0)])
+def test_with_long_batches_a_lease_is_handed_over_after_its_batch(batch: float, reads_on: float) -> None:
+    world = World(batch={"max_seconds": batch})
+    assert world.worker("w").worker.settings.reads_on == reads_on
+
+
+def test_batches_are_short_while_leases_are_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, old, new = small_world()
+    old.until_idle()
+    budgets: list[float] = []
+    fetch = new.engine.fetch
+
+    def watched(ranges: Sequence[Range], budget: Budget) -> Any:
+        budgets.append(budget.seconds)
+        return fetch(ranges, budget)
+
+    monkeypatch.setattr(new.engine, "fetch", watched)
+    world.hand_over(B, new)
+    old.hand_over(B)
+    new.round()
+    new.round()
+    usual = world.application.batch.max_seconds
+    assert budgets == [FIRST_SECONDS, usual]
+    assert not new.worker.discoverer.watches()
+
+    world.hand_over(A, new)
+    new.round()
+    assert new.worker.discoverer.watches()
+    assert budgets[2:] == [FIRST_SECONDS]
+    old.hand_over(A)
+    new.round()
+    assert not new.worker.discoverer.watches()
+    new.round()
+    assert budgets[3:] == [FIRST_SECONDS, usual]
+
+
+def test_handoffs_that_began_together_are_noticed_together() -> None:
+    world, old, new = small_world()
+    old.until_idle()
+    world.clock.advance(1)
+    for lease in (A, B):
+        world.hand_over(lease, new)
+    assert old.worker.holdings.due(10.0) == []
+    old.worker.holdings.renew(LeaseKey(A))
+    assert old.worker.holdings.due(10.0) == [B]
+    old.worker.step_renewal()
+    assert old.worker.holdings.due(10.0) == []
+    assert [event.kind for event in old.events].count(EventKind.HANDOFF_ASKED) == 2
+
+
+def test_a_lease_that_is_not_handed_over_for_long_is_not_expected_any_more() -> None:
+    world, _, new = small_world()
+    world.hand_over(A, new)
+    new.round()
+    assert new.worker.discoverer.expects_leases()
+    world.clock.advance(new.worker.settings.handoff_timeout)
+    new.round()
+    assert not new.worker.discoverer.expects_leases()
+
+
+def test_a_lease_that_goes_to_another_worker_is_not_expected_any_more() -> None:
+    world, old, new = small_world()
+    world.hand_over(A, new)
+    new.round()
+    assert world.leases.assign(world.lease(A), old.id) is not None
+    new.round()
+    assert not new.worker.discoverer.expects_leases()
+
+
+def test_leases_that_are_handed_over_together_are_read_together() -> None:
+    world, old, new = small_world()
+    old.until_idle()
+    for lease in (A, B):
+        world.hand_over(lease, new)
+    new.round()
+    old.hand_over(A)
+    new.worker.step_discovery()
+    assert new.worker.discoverer.is_gathering()
+    world.clock.advance(2 * GATHERING_SECONDS)
+    assert not new.worker.discoverer.is_gathering(), "it does not wait for long"
+    old.hand_over(B)
+    new.worker.step_discovery()
+    assert not new.worker.discoverer.is_gathering(), "all are there"
+
+
+def test_a_lease_that_was_acquired_during_a_batch_is_read_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch that is read ahead then does not have it, and nobody would read it until this batch ends."""
+    world, old, new = small_world()
+    old.until_idle()
+    world.hand_over(B, new)
+    old.hand_over(B)
+    new.until_idle()
+    ahead: list[float] = []
+    monkeypatch.setattr(new.engine, "prefetch", lambda _, budget: ahead.append(budget.seconds))
+    world.stream.put(B, "1")
+    new.round()
+    world.hand_over(A, new)
+    old.hand_over(A)
+    world.stream.put(B, "2")
+
+    fetch = new.engine.fetch
+
+    def acquiring(ranges: Sequence[Range], budget: Budget) -> Any:
+        new.worker.step_discovery()
+        return fetch(ranges, budget)
+
+    monkeypatch.setattr(new.engine, "fetch", acquiring)
+    new.worker.step_batch()
+    assert ahead == [world.application.batch.max_seconds, FIRST_SECONDS]

@@ -99,6 +99,9 @@ def test_a_worker_that_is_asked_to_drain_goes_on_until_its_leases_are_elsewhere(
     world.clock.advance(10)
     old.worker.step_renewal()
     old.worker.step_renewal()
+    assert world.lease(A).actual_owner == old.id, "it is still read"
+    world.clock.advance(old.worker.settings.reads_on)
+    old.worker.step_renewal()
     old.worker.step_housekeeping()
     assert old.worker.stop.reason is StopReason.DRAINED
     new.until_idle()
