@@ -8,6 +8,7 @@ from typing import Self
 from pyspark.sql import DataFrame
 
 from kcl_dagster.spark.staged_ranges import StagedRecords
+from kcl_dagster.spark.workload import Work
 
 
 @dataclass(slots=True)
@@ -21,9 +22,8 @@ class Records:
 
     staged: StagedRecords | None
     _make: Callable[[], DataFrame]
-    worked: Callable[[float], None] = field(default=lambda _: None)
-    """Called by sinks with the seconds that the tasks of a job needed to process and write the records: the sum of
-    all tasks."""
+    worked: Callable[[Work], None] = field(default=lambda _: None)
+    """Called by sinks with the time that a job needed to process and write the records."""
 
     _frame: DataFrame | None = field(default=None, init=False)
 

@@ -31,7 +31,7 @@ from kcl_dagster.spark.row_types import RECORD_TYPE
 from kcl_dagster.spark.session_kind import is_classic
 from kcl_dagster.spark.staged_ranges import FetchStaging, ReadAgain, StagedRanges
 from kcl_dagster.spark.warm_up import interpreted_if_new, warm_up
-from kcl_dagster.spark.workload import FetchSize, Workload
+from kcl_dagster.spark.workload import FetchSize, Work, Workload
 from kcl_dagster.streams.pacing import MAX_PAGE_BYTES
 from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.settings import TASK_BYTES
@@ -183,7 +183,7 @@ class SparkEngine:
         with limited_jobs(self._spark, budget.seconds + STAGING_SECONDS, tag):
             read = StagedRanges(ranges, tasks, plan, staging, again)
         self._remember(plan, read, began)
-        self._work.worked(read.seconds, sum(found.bytes for found in read.outcome.progress.values()))
+        self._work.worked(Work(read.seconds), sum(found.bytes for found in read.outcome.progress.values()))
         return read
 
     def _kept(self, ranges: Sequence[Range], budget: Budget) -> FetchedRanges:
@@ -191,7 +191,7 @@ class SparkEngine:
         began = self._runtime.clock.monotonic()
         read = FrozenRanges(plan.ranges, tasks.map(FetchTask(plan), FROZEN_TYPE))
         size = self._remember(plan, read, began)
-        read.slices = lambda: self._work.slices(size)
+        read.slices = lambda: self._work.divide(size)
         return read
 
     def _remember(self, plan: FetchPlan, read: FetchedRanges, began: float) -> FetchSize:

@@ -13,6 +13,7 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.outcome import FetchOutcome
 from kcl_dagster.spark.staged_ranges import StagedRecords
+from kcl_dagster.spark.workload import Work
 from kcl_dagster.worker.batch import PoisonRecord, Progress, Range
 
 
@@ -35,15 +36,15 @@ class FetchedBatch:
         self,
         parts: Sequence[tuple[FetchedRanges, Collection[LeaseKey]]],
         ahead: tuple[FetchedRanges, float] | None = None,
-        worked: Callable[[float, int], None] | None = None,
+        worked: Callable[[Work, int], None] | None = None,
     ) -> None:
         """Combine the results of fetch jobs. `parts`: the result of each job, and the leases whose records are
         taken from it. The records of a lease are taken from only one result. A result can have more records than
         are taken from it. It can even have a range of a lease whose records are taken from another result. `ahead`:
         the result of the job that read ahead, and the time at which this job began. `worked`: called when the batch
-        is released, with the seconds that tasks needed for its records, and the bytes of these records."""
+        is released, with the time that its records took, and the bytes of these records."""
         self._worked = worked
-        self._seconds = 0.0
+        self._work = Work(0.0)
         self._bytes = 0  # of the leases whose records were last requested
         self._parts = tuple(part for part, _ in parts)
         self._part_of = {lease: part for part, leases in parts for lease in leases}
@@ -75,8 +76,8 @@ class FetchedBatch:
         self._bytes = sum(self.progress[lease].bytes for lease in read)
         return _records(forms, self._note_work)
 
-    def _note_work(self, seconds: float) -> None:
-        self._seconds += seconds
+    def _note_work(self, work: Work) -> None:
+        self._work += work
 
     def midpoint(self, lease: LeaseKey) -> Checkpoint | None:
         return self._part_of[lease].midpoint(lease)
@@ -87,11 +88,11 @@ class FetchedBatch:
     def release(self) -> None:
         for part in self._parts:
             part.release()
-        if self._worked is not None and self._seconds:
-            self._worked(self._seconds, self._bytes)
+        if self._worked is not None:
+            self._worked(self._work, self._bytes)
 
 
-def _records(forms: Sequence[DataFrame | StagedRecords], worked: Callable[[float], None]) -> Records:
+def _records(forms: Sequence[DataFrame | StagedRecords], worked: Callable[[Work], None]) -> Records:
     """Combine the records of several jobs."""
     staged = [form for form in forms if isinstance(form, StagedRecords)]
     if len(staged) == len(forms):

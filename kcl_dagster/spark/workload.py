@@ -31,6 +31,20 @@ class FetchSize:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The seconds that a batch took. `tasks`: those of the tasks that have written files, together. `job`: those of
+    the whole job. Both are without the waits for the store, as each slice writes a file for each partition value:
+    with many values, slices would not end earlier, and would write many times the files."""
+
+    tasks: float
+    job: float = 0.0
+
+    def __add__(self, other: "Work") -> "Work":
+        """The work for two tables, whose files one job has written."""
+        return Work(self.tasks + other.tasks, max(self.job, other.job))
+
+
 @dataclass(slots=True)
 class Workload:
     """What it costs to process the records of a worker. `most`: returns the most slices.
@@ -43,15 +57,35 @@ class Workload:
     _costs: tuple[float, ...] = field(default=(), init=False)
     """The seconds for each byte, in the last batches."""
 
+    _undivided: float = field(default=0.0, init=False)
+    """The seconds for each byte of the last batch that was not divided, by the time of its job."""
+
+    _slices: int = field(default=1, init=False)
+    """The slices of the present batch."""
+
     _is_heavy: bool = field(default=False, init=False)
 
-    def worked(self, seconds: float, bytes_: int) -> None:
-        """Take note of the time that a batch took: the sum of its tasks. Without `seconds`, it is not known."""
-        if bytes_ > 0 and seconds > 0:
-            self._costs = (*self._costs, seconds / bytes_)[-BATCHES_KNOWN:]
+    def worked(self, work: Work, bytes_: int) -> None:
+        """Take note of the time that a batch took. Without time, it is not known.
 
-    def slices(self, size: FetchSize) -> int:
-        """In how many slices each task's records are divided."""
+        The tasks that write files do not measure what Spark does before a shuffle. So the time of the job counts if
+        it is longer. The time of a divided batch also has costs that each slice has anew. It counts at most as much
+        as that of an undivided batch. If not, such costs alone would lead to more and more slices.
+        """
+        if bytes_ <= 0 or work.tasks <= 0:
+            return
+        if self._slices == 1:
+            self._undivided = by_job = work.job / bytes_
+        else:
+            by_job = min(work.job * self._slices / bytes_, self._undivided)
+        self._costs = (*self._costs, max(work.tasks / bytes_, by_job))[-BATCHES_KNOWN:]
+
+    def divide(self, size: FetchSize) -> int:
+        """Return in how many slices each task's records of the present batch are divided."""
+        self._slices = self._worthwhile(size)
+        return self._slices
+
+    def _worthwhile(self, size: FetchSize) -> int:
         slice_seconds = max(SLICE_SECONDS, SHARE_OF_READING * size.seconds)
         worthwhile = ceil(self._seconds(size) / slice_seconds)
         return min(worthwhile, self.most()) if worthwhile > 1 else 1
@@ -61,7 +95,7 @@ class Workload:
         that of the last fetch."""
         busy_seconds = max(BUSY_SECONDS, BUSY_SHARE * size.seconds)
         # With two different limits, a function close to one of them is not called now here, now there.
-        is_heavy = self.slices(size) > 1
+        is_heavy = self._worthwhile(size) > 1
         self._is_heavy = is_heavy and (self._is_heavy or self._seconds(size) > busy_seconds)
         return self._is_heavy
 

@@ -8,6 +8,7 @@ example because the executor was lost, the files of this attempt are not part of
 import json
 import time
 from base64 import b64decode, b64encode
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from kcl_dagster.spark.sinks.layout import Layout
 from kcl_dagster.spark.sinks.minutes import MinuteCounts, minute_rows
 from kcl_dagster.spark.sinks.split import split
 from kcl_dagster.spark.sinks.target import Target
+from kcl_dagster.spark.workload import Work
 from kcl_dagster.worker.batch import MinuteRows
 
 _MANIFEST: Final = pa.schema(
@@ -133,7 +135,7 @@ class Step(Protocol):
 class StageFiles:
     """Stages the rows of a task. An object of this class is a function for `mapInArrow` over the output of the
     transform. It yields a row for each file that it has written, which the function `batch_files` reads, with the
-    time that the store took. It also yields a row with the time that the task took, see `seconds_of`. A fetch calls
+    time that the store took. It also yields a row with the time that the task took, see `work_of`. A fetch calls
     `write` instead."""
 
     store: StagingStore
@@ -346,14 +348,14 @@ def batch_files(manifest: list[dict[str, Any]]) -> list[BatchFile]:
     return files
 
 
-def seconds_of(manifest: list[dict[str, Any]]) -> float:
-    """The seconds that the tasks of a job took together, from its manifest, without the waits for the store. This
-    includes the time in which Spark evaluated the rows that the tasks have stored.
-
-    The waits are left out because each slice writes a file for each partition value. With many values, slices would
-    not end earlier, and would write many times the files.
-    """
-    return float(sum(row["seconds"] if row["path"] is None else -row["seconds"] for row in manifest))
+def work_of(manifest: list[dict[str, Any]], seconds: float) -> Work:
+    """The time that a job took, from its manifest. `seconds`: the time of the whole job."""
+    waits = Counter[int]()
+    for row in manifest:
+        if row["path"] is not None:
+            waits[row["task"]] += row["seconds"]
+    tasks = sum(row["seconds"] for row in manifest if row["path"] is None)
+    return Work(tasks - sum(waits.values()), seconds - max(waits.values(), default=0.0))
 
 
 def _leases(parts: str | None) -> dict[LeaseKey, RowsOfLease] | None:

@@ -10,6 +10,7 @@ itself stages the files in two cases:
 """
 
 import itertools
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -36,7 +37,7 @@ from kcl_dagster.spark.sinks.batch_files import (
     StageFiles,
     Step,
     batch_files,
-    seconds_of,
+    work_of,
 )
 from kcl_dagster.spark.sinks.column_types import ColumnTypes
 from kcl_dagster.spark.sinks.completeness import write_file
@@ -252,8 +253,9 @@ class ParquetSink:
         only_lease = batch.parts[0].lease if len(batch.parts) == 1 else None
         for _ in range(ATTEMPTS_AT_TYPES):
             task = replace(self._files_of_tables(arrow, chain, number, known), only_lease=only_lease)
+            began = time.monotonic()
             manifest = [row.asDict() for row in data.frame.mapInArrow(task, MANIFEST_TYPE).collect()]
-            data.worked(seconds_of(manifest))
+            data.worked(work_of(manifest, time.monotonic() - began))
             files = batch_files(manifest)
             types = united((file.columns for file in files), known)
             if _have_types(files, types) and self._columns.add(types):

@@ -5,6 +5,7 @@ One job can write the files of several tables. `current_timestamp()` then has th
 """
 
 import logging
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,10 +32,11 @@ from kcl_dagster.spark.sinks.batch_files import (
     StagingStore,
     Step,
     batch_files,
-    seconds_of,
     utc,
+    work_of,
 )
 from kcl_dagster.spark.sinks.layout import Layout
+from kcl_dagster.spark.workload import Work
 from kcl_dagster.worker.batch import Batch, FileCounts, PartCounts
 from kcl_dagster.worker.processing_watch import uninterrupted
 from kcl_dagster.worker.stored_counts import ARRIVAL
@@ -166,7 +168,7 @@ class StagingJob:
         number: int,
         *,
         is_as_read: bool,
-        worked: Callable[[float], None],
+        worked: Callable[[Work], None],
     ) -> "Staging[tuple[list[BatchFile], dict[LeaseKey, PartCounts]]]":
         """Write the files, and count the rows of each lease in them. Errors of Spark are raised. `is_as_read`:
         whether each record is stored as one row, so that the number of rows can be checked. `worked`: see
@@ -194,8 +196,9 @@ class StagingJob:
             steps=steps,
             table=self.table,
         )
+        began = time.monotonic()
         manifest = yield rows.mapInArrow(task, MANIFEST_TYPE)
-        worked(seconds_of(manifest))
+        worked(work_of(manifest, time.monotonic() - began))
         files = batch_files(manifest)
         if is_as_read:
             try:

@@ -23,7 +23,7 @@ from kcl_dagster.spark.frozen import FrozenRanges
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.spark.transform import Transform
-from kcl_dagster.spark.workload import BATCHES_KNOWN, Workload
+from kcl_dagster.spark.workload import BATCHES_KNOWN, Work, Workload
 from kcl_dagster.streams.pacing import ShardLimits
 from tests.doubles.parts import Parts
 from tests.integration.spark.conftest import GENEROUS, Stream, batch_of, new_stream
@@ -129,14 +129,14 @@ def test_the_time_of_a_batch_is_that_of_the_leases_that_it_has(
     stream: Stream, engine: SparkEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker has lost the other leases after the fetch."""
-    found: list[tuple[float, int]] = []
+    found: list[tuple[Work, int]] = []
     monkeypatch.setattr(Workload, "worked", lambda _, *one: found.append(one))
     stream.produce(90)
     fetched = engine.fetch(stream.ranges(), GENEROUS)
     lease = next(iter(fetched.progress))
-    fetched.data([lease]).worked(2.0)
+    fetched.data([lease]).worked(Work(2.0))
     fetched.release()
-    assert found == [(2.0, fetched.progress[lease].bytes)]
+    assert found == [(Work(2.0), fetched.progress[lease].bytes)]
 
 
 def by_spark(records: DataFrame) -> DataFrame:
@@ -187,12 +187,13 @@ def test_waits_for_the_store_are_not_the_time_of_the_function(
     hot: Stream, engine: SparkEngine, tmp_path: Path
 ) -> None:
     """Each slice would have to wait as often: for a file of each partition value."""
-    seconds: list[float] = []
+    found: list[Work] = []
     sink = ParquetSink(str(tmp_path), transform=lambda records: records.where("length(data) > 0"))
     sink._store = SlowStore(str(tmp_path))
     fetched = engine.fetch(hot.ranges(), GENEROUS)
-    records = replace(fetched.data(list(fetched.progress)), worked=seconds.append)
+    records = replace(fetched.data(list(fetched.progress)), worked=found.append)
     began = time.monotonic()
     Parts(sink).write(records, batch_of(list(fetched.progress.values())))
     assert time.monotonic() - began > PUT_SECONDS
-    assert 0 < sum(seconds) < PUT_SECONDS
+    (work,) = found
+    assert 0 < work.tasks < work.job < PUT_SECONDS
