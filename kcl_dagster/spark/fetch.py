@@ -23,7 +23,7 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Clock, Runtime, system
 from kcl_dagster.spark.frozen_rows import frozen_rows
 from kcl_dagster.spark.schema import ARROW_SCHEMA, LEASE_KEY, PROGRESS, PROGRESS_TYPE
-from kcl_dagster.spark.settling import settle
+from kcl_dagster.spark.settling import TaskMemory, settle
 from kcl_dagster.streams.fanout import FanoutReader, Subscriptions
 from kcl_dagster.streams.pacing import Allowance, ReadDeadline, ShardLimits
 from kcl_dagster.streams.parsing import install
@@ -148,9 +148,11 @@ class FetchTask:
         client = client_of(self._plan.connection)
         settle()
         leases = [range_.lease for range_ in self._plan.ranges]
+        memory = TaskMemory()
         for batch in batches:
             for task in batch.column(0).to_pylist():
-                yield from frozen_rows(fetch(self._plan, task, client, system()), leases)
+                yield from frozen_rows(memory.watch(fetch(self._plan, task, client, system())), leases)
+        memory.end()
 
 
 _clients: dict[Connection, Client] = {}

@@ -42,7 +42,7 @@ from kcl_dagster.spark.outcome import FetchOutcome
 from kcl_dagster.spark.reader_processes import FetchTasks
 from kcl_dagster.spark.row_types import row_type
 from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS
-from kcl_dagster.spark.settling import settle
+from kcl_dagster.spark.settling import TaskMemory, settle
 from kcl_dagster.worker.batch import PoisonRecord, Range
 
 log = logging.getLogger(__name__)
@@ -108,8 +108,10 @@ class StageFetched:
         attempt = 0 if context is None else context.taskAttemptId()
         leases = [shard.range.lease for shard in self.plan.tasks[task]]
         only_lease = leases[0] if len(leases) == 1 else None
-        records = fetch(self.plan, task, client, system())
+        memory = TaskMemory()
+        records = memory.watch(fetch(self.plan, task, client, system()))
         yield pa.RecordBatch.from_pylist(stage_fetched(records, self.staging, task, attempt, only_lease), _STAGED)
+        memory.end()
 
 
 def stage_fetched(

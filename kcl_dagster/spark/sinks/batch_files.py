@@ -25,7 +25,7 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.parquet_file import Footer, ParquetFile, read_footer
 from kcl_dagster.spark.row_types import row_type
-from kcl_dagster.spark.settling import settle
+from kcl_dagster.spark.settling import TaskMemory, settle
 from kcl_dagster.spark.sinks.layout import Layout
 from kcl_dagster.spark.sinks.minutes import MinuteCounts, minute_rows
 from kcl_dagster.spark.sinks.split import split
@@ -170,10 +170,12 @@ class StageFiles:
         began = time.monotonic()
         context = TaskContext.get()
         task, attempt = (0, 0) if context is None else (context.partitionId(), context.taskAttemptId())
+        memory = TaskMemory()
         with self.marks.errors():
-            written = self.write(batches, task, attempt, self.only_lease)
+            written = self.write(memory.watch(batches), task, attempt, self.only_lease)
         took = {"task": task, "attempt": attempt, "seconds": time.monotonic() - began}
         yield pa.RecordBatch.from_pylist([*written, took], schema=_MANIFEST)
+        memory.end()
 
     def write(self, rows: Rows, task: int, attempt: int, only_lease: LeaseKey | None) -> list[dict[str, Any]]:
         """Implements `spark.staged_ranges.WriteRows.write`."""

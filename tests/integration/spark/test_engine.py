@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from kcl_dagster.application import BatchSettings
 from kcl_dagster.emulator import Emulator, Limits
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.claim import ChainId
@@ -20,7 +21,7 @@ from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.worker.batch import Budget, Range
 from tests.doubles.parts import Parts
-from tests.integration.spark.conftest import GENEROUS, Stream, batch_of, new_stream
+from tests.integration.spark.conftest import GENEROUS, Stream, batch_of, new_engine, new_stream
 
 pytestmark = pytest.mark.spark
 
@@ -109,6 +110,37 @@ def test_a_budget_ends_the_fetch(stream: Stream, engine: SparkEngine) -> None:
     fetched = engine.fetch(stream.ranges(), replace(GENEROUS, records=90, seconds=60.0))
     # Shards of one task share its part: the first may use it up.
     assert 0 < sum(progress.records for progress in fetched.progress.values()) <= 90
+
+
+def test_batches_of_the_largest_records_stay_within_their_bytes(spark: SparkSession) -> None:
+    """The engine knows the size of the records only after it has read some of them. `make bench-scale` shows the
+    same for 64 shards, and measures the memory."""
+    budget = replace(GENEROUS, bytes=BatchSettings().max_bytes)
+    with Emulator(limits=Limits.none()) as aws, new_stream(aws, shards=14) as stream:
+        connection = Connection(
+            endpoint_url=aws.endpoint_url, region="us-east-1", access_key="test", secret_key="test"
+        )
+        name, kinesis = stream.name, stream.kinesis
+        summary = kinesis.describe_stream_summary(StreamName=name)["StreamDescriptionSummary"]
+        kinesis.update_max_record_size(StreamARN=summary["StreamARN"], MaxRecordSizeInKiB=10 * 1024)
+        payload = b"." * (10 * 1024 * 1024 - 1)  # a byte less, because the key counts, too
+        for shard in kinesis.list_shards(StreamName=name)["Shards"]:
+            key = shard["HashKeyRange"]["StartingHashKey"]
+            kinesis.put_record(StreamName=name, Data=payload, PartitionKey="k", ExplicitHashKey=key)
+        ranges, unread, batches = stream.ranges(), set(stream.shards()), list[int]()
+        with new_engine(spark, connection) as engine:
+            while unread:
+                fetched = engine.fetch(ranges, budget)
+                found = {lease: one.records for lease, one in fetched.progress.items() if one.records}
+                assert fetched.failures == {}
+                assert set(found.values()) == {1}, "each shard has one record, and each batch has some"
+                assert found.keys() <= unread, "no record is read again"
+                assert sum(one.bytes for one in fetched.progress.values()) <= budget.bytes
+                batches.append(len(found))
+                unread -= found.keys()
+                ranges = following(fetched, ranges)
+                fetched.release()
+    assert max(batches) == 6, "as many as fit"
 
 
 def test_a_shard_that_cannot_be_read_does_not_stop_the_others(stream: Stream, engine: SparkEngine) -> None:
