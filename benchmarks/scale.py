@@ -1,11 +1,12 @@
 """Measures what wide streams and large fleets cost: `make bench-scale`, or `python -m benchmarks.scale`.
 
     one worker with 1,000 shards               see `benchmarks.wide_worker`
+    one worker with records of 10 MiB          see `benchmarks.large_records`
     one shard whose records take long          see `benchmarks.hot_shard`
     the leader with up to 100,000 leases       see `benchmarks.large_fleet`
 
-Prints a table, and one JSON line for each figure. Takes about a quarter of an hour. `--only` runs one
-part. Times depend on the other work of the machine; CPU and memory do not.
+Prints a table, and one JSON line for each figure. Takes about half an hour. `--only` runs one part. Times depend on
+the other work of the machine; CPU and memory do not.
 """
 
 import argparse
@@ -14,13 +15,17 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from benchmarks import hot_shard, large_fleet, wide_worker
+from benchmarks import hot_shard, large_fleet, large_records, wide_worker
 from benchmarks.worker import Figure, say
 from kcl_dagster.errors import KclError
 
 
 def of_worker(add: Callable[[Figure], None]) -> None:
     wide_worker.measure(add, say)
+
+
+def of_records(add: Callable[[Figure], None]) -> None:
+    large_records.measure(add, say)
 
 
 def of_hot_shard(add: Callable[[Figure], None]) -> None:
@@ -35,6 +40,7 @@ def of_leader(add: Callable[[Figure], None]) -> None:
 
 PARTS: Final[dict[str, Callable[[Callable[[Figure], None]], None]]] = {
     "worker": of_worker,
+    "records": of_records,
     "hot-shard": of_hot_shard,
     "leader": of_leader,
 }

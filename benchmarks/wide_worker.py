@@ -63,10 +63,11 @@ PATIENT: Final = 60.0  # time limit in seconds for a request of the benchmark, s
 
 
 @contextmanager
-def working(resource: EmulatorResource, folder: str, shards: int, log: Path) -> Iterator[int]:
-    """Run a worker process until the end of the block. Yields its process id."""
+def working(resource: EmulatorResource, folder: str, shards: int, log: Path, *options: str) -> Iterator[int]:
+    """Run a worker process until the end of the block. Yields its process id. `options`: further options of
+    `benchmarks.wide_worker_process`."""
     endpoints = [str(resource.endpoint_url), str(resource.kinesis_endpoint_url)]
-    command = [sys.executable, "-m", "benchmarks.wide_worker_process", *endpoints, folder, str(shards)]
+    command = [sys.executable, "-m", "benchmarks.wide_worker_process", *endpoints, folder, str(shards), *options]
     with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
         try:
             yield process.pid
@@ -95,6 +96,11 @@ class StoredRows:
     @property
     def files(self) -> int:
         return len(self._rows)
+
+    def positions(self) -> list[tuple[str, str]]:
+        """The shard and the sequence number of each row in the files that `count` has found."""
+        tables = [pq.read_table(path, columns=["shard_id", "sequence_number"]) for path in self._rows]
+        return [(row["shard_id"], row["sequence_number"]) for table in tables for row in table.to_pylist()]
 
 
 @dataclass
