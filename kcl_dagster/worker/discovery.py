@@ -4,6 +4,7 @@ from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.runtime import Clock, SystemClock
 from kcl_dagster.tables.leases import LeaseTable
+from kcl_dagster.worker.concurrency import ForEach, one_by_one
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.outage import Outage
@@ -29,6 +30,7 @@ class Discoverer:
         on_event: OnEvent = ignore,
         clock: Clock | None = None,
         patience: float = 0.0,
+        for_each: ForEach = one_by_one,
     ) -> None:
         """`patience`: for this number of seconds at most, a lease in a handoff to this worker is expected."""
         self._table = table
@@ -37,6 +39,7 @@ class Discoverer:
         self._on_event = on_event
         self._clock = clock or SystemClock()
         self._patience = patience
+        self._for_each = for_each
         self._expected: dict[LeaseKey, float] = {}
         """The leases in a handoff to this worker, with the time at which this was detected."""
 
@@ -66,10 +69,22 @@ class Discoverer:
         self._holdings.keep_expired(assigned)
         new = self._outage.begin(sorted(set(assigned) - self._holdings.keys()))
         self._is_acquiring = bool(new)
+        alone = 1 if self._outage.is_known else 0
         try:
-            return [key for key in new if self._outage.may_try() and self._acquire(key)]
+            return [*self._acquire_each(new[:alone]), *self._acquire_each(new[alone:])]
         finally:
             self._is_acquiring = False
+
+    def _acquire_each(self, keys: list[LeaseKey]) -> list[LeaseKey]:
+        """Acquire leases, several at a time: nobody reads a lease between its transfer and its acquisition."""
+        acquired: list[LeaseKey] = []
+
+        def acquire(key: LeaseKey) -> None:
+            if self._outage.may_try() and self._acquire(key):
+                acquired.append(key)
+
+        self._for_each(acquire, keys)
+        return sorted(acquired)
 
     def _acquire(self, key: LeaseKey) -> bool:
         try:

@@ -165,6 +165,7 @@ class Worker(Generic[D]):
             self.tell,
             self._clock,
             self.settings.handoff_timeout,
+            self.for_each,
         )
         # Record processors run in other processes, which the worker does not interrupt
         is_interruptible = surroundings.processors is None

@@ -1,14 +1,19 @@
 """A handoff may be asked for at any moment of a batch; it always ends, and costs neither records nor order."""
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.tables.attributes import LEASE_KEY
 from kcl_dagster.worker.batch import Budget, Range
+from kcl_dagster.worker.concurrency import AT_ONCE, several_at_once
 from kcl_dagster.worker.discovery import GATHERING_SECONDS
 from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.outage import IN_A_ROW
 from kcl_dagster.worker.reading import FIRST_SECONDS
 from kcl_dagster.worker.report import Outcome
 from tests.unit.worker.kit import Run, World
@@ -294,3 +299,40 @@ def test_a_lease_that_was_acquired_during_a_batch_is_read_soon(monkeypatch: pyte
     monkeypatch.setattr(new.engine, "fetch", acquiring)
     new.worker.step_batch()
     assert ahead == [world.application.batch.max_seconds, FIRST_SECONDS]
+
+
+def test_leases_that_arrive_together_are_acquired_several_at_a_time() -> None:
+    """One after another, the last of a hundred leases would be read two seconds later than the first."""
+    world = World(shards=AT_ONCE)
+    run = world.worker("w", for_each=several_at_once)
+    world.assign(run)
+    met = threading.Barrier(AT_ONCE)
+
+    def meet(method: str, _: object) -> None:
+        if method == "get_item":
+            met.wait(10.0)
+
+    run.client.before.append(meet)
+    assert run.worker.step_discovery() == sorted(run.worker.holdings.keys())
+    assert len(run.worker.holdings.keys()) == AT_ONCE
+
+
+def test_in_an_outage_a_worker_tries_to_acquire_one_lease_alone() -> None:
+    world = World(shards=AT_ONCE)
+    run = world.worker("w")
+    world.assign(run)
+    tried: set[str] = set()
+
+    def fail(method: str, request: Any) -> None:
+        if method == "get_item":
+            tried.add(request["Key"][LEASE_KEY]["S"])
+            raise EndpointConnectionError(endpoint_url="https://dynamodb")
+
+    run.client.before.append(fail)
+    for most in (IN_A_ROW, 1, 1):
+        tried.clear()
+        assert run.worker.step_discovery() == []
+        assert len(tried) == most
+        world.clock.advance(2.0)
+    run.client.before.clear()
+    assert len(run.worker.step_discovery()) == AT_ONCE
