@@ -11,6 +11,10 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.held_lease import HeldLease, Holding
 from kcl_dagster.worker.throughput import Throughput
 
+# After a handoff was noticed, this number of other leases is renewed early. If all were, one handoff would cause
+# hundreds of writes in a second.
+LEASES_TO_CHECK = 100
+
 
 class LeaseRegistry:
     """The held leases. Called from the batch thread and from the renewal thread. No method waits for a write.
@@ -97,18 +101,22 @@ class LeaseRegistry:
 
         After a handoff was noticed, the leases that were not written since are due, too. A leader often begins
         handoffs of several leases at once, and a write shows whether there is one. So they are all noticed during
-        one batch, and completed together.
+        one batch, and completed together. If no further handoff is found in `LEASES_TO_CHECK` leases, no more of
+        them are written early.
         """
         limit = self.now() - interval
         with self.map_lock:
             handoffs = [held.handoff_since for held in self._held.values() if held.handoff_since is not None]
             noticed = max(handoffs, default=limit)
-            waiting = [
+            waiting = sorted((h.written_at, key) for key, h in self._held.items() if h.written_at <= limit)
+            others = [
                 (h.written_at, key)
                 for key, h in self._held.items()
-                if h.written_at <= limit or (h.written_at < noticed and h.handoff_since is None)
+                if h.written_at > limit and h.handoff_since is None
             ]
-        return [key for _, key in sorted(waiting)]
+        early = sorted(other for other in others if other[0] < noticed)
+        left = LEASES_TO_CHECK - (len(others) - len(early))
+        return [key for _, key in [*waiting, *early[: max(0, left)]]]
 
     def oldest_write(self) -> float | None:
         """The earliest of the times (monotonic) at which the held leases were last written. None if no lease is

@@ -13,6 +13,7 @@ from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.concurrency import AT_ONCE, several_at_once
 from kcl_dagster.worker.discovery import GATHERING_SECONDS
 from kcl_dagster.worker.events import EventKind
+from kcl_dagster.worker.lease_registry import LEASES_TO_CHECK
 from kcl_dagster.worker.outage import IN_A_ROW
 from kcl_dagster.worker.reading import FIRST_SECONDS
 from kcl_dagster.worker.report import Outcome
@@ -238,6 +239,34 @@ def test_handoffs_that_began_together_are_noticed_together() -> None:
     old.worker.step_renewal()
     assert old.worker.holdings.due(10.0) == []
     assert [event.kind for event in old.events].count(EventKind.HANDOFF_ASKED) == 2
+
+
+def many_leases() -> tuple[World, Run, Run]:
+    world = World(shards=3 * LEASES_TO_CHECK)
+    old, new = world.worker("old"), world.worker("new")
+    world.assign(old)
+    old.until_idle()
+    old.client.before.append(lambda *_: world.clock.advance(0.001))
+    world.clock.advance(1)
+    return world, old, new
+
+
+def test_a_handoff_of_one_of_many_leases_renews_only_some_others_early() -> None:
+    world, old, new = many_leases()
+    world.hand_over(A, new)
+    old.worker.holdings.renew(LeaseKey(A))
+    renewed = [len(old.worker.renewer.step().renewed) for _ in range(3)]
+    assert renewed == [LEASES_TO_CHECK, 0, 0]
+
+
+def test_handoffs_of_many_leases_are_noticed_together() -> None:
+    world, old, new = many_leases()
+    for lease in sorted(old.worker.holdings.keys()):
+        world.hand_over(lease, new)
+    old.worker.holdings.renew(LeaseKey(A))
+    for _ in range(3):
+        old.worker.step_renewal()
+    assert [event.kind for event in old.events].count(EventKind.HANDOFF_ASKED) == 3 * LEASES_TO_CHECK
 
 
 def test_a_lease_that_is_not_handed_over_for_long_is_not_expected_any_more() -> None:
