@@ -164,7 +164,7 @@ class Worker(Generic[D]):
             self.holdings,
             self.tell,
             self._clock,
-            self.settings.handoff_timeout,
+            self.settings.arrival_patience,
             self.for_each,
         )
         # Record processors run in other processes, which the worker does not interrupt

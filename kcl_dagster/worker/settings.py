@@ -79,6 +79,12 @@ class WorkerSettings:
         return self.budget.seconds if BATCHES_OF_HANDOFF * self.budget.seconds <= self.handoff_timeout else 0.0
 
     @property
+    def arrival_patience(self) -> float:
+        """For how many seconds a lease in a handoff is expected. Its former owner notices the handoff within a
+        renewal interval, and then has the handoff timeout."""
+        return self.renewal_interval + self.handoff_timeout
+
+    @property
     def drain_patience(self) -> float:
         return self.handoff_timeout * DRAIN_PATIENCE
 

@@ -274,9 +274,26 @@ def test_a_lease_that_is_not_handed_over_for_long_is_not_expected_any_more() -> 
     world.hand_over(A, new)
     new.round()
     assert new.worker.discoverer.expects_leases()
-    world.clock.advance(new.worker.settings.handoff_timeout)
+    world.clock.advance(new.worker.settings.arrival_patience)
     new.round()
     assert not new.worker.discoverer.expects_leases()
+
+
+def test_a_lease_whose_handoff_is_noticed_late_is_still_expected_when_it_arrives() -> None:
+    world = World(shards=2, timings={"lease_duration": 120.0})
+    world.stream.put(A, *"abc")
+    old, new = world.worker("old"), world.worker("new")
+    world.assign(old)
+    old.until_idle()
+    world.hand_over(A, new)
+    began, expected = world.clock.monotonic(), False
+    while world.lease(A).actual_owner == old.id:
+        new.worker.step_discovery()
+        expected = new.worker.discoverer.expects_leases()
+        old.round()
+        world.clock.advance(0.5)
+    assert world.clock.monotonic() - began > old.worker.settings.handoff_timeout
+    assert expected
 
 
 def test_a_lease_that_goes_to_another_worker_is_not_expected_any_more() -> None:
