@@ -391,6 +391,8 @@ class Worker(Generic[D]):
 
     def _round(self) -> BatchReport:
         report = self._last_round = self.protocol.run_once(self.stop.is_requested)
+        if report.records and self._around.processors is None:
+            self.holdings.reads_on = self.settings.reads_on_beside(report.storing_seconds)
         if report.records and self._completeness_writer is not None:
             self._completeness_writer.records_were_stored()
         if report.is_idle and self._bound is not None and isinstance(self.protocol, ChainProtocol):

@@ -78,6 +78,11 @@ class WorkerSettings:
         still be in a batch when the time is over, and in another one after it."""
         return self.budget.seconds if BATCHES_OF_HANDOFF * self.budget.seconds <= self.handoff_timeout else 0.0
 
+    def reads_on_beside(self, storing: float) -> float:
+        """`reads_on` if it takes `storing` seconds to store a batch. The last batch that is read must be stored
+        before the handoff timeout, or its records are read again by the next owner."""
+        return max(0.0, min(self.reads_on, self.handoff_timeout - self.budget.seconds - storing))
+
     @property
     def arrival_patience(self) -> float:
         """For how many seconds a lease in a handoff is expected. Its former owner notices the handoff within a

@@ -197,6 +197,34 @@ def test_with_long_batches_a_lease_is_handed_over_after_its_batch(batch: float, 
     assert world.worker("w").worker.settings.reads_on == reads_on
 
 
+@pytest.mark.parametrize(
+    ("storing", "reads_on"), [(0.0, 10.0), (10.0, 10.0), (12.0, 8.0), (20.0, 0.0), (60.0, 0.0)]
+)
+def test_a_lease_is_read_on_only_if_its_batch_can_be_stored_before_the_handoff_times_out(
+    storing: float, reads_on: float
+) -> None:
+    """Otherwise, the lease is handed over during the batch, and the next owner has to read its records again."""
+    world = World(shards=1, batch={"max_seconds": 10.0})
+    world.stream.put(A, *"abcdefghi")
+    old, new = world.worker("old"), world.worker("new")
+    world.assign(old)
+
+    def spend(seconds: float) -> None:
+        for _ in range(round(seconds)):
+            world.clock.advance(1)
+            old.worker.step_renewal()
+
+    old.engine.hooks.append(lambda: spend(10))
+    old.sink.hooks.append(lambda _: spend(storing))
+    old.round()
+    assert old.worker.holdings.reads_on == pytest.approx(reads_on)
+    world.hand_over(A, new)
+    old.worker.holdings.renew(LeaseKey(A))
+    spend(max(0.0, reads_on - 1))
+    outcomes = {lease.outcome for lease in old.worker.step_batch().leases}
+    assert outcomes == ({Outcome.COMMITTED} if reads_on else set())
+
+
 def test_batches_are_short_while_leases_are_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     world, old, new = small_world()
     old.until_idle()
