@@ -12,6 +12,7 @@ All work is divided into steps. `run` and its threads call the steps in real tim
 one.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -72,6 +73,8 @@ from kcl_dagster.worker.threads import Steps, Threads
 STOP_POLL_SECONDS = 0.1  # how soon an idle worker detects a request to stop or a new lease
 # A round waits this long for leases that are just being acquired. Acquiring a lease takes 20 ms.
 ACQUIRING_SECONDS = 1.0
+# At most about this number of batches is committed to a table together.
+BATCHES_BETWEEN_COMMITS = 10
 WATCH_SECONDS = 5.0  # a worker whose run or parent process has ended stops well within a lease duration
 # How often per lease duration the worker reads the leader's lock. If there is no leader, it reads the leases as
 # often. With two reads, a dead owner is detected after 1.5 durations.
@@ -190,6 +193,7 @@ class Worker(Generic[D]):
         self._longest_life = self.settings.longest_life(runtime.random.random())
         self._is_ready = False
         self._last_round = BatchReport()
+        self._storing: deque[float] = deque(maxlen=BATCHES_BETWEEN_COMMITS)
         self._beats_while_starting = 0
         self._started: float | None = None
         self._draining_since: float | None = None
@@ -390,9 +394,9 @@ class Worker(Generic[D]):
             return self._round()
 
     def _round(self) -> BatchReport:
+        began = self._clock.monotonic()
         report = self._last_round = self.protocol.run_once(self.stop.is_requested)
-        if report.records and self._around.processors is None:
-            self.holdings.reads_on = self.settings.reads_on_beside(report.storing_seconds)
+        self._see_storing(report, self._clock.monotonic() - began - report.fetch_seconds)
         if report.records and self._completeness_writer is not None:
             self._completeness_writer.records_were_stored()
         if report.is_idle and self._bound is not None and isinstance(self.protocol, ChainProtocol):
@@ -416,6 +420,15 @@ class Worker(Generic[D]):
             self._fatal = report.fatal
             self._request_stop(StopReason.MISCONFIGURED, str(report.fatal))
         return report
+
+    def _see_storing(self, report: BatchReport, seconds: float) -> None:
+        """Adapt the time for which leases are read on to the `seconds` that a round took beside reading: for
+        processing, storing and committing to tables."""
+        if self._around.processors is not None:
+            return
+        if report.records or seconds > max(self._storing, default=0.0):
+            self._storing.append(seconds)
+        self.holdings.reads_on = self.settings.reads_on_beside(max(self._storing, default=0.0))
 
     def is_ready(self) -> bool:
         """Whether the engine has started. Remains True afterwards."""

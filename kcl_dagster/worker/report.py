@@ -108,11 +108,6 @@ class BatchReport:
         return sum(lease.broken_aggregates for lease in self.leases if lease.outcome in _STORED)
 
     @property
-    def storing_seconds(self) -> float:
-        """How long it took to store the records after they were read."""
-        return self.prepare_seconds + self.write_seconds + self.commit_seconds
-
-    @property
     def is_idle(self) -> bool:
         """Whether the round made no progress. Another round at once would then not be useful."""
         return all(lease.outcome not in PROGRESS for lease in self.leases)

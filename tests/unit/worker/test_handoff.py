@@ -14,6 +14,7 @@ from kcl_dagster.worker.concurrency import AT_ONCE, several_at_once
 from kcl_dagster.worker.discovery import GATHERING_SECONDS
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.lease_registry import LEASES_TO_CHECK
+from kcl_dagster.worker.loop import BATCHES_BETWEEN_COMMITS
 from kcl_dagster.worker.outage import IN_A_ROW
 from kcl_dagster.worker.reading import FIRST_SECONDS
 from kcl_dagster.worker.report import Outcome
@@ -223,6 +224,21 @@ def test_a_lease_is_read_on_only_if_its_batch_can_be_stored_before_the_handoff_t
     spend(max(0.0, reads_on - 1))
     outcomes = {lease.outcome for lease in old.worker.step_batch().leases}
     assert outcomes == ({Outcome.COMMITTED} if reads_on else set())
+
+
+def test_the_time_for_a_commit_to_a_table_counts_as_well() -> None:
+    """A handoff waits for the commit. Most rounds make none, so the longest of the last rounds counts."""
+    world = World(shards=1, batch={"max_seconds": 10.0})
+    old = world.worker("old")
+    world.assign(old)
+    commits = iter([0.0, 15.0, *[0.0] * BATCHES_BETWEEN_COMMITS])
+    old.sink.hooks.append(lambda _: world.clock.advance(next(commits)))
+    found = []
+    for _ in range(BATCHES_BETWEEN_COMMITS + 2):
+        world.stream.put(A, "1")
+        old.round()
+        found.append(old.worker.holdings.reads_on)
+    assert found == [10.0, *[5.0] * BATCHES_BETWEEN_COMMITS, 10.0]
 
 
 def test_batches_are_short_while_leases_are_expected(monkeypatch: pytest.MonkeyPatch) -> None:
