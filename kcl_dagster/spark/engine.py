@@ -26,7 +26,7 @@ from kcl_dagster.spark.frozen_rows import FROZEN_TYPE
 from kcl_dagster.spark.health import SessionHealth
 from kcl_dagster.spark.interruption import limited_jobs, tag_jobs
 from kcl_dagster.spark.plans import EngineSettings, Plans
-from kcl_dagster.spark.reader_processes import FetchTasks, SubscribedLeases, reader_process
+from kcl_dagster.spark.reader_processes import FetchTasks, SubscribedLeases, merges_tasks, reader_process
 from kcl_dagster.spark.row_types import RECORD_TYPE
 from kcl_dagster.spark.session_kind import is_classic
 from kcl_dagster.spark.staged_ranges import FetchStaging, ReadAgain, StagedRanges
@@ -83,6 +83,8 @@ class SparkEngine:
         self._are_tasks_fixed = settings.tasks is not None
         self._is_fanout = settings.consumer_name is not None and is_classic(spark)
         self._most_tasks = settings.tasks or _fitting_tasks(spark)
+        if self._is_fanout and merges_tasks(spark):
+            self._most_tasks = 1  # a second task would read only after the first one
         self._plans = Plans(connection, settings, runtime)
         self._subscribed = SubscribedLeases()
         self._most_slices = settings.tasks_per_shard

@@ -53,6 +53,12 @@ def reader_process(spark: SparkSession, number: int) -> Iterator[None]:
             context.environment = remaining
 
 
+def merges_tasks(spark: SparkSession) -> bool:
+    """Whether Spark makes one task of the tasks of a fetch by fan-out, as it does by default since 4.1. Sessions
+    that this package starts are configured otherwise, see `KEEPS_TASKS_APART`."""
+    return (spark.conf.get("spark.sql.unionOutputPartitioning", "false") or "").lower() == "true"
+
+
 @dataclass(frozen=True, slots=True)
 class FetchTasks:
     """The tasks of a fetch. `processes`: for fan-out, the number of the process of each task. None: a task runs in

@@ -59,6 +59,10 @@ REPEATS_NO_STAGE: Final = {"spark.stage.maxConsecutiveAttempts": "1"}
 # JVM ends.
 PASSES_SMALL_BATCHES: Final = {"spark.sql.execution.arrow.maxRecordsPerBatch": "4000"}
 
+# Since Spark 4.1, a union of inputs with one partition each has one partition by default. A fetch by fan-out is a
+# union of this kind. Its tasks must read at the same time. As one task, they would read one after another.
+KEEPS_TASKS_APART: Final = {"spark.sql.unionOutputPartitioning": "false"}
+
 LOCAL: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -82,6 +86,7 @@ LOCAL: Final = {
     **SENDS_EVERY_ERROR,
     **REPEATS_NO_STAGE,
     **PASSES_SMALL_BATCHES,
+    **KEEPS_TASKS_APART,
 }
 """The configuration of a local session; everything can be overridden."""
 
@@ -92,6 +97,7 @@ CLUSTER: Final = {
     **SENDS_EVERY_ERROR,
     **REPEATS_NO_STAGE,
     **PASSES_SMALL_BATCHES,
+    **KEEPS_TASKS_APART,
 }
 """The configuration of a cluster's session; everything can be overridden."""
 

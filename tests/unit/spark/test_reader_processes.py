@@ -16,6 +16,7 @@ from kcl_dagster.spark.reader_processes import (
     VARIABLE,
     FetchTasks,
     SubscribedLeases,
+    merges_tasks,
     reader_process,
 )
 from kcl_dagster.spark.row_types import RECORD_TYPE
@@ -130,3 +131,10 @@ def test_what_is_left_of_lost_leases_is_divided_anew() -> None:
     assert found == [[[0, 2, 4, 6]]] * (FETCHES_UNTIL_CHANGE - 1) + [[[0, 4], [2, 6]]], (
         "some fetches leave out leases"
     )
+
+
+@pytest.mark.parametrize(("value", "merges"), [("true", True), ("false", False), (None, False)])
+def test_a_session_that_merges_tasks_is_recognised(value: str | None, merges: bool) -> None:
+    conf = SimpleNamespace(get=lambda _, default: default if value is None else value)
+    session: Any = SimpleNamespace(conf=conf)
+    assert merges_tasks(session) is merges
