@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test nightly deploy-check unit lint types format lock sbom wheel dist lowest highest conformance interop ui simulate simulate-mutants audit hostile spec \
-	chaos soak production cluster lakehouse lakehouse-beside screenshots reference docs shape bench-emulator bench-leader bench-failover bench-worker bench-decoding bench-cost bench-transforms bench-start bench-merges bench-latency bench-tracing bench-scale bench-deploy clean
+	chaos soak production cluster lakehouse lakehouse-beside screenshots reference docs shape bench-emulator bench-leader bench-failover bench-worker bench-decoding bench-cost bench-transforms bench-start bench-merges bench-latency bench-tracing bench-scale bench-backlog bench-deploy clean
 
 help:  ## this list
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E -e 's/^bench-[a-z -]+:/bench-NAME:/' -e 's/^([A-Za-z-]+):.*## /\1\t/' | expand -t 20
@@ -179,7 +179,7 @@ docs: $(READY)  ## dist/site: docs/ as a site, with search and a menu of version
 
 bench-start bench-deploy: $(PREPARED)
 
-bench-emulator bench-leader bench-failover bench-worker bench-decoding bench-cost bench-transforms bench-start bench-merges bench-latency bench-tracing bench-scale bench-deploy: bench-%: $(READY)  ## measure NAME (emulator, leader, failover, worker, decoding, cost, transforms, start, merges, latency, tracing, scale, deploy): a table and one JSON line per figure
+bench-emulator bench-leader bench-failover bench-worker bench-decoding bench-cost bench-transforms bench-start bench-merges bench-latency bench-tracing bench-scale bench-backlog bench-deploy: bench-%: $(READY)  ## measure NAME (emulator, leader, failover, worker, decoding, cost, transforms, start, merges, latency, tracing, scale, backlog, deploy): a table and one JSON line per figure
 	@$(BIN)/python -m benchmarks.$* $(ARGS)
 
 clean:  ## remove everything that was set up or produced

@@ -16,7 +16,7 @@ from unittest.mock import patch
 from dagster import AssetKey
 
 import kcl_dagster as kcl
-from benchmarks.wide_worker_process import why_orphaned
+from benchmarks.worker_process import why_orphaned
 from kcl_dagster.application import Application, FleetSettings
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.run_event_log import RunEventLog

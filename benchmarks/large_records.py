@@ -27,15 +27,16 @@ from typing import Any, Final
 from benchmarks.leading import leading
 from benchmarks.machine import PeakMemory
 from benchmarks.source import KEYS, emulator
-from benchmarks.wide_worker import PATIENT, POD, START_SECONDS, StoredRows, has_tables, wait_until, working
-from benchmarks.wide_worker_process import STREAM, WAYS, consumer_of
+from benchmarks.wide_worker import PATIENT, POD, START_SECONDS, StoredRows, has_tables, wait_until
 from benchmarks.worker import Figure
+from benchmarks.worker_process import WAYS, Folder, working
 from kcl_dagster import aws
 from kcl_dagster.application import BatchSettings
 from kcl_dagster.runtime import system
 from kcl_dagster.streams.listing import list_shards
 from kcl_dagster.testing import EmulatorResource
 
+STREAM: Final = "large"
 SHARDS: Final = 64
 RECORDS: Final = 2  # records in each shard: 1.3 GB in all, about twenty batches
 KEY: Final = "key"
@@ -87,14 +88,15 @@ def _measure_way(
     root: str,
     add: Callable[[Figure], None],
 ) -> None:
-    folder, files = Path(root, way.replace(" ", "-").lower()), Path(root, "files", way)
+    name, files = way.replace(" ", "-").lower(), Path(root, "files", way)
     files.mkdir(parents=True)
-    stored, batches = StoredRows(str(folder)), files / "batches"
+    batches = files / "batches"
+    folder = Folder(name, STREAM, f"{root}/{name}", SHARDS, way=way, batches=str(batches))
+    stored = StoredRows(folder.path)
     of_way = partial(Figure, at_most=True)
-    options = "--way", way, "--batches", str(batches)
     with (
-        leading(consumer_of(str(folder), SHARDS, way).application, resource),
-        working(resource, str(folder), SHARDS, files / "log", *options) as pid,
+        leading(folder.consumer().application, resource),
+        working(resource, folder, files / "log") as pid,
         closing(PeakMemory(root=pid)) as memory,
     ):
         what = f"{way}: not all records were stored"

@@ -12,33 +12,36 @@ the other work of the machine; CPU and memory do not.
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from benchmarks import hot_shard, large_fleet, large_records, wide_worker
 from benchmarks.worker import Figure, say
 from kcl_dagster.errors import KclError
 
+Add = Callable[[Figure], None]
+Part = Callable[[Add], None]
 
-def of_worker(add: Callable[[Figure], None]) -> None:
+
+def of_worker(add: Add) -> None:
     wide_worker.measure(add, say)
 
 
-def of_records(add: Callable[[Figure], None]) -> None:
+def of_records(add: Add) -> None:
     large_records.measure(add, say)
 
 
-def of_hot_shard(add: Callable[[Figure], None]) -> None:
+def of_hot_shard(add: Add) -> None:
     hot_shard.measure(add, say)
 
 
-def of_leader(add: Callable[[Figure], None]) -> None:
+def of_leader(add: Add) -> None:
     for fleet in large_fleet.FLEETS:
         for figure in large_fleet.measure(fleet, say):
             add(figure)
 
 
-PARTS: Final[dict[str, Callable[[Callable[[Figure], None]], None]]] = {
+PARTS: Final[Mapping[str, Part]] = {
     "worker": of_worker,
     "records": of_records,
     "hot-shard": of_hot_shard,
@@ -53,14 +56,12 @@ def shown(figure: Figure) -> str:
     return f"{figure.name:<75}{value:>22}  {bar:>10} {verdict}".rstrip()
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, help="one part")
-    options = parser.parse_args(arguments)
+def run(parts: Mapping[str, Part], only: str | None) -> int:
+    """Run the parts, or only one of them, and print their figures. Returns the exit code."""
     say(f"load of the machine when the run began: {os.getloadavg()[0]:.1f}")
     figures: list[Figure] = []
-    for name, part in PARTS.items():
-        if options.only in (None, name):
+    for name, part in parts.items():
+        if only in (None, name):
             try:
                 part(figures.append)
             except (KclError, TimeoutError, RuntimeError) as why:
@@ -71,6 +72,12 @@ def main(arguments: list[str] | None = None) -> int:
     for figure in figures:
         say(figure.as_json())
     return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PARTS, help="one part")
+    return run(PARTS, parser.parse_args(arguments).only)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,11 @@ and one for tables, so that neither delays the other.
 """
 
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -31,8 +29,8 @@ import pyarrow.parquet as pq
 from benchmarks.leading import leading
 from benchmarks.machine import PeakMemory, cpu_between, cpu_times
 from benchmarks.source import KEYS, emulator
-from benchmarks.wide_worker_process import STREAM, consumer_of
 from benchmarks.worker import Figure
+from benchmarks.worker_process import Folder, working
 from kcl_dagster import aws
 from kcl_dagster.errors import ServiceError
 from kcl_dagster.model.lease import LeaseKey
@@ -42,6 +40,7 @@ from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.tables.table_layout import detect_layout
 from kcl_dagster.testing import EmulatorResource
 
+STREAM: Final = "wide"
 SHARDS: Final = 1_000
 RECORDS: Final = 10  # records for each shard in a pass
 PAYLOAD_BYTES: Final = 100
@@ -57,39 +56,27 @@ LOOK_SECONDS: Final = 0.1
 TABLE_LOOK_SECONDS: Final = 1.0
 START_SECONDS: Final = 600.0
 PASS_SECONDS: Final = 300.0  # after this time, the benchmark gives up a pass
-STOP_SECONDS: Final = 90.0
 MOST_IN_A_PUT: Final = 500
 PATIENT: Final = 60.0  # time limit in seconds for a request of the benchmark, so that it fails only in rare cases
 
 
-@contextmanager
-def working(resource: EmulatorResource, folder: str, shards: int, log: Path, *options: str) -> Iterator[int]:
-    """Run a worker process until the end of the block. Yields its process id. `options`: further options of
-    `benchmarks.wide_worker_process`."""
-    endpoints = [str(resource.endpoint_url), str(resource.kinesis_endpoint_url)]
-    command = [sys.executable, "-m", "benchmarks.wide_worker_process", *endpoints, folder, str(shards), *options]
-    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
-        try:
-            yield process.pid
-        finally:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
+def visible_files(folder: str) -> Iterator[Path]:
+    """The files that readers of a Parquet folder see. Names that begin with _ or . are hidden from them."""
+    for path in Path(folder).rglob("*.parquet"):
+        if not any(part[0] in "_." for part in path.relative_to(folder).parts):
+            yield path
 
 
 class StoredRows:
     """Counts the rows that readers of a Parquet folder can see."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
+        self._folder = folder
         self._rows: dict[Path, int] = {}
 
     def count(self) -> int:
-        for path in self._folder.rglob("*.parquet"):
-            # Names that begin with _ or . are hidden from readers.
-            if path not in self._rows and not any(part[0] in "_." for part in path.relative_to(self._folder).parts):
+        for path in visible_files(self._folder):
+            if path not in self._rows:
                 self._rows[path] = pq.read_metadata(path).num_rows
         return sum(self._rows.values())
 
@@ -190,9 +177,9 @@ def measure(add: Callable[[Figure], None], say: Callable[[str], None], shards: i
         wait_until(lambda: has_tables(dynamodb), START_SECONDS, "the embedded AWS has no tables")
         kinesis.create_stream(StreamName=STREAM, ShardCount=shards)
         hash_keys = [str(shard.hash_range.start) for shard in list_shards(kinesis, STREAM, runtime=system())]
-        folder, log = f"{root}/records", Path(root, "log")
-        application = consumer_of(folder, shards).application
-        with leading(application, resource), working(resource, folder, shards, log) as pid:
+        folder, log = Folder(STREAM, STREAM, f"{root}/records", shards), Path(root, "log")
+        application = folder.consumer().application
+        with leading(application, resource), working(resource, folder, log) as pid:
             layout = detect_layout(dynamodb, application, system())
             watch = LeaseWatch(LeaseTable(dynamodb, application, layout, system()))
             ready = wait_until(lambda: watch.begun() == shards, START_SECONDS, "not all leases were acquired")
@@ -200,7 +187,7 @@ def measure(add: Callable[[Figure], None], say: Callable[[str], None], shards: i
             watch.begin()
             with closing(watch), closing(PeakMemory(root=pid)) as memory:
                 try:
-                    _pass(Passes(kinesis, hash_keys, StoredRows(folder)), name, pid, add, say)
+                    _pass(Passes(kinesis, hash_keys, StoredRows(folder.path)), name, pid, add, say)
                     _idle(name, shards, pid, add)
                 finally:
                     most = application.timings.lease_duration / 2

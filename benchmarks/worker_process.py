@@ -1,12 +1,15 @@
-"""The worker of `benchmarks.wide_worker` and `benchmarks.large_records`, which runs until SIGTERM. It has a process
-of its own, because the memory of this process is measured."""
+"""A worker in a process of its own, because its CPU and memory are measured. It runs until SIGTERM."""
 
 import argparse
 import json
 import logging
 import os
 import signal
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +20,7 @@ from dagster import AssetKey
 from pyspark.sql import DataFrame, functions
 
 import kcl_dagster as kcl
-from kcl_dagster.application import Application, FleetSettings
+from kcl_dagster.application import BatchSettings, FleetSettings, Position, Retrieval
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.worker_run import WorkerRun
@@ -27,8 +30,8 @@ from kcl_dagster.testing import EmulatorResource
 from kcl_dagster.worker.report import BatchReport
 from kcl_dagster.worker.stop import StopReason, StopSignal
 
-STREAM: Final = "wide"
 SLOT: Final = "worker-000"
+STOP_SECONDS: Final = 90.0
 
 
 def as_read(records: DataFrame) -> DataFrame:
@@ -47,18 +50,39 @@ WAYS: Final[dict[str, Any]] = {"as read": as_read, "Arrow": in_tables, "DataFram
 """The functions that a consumer can have. Each of them stores the whole payload of every record."""
 
 
-def consumer_of(folder: str, shards: int, way: str = "as read") -> Consumer:
-    """The consumer. All settings have their defaults, except the number of workers and of shards for each worker.
-    `folder`: the folder of the records. Its name is also the name of the application. `way`: see `WAYS`."""
-    make = kcl.kcl_consumer(
-        application=Application(
-            name=Path(folder).name, streams=STREAM, fleet=FleetSettings(max_workers=1, shards_per_worker=shards)
-        ),
-        sink=kcl.parquet(folder),
-        name="records",
-        arrow=way == "Arrow",
-    )
-    return make(WAYS[way])
+@dataclass(frozen=True)
+class Folder:
+    """An application that stores the records of a stream in a Parquet folder, with one worker. All other settings
+    have their defaults.
+
+    - `shards`: the number of shards of the stream.
+    - `way`: the name of the function, see `WAYS`.
+    - `batches`: the file of `BatchLog`; None if batches are not recorded.
+    """
+
+    application: str
+    stream: str
+    path: str
+    shards: int
+    start: str = "TRIM_HORIZON"
+    retrieval: str = "polling"
+    visible_within: float | None = None
+    way: str = "as read"
+    batches: str | None = None
+
+    def consumer(self) -> Consumer:
+        make = kcl.kcl_consumer(
+            application=self.application,
+            stream=self.stream,
+            start=kcl.StartAt(position=Position(self.start)),
+            batch=BatchSettings(retrieval=Retrieval(self.retrieval)),
+            fleet=FleetSettings(max_workers=1, shards_per_worker=self.shards),
+            sink=kcl.parquet(self.path),
+            name="records",
+            visible_within=self.visible_within,
+            arrow=self.way == "Arrow",
+        )
+        return make(WAYS[self.way])
 
 
 @dataclass
@@ -78,16 +102,33 @@ class BatchLog(RunEventLog):
                 file.write(json.dumps({"records": records, "bytes": size, "error": error}) + "\n")
 
 
-def work(endpoint: str, kinesis: str, folder: str, shards: int, way: str, batches: Path) -> None:
+@contextmanager
+def working(resource: EmulatorResource, folder: Folder, log: Path) -> Iterator[int]:
+    """Run a worker process until the end of the block. Yields its process id."""
+    endpoints = [str(resource.endpoint_url), str(resource.kinesis_endpoint_url)]
+    command = [sys.executable, "-m", "benchmarks.worker_process", *endpoints, json.dumps(asdict(folder))]
+    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+        try:
+            yield process.pid
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def work(endpoint: str, kinesis: str, folder: Folder) -> None:
     """Run the worker until SIGTERM."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     stop, log = StopSignal(), logging.getLogger("worker")
     signal.signal(signal.SIGTERM, lambda *_: stop.request(StopReason.ASKED, "enough was measured"))
-    event_log = BatchLog(AssetKey("records"), SLOT, lambda _: None, log, lambda *_: None, path=batches)
+    path = Path(folder.batches or os.devnull)
+    event_log = BatchLog(AssetKey("records"), SLOT, lambda _: None, log, lambda *_: None, path=path)
     WorkerRun(
-        consumer_of(folder, shards, way),
+        folder.consumer(),
         EmulatorResource(endpoint_url=endpoint, kinesis_endpoint_url=kinesis),
-        lambda: start_session(SparkSettings(), "bench-scale"),
+        lambda: start_session(SparkSettings(), f"bench-{folder.application}"),
         SLOT,
         system().new_id(),
         event_log,
@@ -104,9 +145,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("endpoint")
     parser.add_argument("kinesis")
-    parser.add_argument("folder")
-    parser.add_argument("shards", type=int)
-    parser.add_argument("--way", choices=WAYS, default="as read")
-    parser.add_argument("--batches", type=Path, default=Path(os.devnull), help="the file of `BatchLog`")
+    parser.add_argument("folder", help="JSON of a Folder")
     options = parser.parse_args()
-    work(options.endpoint, options.kinesis, options.folder, options.shards, options.way, options.batches)
+    work(options.endpoint, options.kinesis, Folder(**json.loads(options.folder)))
