@@ -1,5 +1,7 @@
 """Finds the leases that the leader assigned to this worker."""
 
+from collections.abc import Callable, Iterable
+
 from kcl_dagster.errors import KclError
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.runtime import Clock, SystemClock
@@ -50,11 +52,18 @@ class Discoverer:
     def step(self) -> list[LeaseKey]:
         """Acquire new leases, and return their keys. If a lease cannot be read or renewed, a later step tries
         again."""
+        return self._step(self._acquire_new)
+
+    def step_expected(self) -> list[LeaseKey]:
+        """Do the same for the expected leases alone. The index is not queried, and the table is not scanned."""
+        return self._step(lambda: self._acquire_all(self._expected))
+
+    def _step(self, acquire: Callable[[], list[LeaseKey]]) -> list[LeaseKey]:
         if self._outage.rests_for() > 0:
             return []
         self._outage.begin(())
         try:
-            return self._acquire_new()
+            return acquire()
         finally:
             self._outage.end()
 
@@ -67,7 +76,10 @@ class Discoverer:
         self._outage.keep(assigned)
         self._expected = {key: since for key, since in self._expected.items() if key in assigned}
         self._holdings.keep_expired(assigned)
-        new = self._outage.begin(sorted(set(assigned) - self._holdings.keys()))
+        return self._acquire_all(assigned)
+
+    def _acquire_all(self, keys: Iterable[LeaseKey]) -> list[LeaseKey]:
+        new = self._outage.begin(sorted(set(keys) - self._holdings.keys()))
         self._is_acquiring = bool(new)
         alone = 1 if self._outage.is_known else 0
         try:

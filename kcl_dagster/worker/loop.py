@@ -448,8 +448,10 @@ class Worker(Generic[D]):
         now = self._clock.monotonic()
         if self.stop.is_requested():
             self.step_leaving()
-        elif self._discovery_due.is_due(now) or (self.discoverer.watches() and self._watching_due.is_due(now)):
+        elif self._discovery_due.is_due(now):
             self.step_discovery()
+        elif self.discoverer.watches() and self._watching_due.is_due(now):
+            self.discoverer.step_expected()
         if self._watch_due.is_due(now):
             self.step_watches()
         if self._leader_due.is_due(now):

@@ -271,6 +271,29 @@ def test_batches_are_short_while_leases_are_expected(monkeypatch: pytest.MonkeyP
     assert budgets[3:] == [FIRST_SECONDS, usual]
 
 
+def test_expected_leases_are_looked_for_without_scans_of_the_table() -> None:
+    """Without an index, a scan finds new leases. With many leases, it is too dear for four times per second."""
+    world, old, new = small_world()
+    old.until_idle()
+    new.worker.start()
+    world.hand_over(A, new)
+    for _ in range(20):
+        new.worker.step_housekeeping()
+        world.clock.advance(0.1)
+    assert new.client.calls.count("scan") == 2
+    world.clock.advance(0.1)
+    new.worker.step_housekeeping()
+    new.client.calls.clear()
+    old.worker.holdings.reads_on = 0.0
+    old.worker.holdings.renew(LeaseKey(A))
+    old.worker.step_renewal()
+    for _ in range(3):
+        world.clock.advance(0.1)
+        new.worker.step_housekeeping()
+    assert "scan" not in new.client.calls
+    assert new.worker.holdings.keys() == {A}
+
+
 def test_handoffs_that_began_together_are_noticed_together() -> None:
     world, old, new = small_world()
     old.until_idle()
