@@ -452,9 +452,9 @@ class BatchSettings(_Settings):
 
     tasks_per_shard: Annotated[int, Field(ge=1)] | None = None
     """If a Spark task would need seconds to process the records of a shard, several tasks process them, each a
-    part. The order of the records is kept. This is the most tasks. Default: the number of cores of the session.
-    With 1, one task gets all records of a shard. Not used for `foreach_batch` and record processors, and not with
-    Spark Connect."""
+    part. The order of the records is kept. This is the most tasks for each task of the fetch, of which there are
+    one or two. Default: the number of cores of the session. With 1, one task gets all records of a shard. Not used
+    for `foreach_batch` and record processors, and not with Spark Connect."""
 
     on_data_loss: Literal["stop", "continue"] = "stop"
     """What happens to a shard if records left the stream before they were read."""

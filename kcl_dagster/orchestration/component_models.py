@@ -235,6 +235,10 @@ class BatchModel(Described):
     prefetch: bool = _BATCH.prefetch
     """Read the next batch while the current one is written."""
 
+    tasks_per_shard: int | None = _BATCH.tasks_per_shard
+    """The most Spark tasks that process the records of one shard, if one task would need seconds. Default: the
+    number of cores of the session."""
+
     on_data_loss: Literal["stop", "continue"] = _BATCH.on_data_loss
     """What to do with a shard if records left the stream before they were read."""
 
