@@ -88,7 +88,7 @@ class Discoverer:
             self._is_acquiring = False
 
     def _acquire_each(self, keys: list[LeaseKey]) -> list[LeaseKey]:
-        """Acquire leases, several at a time: nobody reads a lease between its transfer and its acquisition."""
+        """Acquire leases, several at a time, because no worker reads them between transfer and acquisition."""
         acquired: list[LeaseKey] = []
 
         def acquire(key: LeaseKey) -> None:

@@ -262,8 +262,8 @@ class Reading(Generic[R]):
 
     def _usual_budget(self) -> Budget:
         """The budget of a batch of shards that were read before. The batch is closed early if other workers are
-        about to hand over leases to this worker, or if a lease was acquired since the round was planned: nobody
-        reads those shards until the batch ends."""
+        about to hand over leases to this worker, or if a lease was acquired since the round was planned. Those
+        shards are not read until the batch ends."""
         is_new = any(holding.token not in self._known for holding in self.holdings.holdings())
         return self._short_budget() if is_new or self.expects_leases() else self.settings.budget
 

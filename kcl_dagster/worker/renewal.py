@@ -15,7 +15,8 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.outage import LONGEST_PAUSE, Outage
 
-HANDOFF_PAUSE = 0.05  # seconds between two checks whether a lease can be handed over; nobody reads it meanwhile
+# Seconds between two checks whether a lease can be handed over. The shard is not read meanwhile.
+HANDOFF_PAUSE = 0.05
 PAUSE_SHARE = 0.25  # of the renewal interval: the longest pause between two steps while renewals fail
 
 
