@@ -12,11 +12,9 @@ Prints a table and one JSON line for each figure.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,14 +22,15 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from benchmarks.deploy_process import STREAM, consumer_of
-from benchmarks.source import KEYS, emulator
+from benchmarks.leading import leading
+from benchmarks.source import KEYS, emulator, traffic
 from benchmarks.worker import Figure, say
 from kcl_dagster import aws
-from kcl_dagster.leader.construction import open_leader
 from kcl_dagster.leader.run_view import LoadedCode, RunView, SlotRun
+from kcl_dagster.leader.tick import Leader
 from kcl_dagster.model.worker_row import worker_id
 from kcl_dagster.runtime import system
 from kcl_dagster.tables.leases import LeaseTable
@@ -41,7 +40,6 @@ from kcl_dagster.testing import EmulatorResource
 SHARDS: Final = 8
 MOST_SECONDS: Final = 2.0
 PUT_SECONDS: Final = 0.1  # between two rounds of one record for each shard
-TICK_SECONDS: Final = 5.0
 DEPLOYS: Final = 3
 WAIT_SECONDS: Final = 300.0
 STEADY_SECONDS: Final = 15.0  # reading before a deploy
@@ -85,7 +83,7 @@ def place(sequence: str) -> int:
 
 
 def silences(workers: Sequence[Told], since: float) -> list[float]:
-    """The seconds in which nobody read a shard, for each change of its worker after `since` (monotonic)."""
+    """The seconds in which a shard was not read, for each change of its worker after `since` (monotonic)."""
     found: list[float] = []
     for shard in {shard for told in workers for shard in told.stored}:
         reads = [(read, number) for number, told in enumerate(workers) for read in told.stored_reads(shard)]
@@ -106,7 +104,6 @@ class Fleet:
     runs: dict[str, SlotRun] = field(default_factory=dict)
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     _finished: set[str] = field(default_factory=set)
-    _over: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.application = consumer_of(f"{self.root}/records").application
@@ -114,32 +111,17 @@ class Fleet:
     @contextmanager
     def running(self) -> Iterator[None]:
         resource = EmulatorResource(endpoint_url=self.endpoint, kinesis_endpoint_url=self.kinesis)
-        leader = open_leader(
-            self.application,
-            dynamodb=resource.client("dynamodb", self.application),
-            kinesis=resource.client("kinesis", self.application),
-            identity="bench",
-            runtime=system(),
-        )
-
-        def lead() -> None:
-            while not self._over.is_set():
-                began = time.monotonic()
-                report = leader.tick(self._view())
-                for launch in report.launches:
-                    self._launch(launch.slot)
-                self._over.wait(max(0.0, began + TICK_SECONDS - time.monotonic()))
-
-        thread = threading.Thread(target=lead, daemon=True)
-        thread.start()
         try:
-            yield
+            with leading(self.application, resource, self._tick):
+                yield
         finally:
-            self._over.set()
-            thread.join()
             for process in self.processes.values():
                 process.kill()
                 process.wait()
+
+    def _tick(self, leader: Leader) -> None:
+        for launch in leader.tick(self._view()).launches:
+            self._launch(launch.slot)
 
     def deploy(self) -> None:
         """Load newer code, as a reload does."""
@@ -167,28 +149,6 @@ class Fleet:
                 [sys.executable, "-m", "benchmarks.deploy_process", *arguments], stdout=log, stderr=log
             )
         self.runs[slot] = SlotRun(run, worker_id(slot, run), "running", time.time(), code=self.code.version)
-
-
-@contextmanager
-def traffic(kinesis: Any) -> Iterator[None]:
-    """Put a record into each shard, again and again, until the end of the block."""
-    over, width = threading.Event(), 2**128 // SHARDS
-    entries = [
-        {"Data": os.urandom(100), "PartitionKey": "k", "ExplicitHashKey": str(shard * width)}
-        for shard in range(SHARDS)
-    ]
-
-    def produce() -> None:
-        while not over.wait(PUT_SECONDS):
-            kinesis.put_records(StreamName=STREAM, Records=entries)
-
-    thread = threading.Thread(target=produce, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def wait_until(fleet: Fleet, owned_by: str) -> None:
@@ -220,9 +180,8 @@ def measure(deploys: int) -> list[float]:
         tempfile.TemporaryDirectory() as root,
     ):
         kinesis = aws.client("kinesis", endpoint_url=kinesis_endpoint, **KEYS)
-        kinesis.create_stream(StreamName=STREAM, ShardCount=SHARDS)
         fleet = Fleet(endpoint, kinesis_endpoint, Path(root))
-        with fleet.running(), traffic(kinesis):
+        with fleet.running(), traffic(kinesis, STREAM, SHARDS, PUT_SECONDS):
             wait_until(fleet, owned_by="0")
             for _ in range(deploys):
                 time.sleep(STEADY_SECONDS)

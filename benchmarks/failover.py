@@ -27,7 +27,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -38,6 +37,7 @@ from random import Random
 from typing import Any, Literal
 
 from benchmarks.failover_process import TICK_SECONDS, Plan
+from benchmarks.source import traffic
 from kcl_dagster.application import Application
 from kcl_dagster.emulator import Emulator, environment
 from kcl_dagster.leader.run_view import SlotRun
@@ -92,33 +92,6 @@ def bar_of(way: Way, lease_seconds: float) -> float:
             return 2 * TICK_SECONDS
         case "clean stop":
             return TICK_SECONDS
-
-
-@contextmanager
-def traffic(emulator: Emulator) -> Iterator[None]:
-    """Create the stream, and put a record into each shard, again and again, until the end of the block."""
-    kinesis = emulator.client("kinesis")
-    kinesis.create_stream(StreamName=STREAM, ShardCount=SHARDS)
-    width = 2**128 // SHARDS
-    stop = threading.Event()
-
-    def produce() -> None:
-        while not stop.wait(PUT_SECONDS):
-            kinesis.put_records(
-                StreamName=STREAM,
-                Records=[
-                    {"Data": b"x" * 100, "PartitionKey": "k", "ExplicitHashKey": str(shard * width + 1)}
-                    for shard in range(SHARDS)
-                ],
-            )
-
-    thread = threading.Thread(target=produce, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 # --- ours ---
@@ -273,7 +246,7 @@ def ours(way: Way, lease_seconds: float, repeats: int) -> Figure:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         emulator = stack.enter_context(Emulator())
-        stack.enter_context(traffic(emulator))
+        stack.enter_context(traffic(emulator.client("kinesis"), STREAM, SHARDS, PUT_SECONDS))
         fleet = OurFleet(emulator, lease_seconds, directory, Random(f"{SEED} {way}"))
         stack.enter_context(fleet.running())
         seconds = []
@@ -309,7 +282,7 @@ def _java_once(kcl: Any, lease_seconds: float, way: JavaWay) -> float:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         emulator = stack.enter_context(Emulator())
-        stack.enter_context(traffic(emulator))
+        stack.enter_context(traffic(emulator.client("kinesis"), STREAM, SHARDS, PUT_SECONDS))
         workers = [
             stack.enter_context(
                 java_kcl.worker(

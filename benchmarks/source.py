@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -107,6 +108,29 @@ def keys_of(shard: Shard) -> list[str]:
     aggregate."""
     mine = (key for key in map("key-{}".format, itertools.count()) if hash_key(key) in shard.hash_range)
     return list(itertools.islice(mine, KEYS_OF_A_SHARD))
+
+
+@contextmanager
+def traffic(kinesis: Any, stream: str, shards: int, seconds: float) -> Iterator[None]:
+    """Create the stream, and put a record into each shard every `seconds`, until the end of the block."""
+    kinesis.create_stream(StreamName=stream, ShardCount=shards)
+    over, width = threading.Event(), 2**128 // shards
+    entries = [
+        {"Data": os.urandom(100), "PartitionKey": "k", "ExplicitHashKey": str(shard * width + 1)}
+        for shard in range(shards)
+    ]
+
+    def produce() -> None:
+        while not over.wait(seconds):
+            kinesis.put_records(StreamName=stream, Records=entries)
+
+    thread = threading.Thread(target=produce, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager

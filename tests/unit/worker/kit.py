@@ -338,6 +338,18 @@ class Run:
         self.worker.step_renewal()
         return self.worker.step_batch()
 
+    def watch_budgets(self) -> list[float]:
+        """Return a list to which each further fetch appends the seconds that it may read."""
+        found: list[float] = []
+        fetch = self.engine.fetch
+
+        def watched(ranges: Sequence[Range], budget: Budget) -> Any:
+            found.append(budget.seconds)
+            return fetch(ranges, budget)
+
+        self.engine.fetch = watched  # type: ignore[assignment, method-assign]
+        return found
+
     def hand_over(self, key: str) -> None:
         """Notice that the lease is in a handoff, and complete the handoff after the time for which it is read."""
         self.worker.holdings.renew(LeaseKey(key))

@@ -241,17 +241,10 @@ def test_the_time_for_a_commit_to_a_table_counts_as_well() -> None:
     assert found == [10.0, *[5.0] * BATCHES_BETWEEN_COMMITS, 10.0]
 
 
-def test_batches_are_short_while_leases_are_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_short_while_leases_are_expected() -> None:
     world, old, new = small_world()
     old.until_idle()
-    budgets: list[float] = []
-    fetch = new.engine.fetch
-
-    def watched(ranges: Sequence[Range], budget: Budget) -> Any:
-        budgets.append(budget.seconds)
-        return fetch(ranges, budget)
-
-    monkeypatch.setattr(new.engine, "fetch", watched)
+    budgets = new.watch_budgets()
     world.hand_over(B, new)
     old.hand_over(B)
     new.round()
@@ -389,7 +382,7 @@ def test_leases_that_are_handed_over_together_are_read_together() -> None:
 
 
 def test_a_lease_that_was_acquired_during_a_batch_is_read_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch that is read ahead then does not have it, and nobody would read it until this batch ends."""
+    """The batch that is read ahead then does not have it, so it is not read until this batch ends."""
     world, old, new = small_world()
     old.until_idle()
     world.hand_over(B, new)

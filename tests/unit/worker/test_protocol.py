@@ -1,12 +1,8 @@
 """A worker processes its shards; whatever kills it, the next one goes on, and every record is stored once."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
-from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.pending import Pin
 from kcl_dagster.worker.reading import FIRST_SECONDS
@@ -213,17 +209,10 @@ def _refuse(_: object) -> None:
     raise RuntimeError("user code fails")
 
 
-def test_the_first_batch_after_a_lease_has_come_is_closed_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_batch_after_a_lease_has_come_is_closed_early() -> None:
     world = World(shards=2)
     run = world.worker("w1")
-    budgets: list[float] = []
-    fetch = run.engine.fetch
-
-    def watched(ranges: Sequence[Range], budget: Budget) -> Any:
-        budgets.append(budget.seconds)
-        return fetch(ranges, budget)
-
-    monkeypatch.setattr(run.engine, "fetch", watched)
+    budgets = run.watch_budgets()
     world.assign(run, A)
     for _ in range(2):
         run.round()
