@@ -483,6 +483,8 @@ def _status(options: argparse.Namespace) -> int:
 
 def _lead(options: argparse.Namespace) -> int:
     application, runtime = _application(options), system()
+    if not options.target:
+        _refuse_unknown_starts(application, options)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -515,6 +517,18 @@ def _lead(options: argparse.Namespace) -> int:
 
         lead(leader, runtime.clock, stop.is_set, receive, lambda: replace(_runs(application), launches=False))
     return WELL if last.ok else WRONG
+
+
+def _refuse_unknown_starts(application: Application, options: argparse.Namespace) -> None:
+    """Raise ConfigurationError if the tables have no start position for one or more of the streams. The leader
+    would store the default one, and the consumer would never read from its own."""
+    known = known_streams(application, _client(options, "dynamodb"), system())
+    unknown = [stream.name for stream in application.streams if stream.name not in known]
+    if unknown:
+        raise ConfigurationError(
+            f"the tables of application {application.name} do not have the start position of "
+            f"{', '.join(unknown)}: name the consumer, as module:attribute"
+        )
 
 
 # --- catch-up ---

@@ -7,6 +7,7 @@ sequences in them, and rich would read square brackets as markup.
 import unicodedata
 from typing import Final
 
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 _REPLACEMENT: Final = "\ufffd"
@@ -28,3 +29,10 @@ def printable(text: str) -> str:
 def cell(text: str, style: str = "") -> Text:
     """A cell of a rich table that shows the text unchanged, including brackets, in one line."""
     return Text(printable(text).replace("\n", _REPLACEMENT), style=style)
+
+
+def show(view: RenderableType, console: Console) -> None:
+    """Print a view. If the output is not a terminal, lines of text are not wrapped, so that a program that reads
+    the output finds whole sentences."""
+    for part in view.renderables if isinstance(view, Group) else [view]:
+        console.print(part, soft_wrap=isinstance(part, Text) and not console.is_terminal)

@@ -29,7 +29,7 @@ from kcl_dagster.errors import ConfigurationError, KclError
 from kcl_dagster.operations.applications import list_applications
 from kcl_dagster.operations.cloudformation import ACCOUNT, REGION, to_yaml
 from kcl_dagster.operations.operation import Answer, Operation, OperationContext, choices
-from kcl_dagster.operations.printable import printable
+from kcl_dagster.operations.printable import printable, show
 from kcl_dagster.operations.rights import (
     DRIVER,
     LARGEST_POLICY,
@@ -141,7 +141,7 @@ def _print(answer: Answer, console: Console, *, as_json: bool) -> None:
         if document is not None:
             _tell(json.dumps(document, indent=2))
     elif answer.view is not None:
-        console.print(answer.view)
+        show(answer.view, console)
     else:
         for line in answer.lines:
             _tell(line)

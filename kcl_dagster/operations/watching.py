@@ -17,7 +17,7 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.operations.operation import Row
-from kcl_dagster.operations.printable import cell
+from kcl_dagster.operations.printable import cell, show
 from kcl_dagster.operations.status import Status
 from kcl_dagster.runtime import Clock
 
@@ -168,30 +168,30 @@ def watch(look: Callable[[], Status], every: float, console: Console, clock: Clo
     is shown, and the last status remains on the screen."""
     if not console.is_terminal:
         _each(
-            look, every, clock, lambda status: console.print(view(status)), lambda text: console.print(cell(text))
+            look, every, clock, lambda status: show(view(status), console), lambda text: show(cell(text), console)
         )
         return
     last: list[RenderableType] = []
     with Live(console=console, screen=True, auto_refresh=False) as live:
 
-        def show(status: Status) -> None:
+        def refresh(status: Status) -> None:
             last[:] = [view(status, max(FEWEST_ROWS, console.height - OTHER_LINES - len(status.workers)))]
             live.update(last[0], refresh=True)
 
         def say(problem: str) -> None:
             live.update(Group(*last, cell(problem, "bold red")), refresh=True)
 
-        _each(look, every, clock, show, say)
+        _each(look, every, clock, refresh, say)
 
 
 def watch_json(look: Callable[[], Status], every: float, clock: Clock) -> None:
     """Print the status repeatedly, as one JSON document per line."""
 
-    def show(status: Status) -> None:
+    def write(status: Status) -> None:
         sys.stdout.write(json.dumps(status.to_document()) + "\n")
         sys.stdout.flush()
 
-    _each(look, every, clock, show, lambda text: sys.stderr.write(f"kcl-dagster: {text}\n"))
+    _each(look, every, clock, write, lambda text: sys.stderr.write(f"kcl-dagster: {text}\n"))
 
 
 def _each(

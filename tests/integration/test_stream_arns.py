@@ -1,10 +1,12 @@
 """A stream that is given by its ARN: every request names it so and goes to its region; tables stay in their own."""
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -151,7 +153,9 @@ def test_the_command_line_reads_a_stream_by_its_arn(
     monkeypatch.setattr(listing, "PAGE_SHARDS", 1)  # the second one is on a page of its own
     consumer = there.client("kinesis").register_stream_consumer(StreamARN=ARN, ConsumerName="by-arn-cli")
     named = ["--application", "by-arn-cli", "--stream", ARN]
-    assert cli.main(["lead", "--once", *named]) == 0
+    orders = kcl.Application(name="by-arn-cli", streams=(ARN,))
+    monkeypatch.setitem(sys.modules, "by_arn", SimpleNamespace(orders=orders))
+    assert cli.main(["lead", "--once", "by_arn:orders"]) == 0
     requests.kinesis.clear()
     shard = "shardId-000000000000"
     for words in (

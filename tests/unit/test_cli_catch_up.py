@@ -101,6 +101,19 @@ def test_what_cannot_work_is_refused(
     assert message in capsys.readouterr().err
 
 
+def test_a_standby_needs_the_consumer_until_the_tables_have_its_start_position(
+    aws: Emulator, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable, value in aws.environment().items():
+        monkeypatch.setenv(variable, value)
+    name = f"cli-{project.parent.name[:40]}".replace("_", "-")
+    by_name = ["lead", "--once", "--application", name, "--stream", name]
+    assert cli.main(by_name) == cli.UNANSWERED
+    assert f"do not have the start position of {name}: name the consumer" in capsys.readouterr().err
+    assert cli.main(["lead", "catching:clicks", "--once"]) == cli.WELL
+    assert cli.main(by_name) == cli.WELL
+
+
 @pytest.mark.usefixtures("project")
 def test_options_say_another_connection() -> None:
     options = cli.parser().parse_args(["catch-up", "catching:clicks", "--region", "eu-west-1"])

@@ -23,6 +23,7 @@ from kcl_dagster.model.worker_row import BOUNDED_SLOT, WorkerRow, worker_id
 from kcl_dagster.operations import status as status_module
 from kcl_dagster.operations.doctor.diagnosis import judge_bounded_run
 from kcl_dagster.operations.pausing import pause
+from kcl_dagster.operations.printable import show
 from kcl_dagster.operations.reset import reset
 from kcl_dagster.operations.reset_target import ResetTarget
 from kcl_dagster.operations.status import FOREIGN, REST_SECONDS, Status, read_status
@@ -259,6 +260,17 @@ def test_what_is_paused_is_said_and_is_not_unserved(shop: Shop) -> None:
     assert status.state_of(shop.leases()[B]) == "paused"
     assert f"paused by olga@laptop: {B}, worker-003" in shown(view(status))
     assert status.to_document()["paused"] == {"application": False, "leases": [B], "workers": ["worker-003"]}
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_lines_of_text_are_wrapped_only_in_a_terminal(shop: Shop, is_terminal: bool) -> None:
+    shop.serve()
+    console = Console(file=io.StringIO(), width=80, force_terminal=is_terminal, color_system=None)
+    show(view(status_of(shop)), console)
+    output = cast("io.StringIO", console.file).getvalue()
+    [about_leader] = [line for line in output.splitlines() if "leader" in line]
+    assert about_leader.rstrip().endswith("UTC)") is not is_terminal
+    assert max(len(line) for line in output.splitlines() if "│" in line) <= 80
 
 
 def test_a_low_terminal_shows_the_worst_and_says_that_there_are_more() -> None:
