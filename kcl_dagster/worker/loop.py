@@ -354,10 +354,7 @@ class Worker(Generic[D]):
             with self._background(self, str(self.identity.worker)):
                 try:
                     while not self.stop.is_requested():
-                        began = self._clock.monotonic()
-                        if self.step_batch().is_idle:
-                            self._rest(began + self.settings.idle)
-                        self._wait_for_discovery()
+                        self.step_round()
                 finally:
                     self.protocol.close()
         finally:
@@ -365,18 +362,6 @@ class Worker(Generic[D]):
         if self._fatal is not None:
             raise self._fatal
         return self.stop.reason or StopReason.ASKED
-
-    def _rest(self, until: float) -> None:
-        held, was_ready = self.holdings.keys(), self._is_ready
-        while (left := until - self._clock.monotonic()) > 0:
-            if self.stop.is_requested() or self.holdings.keys() - held or self.is_ready() != was_ready:
-                return
-            self._clock.sleep(min(left, STOP_POLL_SECONDS))
-
-    def _wait_for_discovery(self) -> None:
-        until = self._clock.monotonic() + ACQUIRING_SECONDS
-        while self.discoverer.is_gathering() and not self.stop.is_requested() and self._clock.monotonic() < until:
-            self._clock.sleep(STOP_POLL_SECONDS)
 
     # Steps
 
@@ -392,6 +377,24 @@ class Worker(Generic[D]):
             return BatchReport()
         with self._around.spans.span(BATCH):
             return self._round()
+
+    def step_round(self, pause: float = STOP_POLL_SECONDS) -> None:
+        """A batch, and the waits after it, on the main thread. After a batch without records, `settings.idle` after
+        its beginning is waited for. This wait ends early if the worker has got a lease, has become ready or is to
+        stop, which is checked every `pause` seconds."""
+        began = self._clock.monotonic()
+        if self.step_batch().is_idle:
+            self._rest(began + self.settings.idle, pause)
+        until = self._clock.monotonic() + ACQUIRING_SECONDS
+        while self.discoverer.is_gathering() and not self.stop.is_requested() and self._clock.monotonic() < until:
+            self._clock.sleep(STOP_POLL_SECONDS)
+
+    def _rest(self, until: float, pause: float) -> None:
+        held, was_ready = self.holdings.keys(), self._is_ready
+        while (left := until - self._clock.monotonic()) > 0:
+            if self.stop.is_requested() or self.holdings.keys() - held or self.is_ready() != was_ready:
+                return
+            self._clock.sleep(min(left, pause))
 
     def _round(self) -> BatchReport:
         began = self._clock.monotonic()

@@ -139,6 +139,8 @@ def with_a_foreign_leader(simulation: "Simulation", _random: Random) -> None:
         for row in table.items.values()
     ):
         return  # the former leader is about to replace a worker
+    if any(worker.worker is not None and worker.worker.stop.is_requested() for worker in there):
+        return  # it has replaced a worker, which has deleted its row
     for daemon in simulation.daemons:
         daemon.process.kill()
     simulation.start_foreign_deployment()

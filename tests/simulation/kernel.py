@@ -15,6 +15,7 @@ from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]  # its
 
 # A run that makes this many steps without the clock moving is caught in a loop that no real process would survive.
 MOST_STEPS_AT_ONE_MOMENT: Final = 100_000
+SHORTEST_SLEEP: Final = 1e-6  # a day and less than this would be the same float
 
 
 class Killed(BaseException):
@@ -306,7 +307,7 @@ class ProcessClock:
         return shown - process.suspended if process.has_slept else shown
 
     def sleep(self, seconds: float) -> None:
-        self._kernel.sleep(seconds)
+        self._kernel.sleep(max(seconds, SHORTEST_SLEEP))
 
 
 class CooperativeLock:

@@ -15,13 +15,13 @@ from kcl_dagster.leader.tick_report import Launch, TickReport
 from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.pacing import READS_PER_SECOND, ShardLimits
+from kcl_dagster.worker.latest import Latest
 from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.concurrency import one_by_one
 from kcl_dagster.worker.delivery import IDLE_SECONDS, DeliveryQueue
 from kcl_dagster.worker.events import WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
-from kcl_dagster.worker.latest import Latest
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.opening import open_surroundings
 from kcl_dagster.worker.stop import StopReason
@@ -241,15 +241,13 @@ class WorkerProcess:
         return ShardLimits(reads_per_second=reads, idle_seconds=self.nap, quiet_seconds=0.0)
 
     def _work(self, worker: Worker[list[Row]]) -> StopReason:
-        """`Worker.run`, but idle for as long as it wants: looking ten times a second would only cost time."""
+        """`Worker.run`, but while it is idle, it looks for new leases less often, which saves time."""
         worker.start()
         try:
             with Strands(self.process, self.nap, worker):
                 try:
                     while not worker.stop.is_requested():
-                        report = worker.step_batch()
-                        if report.is_idle and not worker.stop.is_requested():
-                            self.process.kernel.sleep(worker.settings.idle)
+                        worker.step_round(2 * self.nap)
                 finally:
                     worker.protocol.close()
         finally:
