@@ -5,7 +5,7 @@ from typing import Final
 from kcl_dagster.application import Application
 from kcl_dagster.aws import Client
 from kcl_dagster.leader.kinesis_streams import KinesisStreams
-from kcl_dagster.leader.parallel import ThreadPool
+from kcl_dagster.leader.parallel_requests import ThreadPool
 from kcl_dagster.leader.tick import Leader, LeaderTables
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.tables.lock import LockProcess

@@ -19,7 +19,7 @@
   reads, the leader gives up the first worker: this worker drains, and its slot is launched again. So a worker that
   never reads prevents neither the replacement of workers with older code nor a reduction of the fleet, and the
   workers that read are kept. After a start was given up, later starts get more time: see
-  `kcl_dagster.leader.patience`.
+  `kcl_dagster.leader.start_patience`.
 """
 
 import math
@@ -29,8 +29,8 @@ from typing import Final
 
 from kcl_dagster.application import FleetSettings
 from kcl_dagster.leader.liveness import WorkerSight
-from kcl_dagster.leader.patience import patience
 from kcl_dagster.leader.run_view import LoadedCode, SlotRun
+from kcl_dagster.leader.start_patience import patience
 from kcl_dagster.leader.start_watch import START_SECONDS
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import WorkerId

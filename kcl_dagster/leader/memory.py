@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeGuard
 
-from kcl_dagster.leader.patience import shown
+from kcl_dagster.leader.start_patience import shown
 from kcl_dagster.model.lease import WorkerId
 from kcl_dagster.model.standing import Standing
 
@@ -43,7 +43,7 @@ class Memory:
 
     given_up: dict[str, int] = field(default_factory=dict)
     """Runs whose workers the leader gave up because their starts took too long, and when, in epoch seconds. See
-    `kcl_dagster.leader.patience`."""
+    `kcl_dagster.leader.start_patience`."""
 
     given_up_over: int = 0
     """Epoch seconds. Starts that were given up at this time or earlier no longer matter, because a worker has

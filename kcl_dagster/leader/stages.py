@@ -27,9 +27,9 @@ from kcl_dagster.leader.liveness import MISSED_BEATS, lag_of, scalable_lag_of
 from kcl_dagster.leader.memory import LAUNCH, SILENT, TARGET, Memory
 from kcl_dagster.leader.moving import MoveOutcome, decide
 from kcl_dagster.leader.observation import Observer, Sight
-from kcl_dagster.leader.patience import remembered
 from kcl_dagster.leader.run_view import RunView
 from kcl_dagster.leader.scan_pace import is_settled
+from kcl_dagster.leader.start_patience import remembered
 from kcl_dagster.leader.start_watch import START_SECONDS
 from kcl_dagster.leader.sync_stage import SyncOutcome
 from kcl_dagster.leader.tick_report import Launch, StageOutcome, TickReport

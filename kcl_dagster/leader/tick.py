@@ -10,7 +10,7 @@ from kcl_dagster.aws import Client
 from kcl_dagster.leader.assignment import policies
 from kcl_dagster.leader.clean_stage import Cleaner
 from kcl_dagster.leader.failure_count import FailureCount
-from kcl_dagster.leader.former import FormerStreams
+from kcl_dagster.leader.former_streams import FormerStreams
 from kcl_dagster.leader.kinesis_streams import Streams
 from kcl_dagster.leader.launches import LaunchBook
 from kcl_dagster.leader.memory import Memory

@@ -27,7 +27,7 @@ from kcl_dagster.tables.scanning import scan_items
 from kcl_dagster.tables.sending import Applied, Sender
 from kcl_dagster.tables.starts import start_from_item, start_to_item
 from kcl_dagster.tables.table_layout import create_tables
-from kcl_dagster.worker.pending import pin_of
+from kcl_dagster.worker.pins import pin_of
 
 _OWNERSHIP = (a.OWNER, a.CHECKPOINT_OWNER, a.HANDOFF)
 # Attributes that workers write into their leases even if nothing was processed. If a lease differs from the file

@@ -13,7 +13,7 @@ from kcl_dagster.errors import ConfigurationError, TableNotFound, UnreadableItem
 from kcl_dagster.leader.application_completeness import Hindrance, complete_through
 from kcl_dagster.leader.liveness import CLOCK_TOLERANCE, is_recent
 from kcl_dagster.leader.memory import starts_given_up
-from kcl_dagster.leader.patience import described
+from kcl_dagster.leader.start_patience import described
 from kcl_dagster.model.counting import counted
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier

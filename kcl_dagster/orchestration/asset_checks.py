@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetCheckSpec
 
-from kcl_dagster.leader.patience import described
+from kcl_dagster.leader.start_patience import described
 from kcl_dagster.leader.unread import CLOCKS_APART, LONGEST_PAUSE
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration.application_state import Observation

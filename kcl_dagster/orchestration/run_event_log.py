@@ -22,7 +22,7 @@ from dagster import (
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.orchestration import asset_checks
 from kcl_dagster.orchestration.consumer import Consumer
-from kcl_dagster.orchestration.episodes import Episodes
+from kcl_dagster.orchestration.event_episodes import Episodes
 from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclRecordsMetadataSet
 from kcl_dagster.orchestration.sink_choices import place_of
 from kcl_dagster.orchestration.translator import KclAsset, KclTranslator, Role

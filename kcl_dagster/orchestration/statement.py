@@ -20,7 +20,7 @@ from dagster import (
 from kcl_dagster.leader.tick_report import StreamSight
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.worker_row import CPU, WorkerRow
-from kcl_dagster.orchestration import picture
+from kcl_dagster.orchestration import fleet_picture
 from kcl_dagster.orchestration.application_state import Decision, Observation, ShardLag
 from kcl_dagster.orchestration.metadata import (
     KclDecisionsMetadataSet,
@@ -58,13 +58,13 @@ def of_leases(seen: Observation) -> KclLeasesMetadataSet:
 
     rows: list[Row] = [
         {
-            "shard": picture.shard(lease.key).removeprefix("shard "),
-            "owner": picture.unbroken(slot_of(lease.actual_owner or "none")),
+            "shard": fleet_picture.shard(lease.key).removeprefix("shard "),
+            "owner": fleet_picture.unbroken(slot_of(lease.actual_owner or "none")),
             "state": _state(lease, seen, unserved=lease.key in unserved),
             "lag s": _rounded(behind.get(lease.key)),
             "KB/s": round(lease.throughput_kbps or 0.0, 1),
             "age s": round(seen.ages.get(lease.key, 0.0)),
-            "checkpoint": picture.shortened(str(lease.checkpoint or "none")),
+            "checkpoint": fleet_picture.shortened(str(lease.checkpoint or "none")),
         }
         for lease in sorted(sorted(still_open, key=lambda lease: lease.key), key=badness, reverse=True)[:MAX_ROWS]
     ]
@@ -72,7 +72,7 @@ def of_leases(seen: Observation) -> KclLeasesMetadataSet:
     columns = ("shard", "owner", "state", "lag s", "KB/s", "age s", "checkpoint")
     shares = {slot_of(worker): leases for worker, leases in seen.shares.items()}
     return KclLeasesMetadataSet(
-        distribution=MetadataValue.md(picture.distribution(shares, len(unserved))),
+        distribution=MetadataValue.md(fleet_picture.distribution(shares, len(unserved))),
         leases=_table(rows, {name: kinds.get(name, "string") for name in columns}),
         open_leases=len(still_open),
         unserved=len(unserved),
@@ -90,7 +90,7 @@ def of_workers(seen: Observation) -> KclWorkersMetadataSet:
     cpus = [cpu for row in seen.workers if (cpu := _cpu(row)) is not None]
     rows: list[Row] = [
         {
-            "worker": picture.unbroken(slot_of(row.id)),
+            "worker": fleet_picture.unbroken(slot_of(row.id)),
             "state": row.state.value,
             "leases": shares.get(str(row.id), 0),
             "CPU %": _rounded(_cpu(row)),
@@ -140,7 +140,7 @@ def of_stream(stream: StreamSight, seen: Observation) -> KclStreamMetadataSet:
 
 def decision_row(decision: Decision, at: float) -> Row:
     """A row of the table of decisions; `at` in epoch seconds."""
-    subject = picture.shard(decision.subject) if decision.kind in OF_LEASES else decision.subject
+    subject = fleet_picture.shard(decision.subject) if decision.kind in OF_LEASES else decision.subject
     what = f"{subject} → {slot_of(decision.to)}" if decision.to is not None else subject
     return {
         "when (UTC)": datetime.fromtimestamp(at, UTC).strftime("%m-%d %H:%M:%S"),
@@ -179,7 +179,7 @@ def inline(lines: Iterable[str]) -> MarkdownMetadataValue:
     """Markdown of the first lines, as many as Dagster shows without a button."""
     text = ""
     for line in lines:
-        if len(text) + len(line) > picture.INLINE_CHARACTERS:
+        if len(text) + len(line) > fleet_picture.INLINE_CHARACTERS:
             break
         text += line
     return MetadataValue.md(text)
@@ -198,7 +198,7 @@ def _shards(lags: Sequence[ShardLag]) -> MarkdownMetadataValue:
 def _lag_row(lag: ShardLag) -> str:
     behind, used = _told(lag)
     worker = slot_of(lag.worker) if lag.worker is not None and lag.is_read else "none"
-    return f"| {picture.shard(lag.lease)} | {behind} | {used} | {worker} |\n"
+    return f"| {fleet_picture.shard(lag.lease)} | {behind} | {used} | {worker} |\n"
 
 
 def _told(lag: ShardLag) -> tuple[str, str]:

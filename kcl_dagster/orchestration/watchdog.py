@@ -10,7 +10,7 @@ import os
 from dagster import DagsterInstance, DagsterRunStatus
 
 from kcl_dagster.orchestration import processes
-from kcl_dagster.worker.latest import Latest, Start, on_a_thread
+from kcl_dagster.worker.background_calls import Latest, Start, on_a_thread
 from kcl_dagster.worker.surroundings import Watch
 
 

@@ -27,12 +27,12 @@ from kcl_dagster.spark.transform import Observed, Traced, returns_its_argument
 from kcl_dagster.telemetry.logs import queued_logs
 from kcl_dagster.telemetry.otlp import open_traces
 from kcl_dagster.telemetry.worker_metrics import open_telemetry
+from kcl_dagster.worker.background_opening import Late, LateEngine, LateProcessorHosts
 from kcl_dagster.worker.batch import Sink
 from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.dead_letter import DeadLetters, FiledDeadLetters
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 from kcl_dagster.worker.heartbeat import Identity
-from kcl_dagster.worker.late import Late, LateEngine, LateProcessorHosts
 from kcl_dagster.worker.opening import open_surroundings
 from kcl_dagster.worker.spans import NO_SPANS, Spans
 from kcl_dagster.worker.stop import StopReason, StopSignal

@@ -22,8 +22,8 @@ from kcl_dagster.errors import BatchError, EndpointUnreachable, KclError
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Clock, Runtime, system
 from kcl_dagster.spark.frozen_rows import frozen_rows
+from kcl_dagster.spark.python_worker_tuning import TaskMemory, settle
 from kcl_dagster.spark.schema import ARROW_SCHEMA, LEASE_KEY, PROGRESS, PROGRESS_TYPE
-from kcl_dagster.spark.settling import TaskMemory, settle
 from kcl_dagster.streams.fanout import FanoutReader, Subscriptions
 from kcl_dagster.streams.pacing import Allowance, ReadDeadline, ShardLimits
 from kcl_dagster.streams.parsing import install

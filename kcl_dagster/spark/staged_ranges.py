@@ -39,10 +39,10 @@ from kcl_dagster.spark.failures import CONTENT_CHANGED, Marks, fetch_failures
 from kcl_dagster.spark.fetch import FetchPlan, Trailer, client_of, fetch
 from kcl_dagster.spark.frozen import midpoint_of, poison_records_of
 from kcl_dagster.spark.outcome import FetchOutcome
+from kcl_dagster.spark.python_worker_tuning import TaskMemory, settle
 from kcl_dagster.spark.reader_processes import FetchTasks
 from kcl_dagster.spark.row_types import row_type
 from kcl_dagster.spark.schema import COLUMNS, LEASE_KEY, PROGRESS
-from kcl_dagster.spark.settling import TaskMemory, settle
 from kcl_dagster.worker.batch import PoisonRecord, Range
 
 log = logging.getLogger(__name__)

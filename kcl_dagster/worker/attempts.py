@@ -7,7 +7,7 @@ work on the records has begun. Until the processor checkpoints, the worker write
 with a later record. The processor's first checkpoint removes the pin. The worker then writes no further pins for
 this processor.
 
-The pin has the format of the pins of batches (`kcl_dagster.worker.pending`), but is marked as an attempt. Such a
+The pin has the format of the pins of batches (`kcl_dagster.worker.pins`), but is marked as an attempt. Such a
 pin does not bind a processor or a sink to a range: the next reader begins at the checkpoint.
 
 The pin names a record that was delivered. Later records may have been delivered as well. This worker therefore
@@ -29,7 +29,7 @@ from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.batch import Progress
 from kcl_dagster.worker.held_lease import Holding
 from kcl_dagster.worker.holdings import Holdings
-from kcl_dagster.worker.pending import OwnPins, Pin, binds, pin_of
+from kcl_dagster.worker.pins import OwnPins, Pin, binds, pin_of
 
 WRITE_SECONDS: Final = 60.0  # between two writes of the same pin; costs no more than the renewals
 # The losses of an inherited pin are kept for this many seconds after this worker has passed the pin's end. The

@@ -35,7 +35,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.worker.former_chains import FormerChains, store_errors, stored_after
 from kcl_dagster.worker.held_lease import Holding, Unwritten
 from kcl_dagster.worker.holdings import Holdings
-from kcl_dagster.worker.pending import binds, pin_of
+from kcl_dagster.worker.pins import binds, pin_of
 from kcl_dagster.worker.spans import DECIDE, NO_SPANS, PUBLISH, Spans
 from kcl_dagster.worker.staging import StagedBatch
 

@@ -15,9 +15,9 @@ from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.windows import Windows
 from kcl_dagster.runtime import Clock
 from kcl_dagster.tables.completeness_row import WrittenThrough
+from kcl_dagster.worker.background_calls import Start, on_a_thread
 from kcl_dagster.worker.error_text import brief
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent
-from kcl_dagster.worker.latest import Start, on_a_thread
 
 WRITE_SECONDS: Final = 60.0  # if the moment advances within its window, it is stored once per minute
 # While this worker stores no records, the moment is stored at this interval, so that an idle stream costs few

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kcl_dagster.model.claim import Begun
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.runtime import Clock
-from kcl_dagster.worker.pending import pin_of
+from kcl_dagster.worker.pins import pin_of
 from kcl_dagster.worker.report import LeaseReport, Outcome
 
 _READ = frozenset({Outcome.COMMITTED, Outcome.DELIVERED, Outcome.IDLE, Outcome.SET_ASIDE})

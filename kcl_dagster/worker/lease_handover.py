@@ -11,7 +11,7 @@ from kcl_dagster.worker.claimed_leases import ClaimedLeases
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.held_lease import HeldLease
 from kcl_dagster.worker.lease_writes import LeaseWrites
-from kcl_dagster.worker.pending import pin_of
+from kcl_dagster.worker.pins import pin_of
 
 GoesOn = Callable[[WorkerId], bool]
 """Returns whether a worker can be given a lease, because it has neither ended nor been asked to drain. Can read a

@@ -19,7 +19,7 @@ from kcl_dagster.worker.error_text import full
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.held_lease import Holding
 from kcl_dagster.worker.holdings import Holdings
-from kcl_dagster.worker.pending import Pin, binds, pin_of
+from kcl_dagster.worker.pins import Pin, binds, pin_of
 from kcl_dagster.worker.ranges import Planner
 from kcl_dagster.worker.reading import Reading, Round, stored_through
 from kcl_dagster.worker.report import BatchReport, Outcome

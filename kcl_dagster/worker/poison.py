@@ -16,7 +16,7 @@ from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
 from kcl_dagster.worker.failure import LOSSES_TO_NARROW, Failures, Verdict
 from kcl_dagster.worker.held_lease import Holding
 from kcl_dagster.worker.holdings import Holdings
-from kcl_dagster.worker.pending import OwnPins, Pin
+from kcl_dagster.worker.pins import OwnPins, Pin
 from kcl_dagster.worker.reading import stored_through
 from kcl_dagster.worker.report import Outcome
 from kcl_dagster.worker.stored_counts import WindowRules

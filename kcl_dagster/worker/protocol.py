@@ -34,7 +34,7 @@ from kcl_dagster.worker.held_lease import Holding
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.lease_writes import EndWasWritten
 from kcl_dagster.worker.left_claims import refuse_claim
-from kcl_dagster.worker.pending import Pin, pin_of
+from kcl_dagster.worker.pins import Pin, pin_of
 from kcl_dagster.worker.poison import PoisonHandling
 from kcl_dagster.worker.ranges import Planner
 from kcl_dagster.worker.reading import Reading, Round, stored_through

@@ -7,7 +7,7 @@ from kcl_dagster.model.checkpoint import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Che
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.worker.batch import Progress, Range
-from kcl_dagster.worker.pending import binds, pin_of
+from kcl_dagster.worker.pins import binds, pin_of
 
 ResolvedStart = Callable[[StreamIdentifier], int | None]
 """Returns a time in epoch milliseconds: the time to which LATEST or AT_TIMESTAMP was resolved when the application

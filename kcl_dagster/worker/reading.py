@@ -19,7 +19,7 @@ from kcl_dagster.worker.failure import LOSSES_TO_ISOLATE, Failures
 from kcl_dagster.worker.held_lease import Holding
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.parents import Parents
-from kcl_dagster.worker.pending import pin_of
+from kcl_dagster.worker.pins import pin_of
 from kcl_dagster.worker.processing_watch import ProcessingWatch
 from kcl_dagster.worker.ranges import following
 from kcl_dagster.worker.report import BatchReport, LeaseReport, Outcome

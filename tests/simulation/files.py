@@ -15,7 +15,7 @@ from kcl_dagster.chains.publication import file_name
 from kcl_dagster.errors import RecordRefused
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.spark.sinks.layout import Folders
-from kcl_dagster.spark.sinks.split import split
+from kcl_dagster.spark.sinks.rows_by_key import split
 from kcl_dagster.spark.storage import LONGEST_NAME
 from tests.doubles.engine import Row
 from tests.simulation.consumer import FIRST_VERSION, KIND, SCHEMA, CodeVersion

@@ -15,7 +15,7 @@ from kcl_dagster.leader.tick_report import Launch, TickReport
 from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.streams.pacing import READS_PER_SECOND, ShardLimits
-from kcl_dagster.worker.latest import Latest
+from kcl_dagster.worker.background_calls import Latest
 from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.bound import Bound
 from kcl_dagster.worker.concurrency import one_by_one

@@ -24,11 +24,11 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.parquet_file import Footer, ParquetFile, read_footer
+from kcl_dagster.spark.python_worker_tuning import TaskMemory, settle
 from kcl_dagster.spark.row_types import row_type
-from kcl_dagster.spark.settling import TaskMemory, settle
 from kcl_dagster.spark.sinks.layout import Layout
 from kcl_dagster.spark.sinks.minutes import MinuteCounts, minute_rows
-from kcl_dagster.spark.sinks.split import split
+from kcl_dagster.spark.sinks.rows_by_key import split
 from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.workload import Work
 from kcl_dagster.worker.batch import MinuteRows

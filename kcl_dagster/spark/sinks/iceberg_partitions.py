@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from kcl_dagster.errors import ConfigurationError, RecordRefused
 from kcl_dagster.model.partition_terms import PartitionTerm
 from kcl_dagster.spark.sinks.layout import table_folder
-from kcl_dagster.spark.sinks.split import distinct
+from kcl_dagster.spark.sinks.rows_by_key import distinct
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField, PartitionSpec

@@ -26,7 +26,7 @@ from pyspark.sql import types
 from pyspark.sql.types import StructType
 
 from kcl_dagster.errors import ConfigurationError, RecordRefused
-from kcl_dagster.spark.sinks.split import distinct
+from kcl_dagster.spark.sinks.rows_by_key import distinct
 from kcl_dagster.spark.storage import is_hidden
 
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"  # the name for null in Hive, Spark and Athena

@@ -36,7 +36,7 @@ from kcl_dagster.chains.store import Entries, found_content
 from kcl_dagster.chains.table_commits import MOST_ENTRIES, TableCommits, application_of
 from kcl_dagster.errors import ConfigurationError, KclError, SinkError, Unsafe
 from kcl_dagster.spark.failures import Marks
-from kcl_dagster.spark.settling import settle
+from kcl_dagster.spark.python_worker_tuning import settle
 from kcl_dagster.spark.sinks.completeness import RECENT_COMMITS, application_key, completeness_record
 from kcl_dagster.spark.sinks.named_delta import NamedDelta
 from kcl_dagster.spark.sinks.target import decoded_schema

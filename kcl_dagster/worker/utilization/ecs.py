@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
-from kcl_dagster.worker.latest import Latest, Start, on_a_thread
+from kcl_dagster.worker.background_calls import Latest, Start, on_a_thread
 from kcl_dagster.worker.utilization.probe import FULL, Unmeasurable, busy_percent
 
 ADDRESS = "ECS_CONTAINER_METADATA_URI_V4"  # name of the environment variable

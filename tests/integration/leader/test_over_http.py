@@ -10,7 +10,7 @@ from kcl_dagster import aws as edge
 from kcl_dagster.application import Application, FleetSettings
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.leader.construction import open_leader
-from kcl_dagster.leader.parallel import ThreadPool
+from kcl_dagster.leader.parallel_requests import ThreadPool
 from kcl_dagster.leader.run_view import RunView, SlotRun
 from kcl_dagster.leader.tick import Leader
 from kcl_dagster.model.worker_row import WorkerRow, slot_name, worker_id

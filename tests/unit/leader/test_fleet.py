@@ -19,8 +19,8 @@ from kcl_dagster.leader.fleet import (
 from kcl_dagster.leader.launches import FIRST_PAUSE, LONGEST_PAUSE, LaunchBook
 from kcl_dagster.leader.liveness import WorkerSight, scalable_lag_of
 from kcl_dagster.leader.memory import Memory, starts_given_up
-from kcl_dagster.leader.patience import remembered
 from kcl_dagster.leader.run_view import LoadedCode, RunStatus, SlotRun
+from kcl_dagster.leader.start_patience import remembered
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import BOUNDED_SLOT, SHARDS_TOLD, WorkerRow, WorkerState, slot_name
 

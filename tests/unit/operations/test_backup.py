@@ -15,7 +15,7 @@ from kcl_dagster.operations.backup import BEGUN, export_leases, from_line, impor
 from kcl_dagster.operations.pausing import pause
 from kcl_dagster.operations.reset import STORED_WITH_THE_DATA
 from kcl_dagster.operations.status import read_status
-from kcl_dagster.worker.pending import Pin, pin_of
+from kcl_dagster.worker.pins import Pin, pin_of
 from tests.unit.operations.conftest import Shop
 
 FIRST, SECOND = "shardId-000000000000", "shardId-000000000001"

@@ -12,7 +12,7 @@ from kcl_dagster.leader.tick_report import StreamSight, TickReport
 from kcl_dagster.model.checkpoint import SHARD_END
 from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
-from kcl_dagster.orchestration import application_state, asset_checks, picture, statement
+from kcl_dagster.orchestration import application_state, asset_checks, fleet_picture, statement
 from kcl_dagster.orchestration.application_state import Decision, ShardLag, of_tick
 from kcl_dagster.orchestration.statement import MAX_ROWS
 from tests.unit.orchestration.test_reporting import CALM, lease, things, worker
@@ -238,13 +238,13 @@ def test_durations_are_short(seconds: float, shown: str) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1, 4, 12, 200])
 def test_the_picture_is_small_enough_to_be_shown_inline(workers: int) -> None:
-    markdown = picture.distribution({f"worker-{n:03d}": n for n in range(workers)}, unserved=3)
+    markdown = fleet_picture.distribution({f"worker-{n:03d}": n for n in range(workers)}, unserved=3)
     assert markdown.startswith("![leases per worker](data:image/svg+xml;base64,")
     assert len(markdown) < 1000
 
 
 def test_without_leases_and_workers_there_is_no_picture() -> None:
-    assert picture.distribution({}) == ""
+    assert fleet_picture.distribution({}) == ""
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_without_leases_and_workers_there_is_no_picture() -> None:
     [("TRIM_HORIZON", "TRIM_HORIZON"), (str(SHARD_END), "SHARD_END"), ("1" * 56, "…\u206011111111")],
 )
 def test_sequence_numbers_are_shortened_and_words_are_not(text: str, short: str) -> None:
-    assert picture.shortened(text) == short
+    assert fleet_picture.shortened(text) == short
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_sequence_numbers_are_shortened_and_words_are_not(text: str, short: str)
     ],
 )
 def test_leases_are_named_by_their_shards_number(key: str, short: str) -> None:
-    assert picture.shard(key) == short
+    assert fleet_picture.shard(key) == short
 
 
 def test_the_end_of_a_worker_has_the_reason_for_which_it_drains() -> None:

@@ -23,8 +23,8 @@ from kcl_dagster.spark.interruption import Interruption
 from kcl_dagster.tables.places import TableLayout
 from kcl_dagster.tables.table_layout import create_tables
 from kcl_dagster.testing import EmulatorResource
+from kcl_dagster.worker.background_opening import Late
 from kcl_dagster.worker.events import EventKind, WorkerEvent
-from kcl_dagster.worker.late import Late
 from kcl_dagster.worker.stop import StopReason, StopSignal
 from tests.unit.spark.test_session import Session
 

@@ -18,7 +18,7 @@ from kcl_dagster.worker.batch import Progress, Range
 from kcl_dagster.worker.failure import Failures
 from kcl_dagster.worker.lag import Lag
 from kcl_dagster.worker.parents import parent_keys, sibling_key
-from kcl_dagster.worker.pending import Pin, pin_of
+from kcl_dagster.worker.pins import Pin, pin_of
 from kcl_dagster.worker.ranges import Planner, next_range
 from kcl_dagster.worker.report import LeaseReport, Outcome
 from kcl_dagster.worker.retention import loss_in

@@ -17,7 +17,7 @@ from kcl_dagster.model.windows import FixedWindows
 from kcl_dagster.worker.batch import Batch
 from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.held_lease import Unwritten
-from kcl_dagster.worker.pending import pin_of
+from kcl_dagster.worker.pins import pin_of
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from kcl_dagster.worker.report import Outcome
 from kcl_dagster.worker.staging import StagedBatch

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from kcl_dagster.worker.background_calls import Latest
 from kcl_dagster.worker.delivery import ATTEMPTS, IDLE_SECONDS, DeliveryQueue, DeliveryThread, counted
-from kcl_dagster.worker.latest import Latest
 from tests.doubles.clock import FakeClock
 
 

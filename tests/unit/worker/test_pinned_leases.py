@@ -11,7 +11,7 @@ from kcl_dagster.model.claim import ChainId, Claim, ClaimId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.chain_protocol import ChainProtocol
 from kcl_dagster.worker.events import EventKind
-from kcl_dagster.worker.pending import pin_of
+from kcl_dagster.worker.pins import pin_of
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from kcl_dagster.worker.report import Outcome
 from tests.unit.worker.chains import ChainWorld, TableWorld, loses_its_lease_at

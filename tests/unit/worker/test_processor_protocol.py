@@ -19,7 +19,7 @@ from kcl_dagster.worker.events import EventKind
 from kcl_dagster.worker.failure import LOSS_PAUSE
 from kcl_dagster.worker.hosted_processor import HostLost
 from kcl_dagster.worker.instance import Instance
-from kcl_dagster.worker.pending import pin_of
+from kcl_dagster.worker.pins import pin_of
 from kcl_dagster.worker.processor import (
     CheckpointError,
     InitializeInput,

@@ -4,7 +4,7 @@ import pytest
 
 from kcl_dagster.model.checkpoint import TRIM_HORIZON, Checkpoint
 from kcl_dagster.worker.events import EventKind
-from kcl_dagster.worker.pending import Pin
+from kcl_dagster.worker.pins import Pin
 from kcl_dagster.worker.reading import FIRST_SECONDS
 from kcl_dagster.worker.report import Outcome
 from tests.unit.worker.failing import away_after

@@ -11,7 +11,7 @@ from kcl_dagster.spark.session import KEEPS_MEMORY
 
 PROGRAM = """
 import gc
-from kcl_dagster.spark.settling import settle
+from kcl_dagster.spark.python_worker_tuning import settle
 import kcl_dagster.spark.staged_ranges
 settle()
 frozen, live = gc.get_freeze_count(), len(gc.get_objects())
@@ -25,7 +25,7 @@ print(frozen, live, again, imported, len(gc.get_objects()))
 # User code that imports a module in every batch.
 IMPORTS_ALWAYS = """
 import gc, sys, types
-from kcl_dagster.spark.settling import MOST_TIMES, settle
+from kcl_dagster.spark.python_worker_tuning import MOST_TIMES, settle
 counts = []
 for batch in range(3 * MOST_TIMES):
     sys.modules[f"of_batch_{batch}"] = types.ModuleType(f"of_batch_{batch}")

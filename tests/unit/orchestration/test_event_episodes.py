@@ -3,7 +3,7 @@
 import pytest
 
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.orchestration.episodes import NAMED, ORDINARY_LINES, Episodes
+from kcl_dagster.orchestration.event_episodes import NAMED, ORDINARY_LINES, Episodes
 from kcl_dagster.worker.events import EventKind, WorkerEvent
 
 pytestmark = pytest.mark.slow

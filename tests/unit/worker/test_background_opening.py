@@ -9,8 +9,8 @@ import pytest
 
 from kcl_dagster.errors import JavaMissing
 from kcl_dagster.testing.local_processors import LocalProcessorHost
+from kcl_dagster.worker.background_opening import Late, LateEngine, LateProcessorHosts
 from kcl_dagster.worker.heartbeat import Identity
-from kcl_dagster.worker.late import Late, LateEngine, LateProcessorHosts
 from kcl_dagster.worker.loop import Worker
 from kcl_dagster.worker.processor import ProcessRecordsInput, RecordProcessorBase
 from kcl_dagster.worker.stop import StopReason
