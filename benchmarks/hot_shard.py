@@ -32,8 +32,8 @@ from kcl_dagster.application import BatchSettings
 from kcl_dagster.spark.arrow_transform import ArrowTransform
 from kcl_dagster.spark.session import SparkSettings, start_session, stop_session
 from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.spark.task_slices import BATCHES_KNOWN
 from kcl_dagster.spark.transform import Transform
-from kcl_dagster.spark.workload import BATCHES_KNOWN
 
 MEGABYTES: Final = 20.0
 BATCHES: Final = 10

@@ -39,7 +39,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.shard import MAX_HASH_KEY, HashRange
 from kcl_dagster.model.worker_row import WorkerRow, slot_name, worker_id
 from kcl_dagster.orchestration import application_state
-from kcl_dagster.orchestration.reporting import Reporter
+from kcl_dagster.orchestration.asset_reporting import Reporter
 from kcl_dagster.orchestration.translator import KclTranslator
 from kcl_dagster.tables.attributes import Item
 from kcl_dagster.tables.items import lease_to_item

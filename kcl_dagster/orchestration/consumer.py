@@ -26,10 +26,10 @@ from kcl_dagster.application import (
 from kcl_dagster.errors import ConfigurationError
 from kcl_dagster.model.stored import rules_of
 from kcl_dagster.orchestration.code_version import code_version
-from kcl_dagster.orchestration.pace import batched, paced
 from kcl_dagster.orchestration.several_tables_choice import several_tables
 from kcl_dagster.orchestration.sink_choices import SinkChoice, Transform, processors
 from kcl_dagster.orchestration.time_windows import DEFAULT_PARTITIONS, PartitionWindows, refuse
+from kcl_dagster.orchestration.visible_within import batched, paced
 
 CONTEXT = "context"
 """The name of the transform's parameter that gets Dagster's context, as in Dagster's own assets."""

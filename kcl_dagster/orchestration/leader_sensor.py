@@ -31,11 +31,11 @@ from kcl_dagster.leader.tick import Leader
 from kcl_dagster.leader.tick_report import Launch, StreamSight, TickReport
 from kcl_dagster.model.counting import counted
 from kcl_dagster.orchestration import application_state, asset_checks
+from kcl_dagster.orchestration.asset_reporting import SHARDS_TAG, Reporter, shards_of
 from kcl_dagster.orchestration.complete_windows import CompleteWindows
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.lock_process import lock_process
 from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
-from kcl_dagster.orchestration.reporting import SHARDS_TAG, Reporter, shards_of
 from kcl_dagster.orchestration.resources import KclResource
 from kcl_dagster.orchestration.run_storage import (
     APPLICATION_TAG,

@@ -16,7 +16,7 @@ from pyarrow import types as kinds
 from kcl_dagster.errors import RecordRefused, SinkError, TransformError
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.spark.schema import PROGRESS
-from kcl_dagster.spark.sinks.target import fits
+from kcl_dagster.spark.sinks.table_columns import fits
 
 Types = Mapping[str, pa.DataType]
 """The types of columns by their names. A column whose type is not known yet is absent."""

@@ -8,7 +8,7 @@ from typing import Self
 from pyspark.sql import DataFrame
 
 from kcl_dagster.spark.staged_ranges import StagedRecords
-from kcl_dagster.spark.workload import Work
+from kcl_dagster.spark.task_slices import Work
 
 
 @dataclass(slots=True)

@@ -30,8 +30,8 @@ from kcl_dagster.spark.reader_processes import FetchTasks, SubscribedLeases, mer
 from kcl_dagster.spark.row_types import RECORD_TYPE
 from kcl_dagster.spark.session_kind import is_classic
 from kcl_dagster.spark.staged_ranges import FetchStaging, ReadAgain, StagedRanges
+from kcl_dagster.spark.task_slices import FetchSize, Work, Workload
 from kcl_dagster.spark.warm_up import interpreted_if_new, warm_up
-from kcl_dagster.spark.workload import FetchSize, Work, Workload
 from kcl_dagster.streams.pacing import MAX_PAGE_BYTES
 from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.settings import TASK_BYTES

@@ -13,7 +13,7 @@ from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.outcome import FetchOutcome
 from kcl_dagster.spark.staged_ranges import StagedRecords
-from kcl_dagster.spark.workload import Work
+from kcl_dagster.spark.task_slices import Work
 from kcl_dagster.worker.batch import PoisonRecord, Progress, Range
 
 

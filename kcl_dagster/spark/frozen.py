@@ -30,7 +30,7 @@ class FrozenRanges:
         the plan of the fetch."""
         self.ranges = tuple(ranges)
         self.slices: Callable[[], int] = lambda: 1
-        """Returns in how many slices each partition of the records is divided, see `kcl_dagster.spark.workload`."""
+        """Returns in how many slices each partition of the records is divided, see `spark.task_slices`."""
         with fetch_failures():
             self._frame = frame.localCheckpoint(eager=False)
             proofs = self._frame.where(self._frame[TRAILER].isNotNull()).collect()

@@ -33,12 +33,12 @@ from kcl_dagster.model.claim import ClaimId
 from kcl_dagster.model.lease import Lease, LeaseKey
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.worker.batch import D, Fetched, Progress, Range
+from kcl_dagster.worker.batch_retries import LOSSES_TO_NARROW, Verdict
 from kcl_dagster.worker.claims import Claims
 from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
 from kcl_dagster.worker.error_class import class_of, depends_on_records
 from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind
-from kcl_dagster.worker.failure import LOSSES_TO_NARROW, Verdict
 from kcl_dagster.worker.held_lease import Holding, Unwritten
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.lost_owners import LostOwners

@@ -1,4 +1,4 @@
-"""The leases that this worker holds. This module combines `lease_registry`, which lists them, `lease_writes`, which
+"""The leases that this worker holds. This module combines `held_leases`, which lists them, `lease_writes`, which
 writes their rows, `claimed_leases`, which writes the claims of chains into the rows, and `lease_handover`, which
 gives leases up."""
 

@@ -21,7 +21,7 @@ from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.leases import LeaseTable
 from kcl_dagster.worker.events import EventKind, OnEvent, ignore
 from kcl_dagster.worker.held_lease import HeldLease, Holding, Unwritten, renewed_claim
-from kcl_dagster.worker.lease_registry import LeaseRegistry
+from kcl_dagster.worker.held_leases import LeaseRegistry
 
 
 class EndWasWritten(KclError):

@@ -30,8 +30,8 @@ from kcl_dagster.model.worker_row import ERRORS_TOLD, SHARDS_TOLD, STOPPED_TOLD,
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.tables.control import Control
 from kcl_dagster.tables.lease_reader import ScanResult
-from kcl_dagster.worker.attempts import unfinished
 from kcl_dagster.worker.batch import D, R, Reader
+from kcl_dagster.worker.batch_retries import Failures
 from kcl_dagster.worker.bound import Activity, BoundWatch
 from kcl_dagster.worker.chain_protocol import ChainProtocol
 from kcl_dagster.worker.claims import Claims
@@ -40,7 +40,6 @@ from kcl_dagster.worker.completeness_writer import CompletenessWriter, is_writer
 from kcl_dagster.worker.concurrency import ForEach, WithoutWaiting, several_at_once
 from kcl_dagster.worker.discovery import Discoverer
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, unfailing
-from kcl_dagster.worker.failure import Failures
 from kcl_dagster.worker.heartbeat import Heartbeat, Identity
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.lag import Lag, LagReport, unstored_of
@@ -50,6 +49,7 @@ from kcl_dagster.worker.parents import Parents
 from kcl_dagster.worker.pinned_leases import PinnedLeases
 from kcl_dagster.worker.poison import PoisonHandling
 from kcl_dagster.worker.processing_watch import ProcessingWatch
+from kcl_dagster.worker.processor_attempts import unfinished
 from kcl_dagster.worker.processor_protocol import ProcessorProtocol
 from kcl_dagster.worker.protocol import BatchProtocol
 from kcl_dagster.worker.publishing import publisher_of

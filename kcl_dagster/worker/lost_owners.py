@@ -12,7 +12,7 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.claim import Begun
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker.batch import Progress
-from kcl_dagster.worker.failure import LOSSES_TO_ISOLATE, LOSSES_TO_NARROW
+from kcl_dagster.worker.batch_retries import LOSSES_TO_ISOLATE, LOSSES_TO_NARROW
 from kcl_dagster.worker.held_lease import Holding
 from kcl_dagster.worker.holdings import Holdings
 

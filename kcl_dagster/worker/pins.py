@@ -42,7 +42,7 @@ class Pin:
     - `left`: whether the owner that wrote this pin gave up the lease in an orderly way. If so, the end of this
       owner does not count as a loss.
     - `arrived`: when the first record arrived in the stream, in epoch seconds.
-    - `is_attempt`: whether the pin was written for a record processor (`kcl_dagster.worker.attempts`). Such a pin
+    - `is_attempt`: whether the pin was written for a record processor (`worker.processor_attempts`). Such a pin
       counts losses. It does not bind a reader to a range, because no sink has begun a batch. A worker of an earlier
       version ignores `is_attempt`, and repeats the range as a batch.
     """

@@ -9,11 +9,11 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.batch import Fetched, Part, Progress
+from kcl_dagster.worker.batch_retries import LOSSES_TO_NARROW, Failures, Verdict
 from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
 from kcl_dagster.worker.error_class import class_of, depends_on_records
 from kcl_dagster.worker.error_text import brief, full, text_of
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
-from kcl_dagster.worker.failure import LOSSES_TO_NARROW, Failures, Verdict
 from kcl_dagster.worker.held_lease import Holding
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.pins import OwnPins, Pin

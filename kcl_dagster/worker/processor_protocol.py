@@ -7,7 +7,7 @@ Delivery is at least once and in order, as in the KCL.
 
 Unlike in the KCL, records are not skipped if a processor raises an error. Instead, new instances begin at the
 checkpoint until the failure policy decides. If records end the processes of several workers, the shard of these
-records is stopped under every policy, and tried again at long intervals; see `kcl_dagster.worker.attempts`.
+records is stopped under every policy, and tried again at long intervals; see `worker.processor_attempts`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,17 +19,17 @@ from kcl_dagster.application import FailureAction
 from kcl_dagster.errors import LeaseLost, ProcessLost, Unavailable
 from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
-from kcl_dagster.worker.attempts import Attempts
 from kcl_dagster.worker.batch import PoisonRecord, Progress, Range, Read
+from kcl_dagster.worker.batch_retries import LOSSES_TO_NARROW, Verdict
 from kcl_dagster.worker.dead_letter import DeadLetters, dead_letter
 from kcl_dagster.worker.error_class import depends_on_records
 from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind
-from kcl_dagster.worker.failure import LOSSES_TO_NARROW, Verdict
 from kcl_dagster.worker.held_lease import Holding
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.hosted_processor import HostLost, ProcessorFailed, ProcessorHosts
 from kcl_dagster.worker.left_claims import refuse_claim
+from kcl_dagster.worker.processor_attempts import Attempts
 from kcl_dagster.worker.protocol import never
 from kcl_dagster.worker.ranges import Planner
 from kcl_dagster.worker.reading import Reading, Round

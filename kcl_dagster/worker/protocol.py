@@ -26,10 +26,10 @@ from kcl_dagster.model.checkpoint import SHARD_END
 from kcl_dagster.model.lease import Lease
 from kcl_dagster.model.stored import BatchCounts
 from kcl_dagster.worker.batch import D, Fetched, PartCounts, Progress, Range, Sink
+from kcl_dagster.worker.batch_retries import LOSSES_TO_NARROW
 from kcl_dagster.worker.concurrency import ForEach, errors_of, one_by_one
 from kcl_dagster.worker.error_text import full
 from kcl_dagster.worker.events import EventKind
-from kcl_dagster.worker.failure import LOSSES_TO_NARROW
 from kcl_dagster.worker.held_lease import Holding
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.lease_writes import EndWasWritten

@@ -12,10 +12,10 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.runtime import Clock
 from kcl_dagster.worker.batch import Batch, Budget, Part, Progress, R, Range, Read, Reader, is_near_tip
+from kcl_dagster.worker.batch_retries import LOSSES_TO_ISOLATE, Failures
 from kcl_dagster.worker.error_class import ErrorClass, class_of
 from kcl_dagster.worker.error_text import brief, full
 from kcl_dagster.worker.events import EventKind, OnEvent, WorkerEvent, ignore
-from kcl_dagster.worker.failure import LOSSES_TO_ISOLATE, Failures
 from kcl_dagster.worker.held_lease import Holding
 from kcl_dagster.worker.holdings import Holdings
 from kcl_dagster.worker.parents import Parents

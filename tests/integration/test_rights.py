@@ -33,8 +33,8 @@ from kcl_dagster.spark.fetch import Connection, FetchPlan, ShardPlan, fetch
 from kcl_dagster.spark.parquet_file import ParquetFile
 from kcl_dagster.spark.schema import COLUMNS, PROGRESS
 from kcl_dagster.spark.sinks.batch_files import StageFiles
-from kcl_dagster.spark.sinks.layout import UNPARTITIONED
 from kcl_dagster.spark.sinks.parquet_compaction import compact
+from kcl_dagster.spark.sinks.partition_folders import UNPARTITIONED
 from kcl_dagster.spark.storage import S3Options, open_store
 from kcl_dagster.streams.pacing import ShardLimits
 from kcl_dagster.telemetry.leader_metrics import open_leader_telemetry

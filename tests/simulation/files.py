@@ -14,7 +14,7 @@ import pyarrow as pa
 from kcl_dagster.chains.publication import file_name
 from kcl_dagster.errors import RecordRefused
 from kcl_dagster.model.claim import ChainId
-from kcl_dagster.spark.sinks.layout import Folders
+from kcl_dagster.spark.sinks.partition_folders import Folders
 from kcl_dagster.spark.sinks.rows_by_key import split
 from kcl_dagster.spark.storage import LONGEST_NAME
 from tests.doubles.engine import Row

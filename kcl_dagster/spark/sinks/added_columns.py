@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import types as kinds
 
 from kcl_dagster.errors import SinkError
-from kcl_dagster.spark.sinks.target import fits, is_list, nullable
+from kcl_dagster.spark.sinks.table_columns import fits, is_list, nullable
 
 _MOST_DIGITS: Final = 38  # of a decimal
 # Columns that Spark adds to each Iceberg table. Spark cannot read a table that has a column with such a name.

@@ -26,11 +26,11 @@ from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.parquet_file import Footer, ParquetFile, read_footer
 from kcl_dagster.spark.python_worker_tuning import TaskMemory, settle
 from kcl_dagster.spark.row_types import row_type
-from kcl_dagster.spark.sinks.layout import Layout
 from kcl_dagster.spark.sinks.minutes import MinuteCounts, minute_rows
+from kcl_dagster.spark.sinks.partition_folders import Layout
 from kcl_dagster.spark.sinks.rows_by_key import split
-from kcl_dagster.spark.sinks.target import Target
-from kcl_dagster.spark.workload import Work
+from kcl_dagster.spark.sinks.table_columns import Target
+from kcl_dagster.spark.task_slices import Work
 from kcl_dagster.worker.batch import MinuteRows
 
 _MANIFEST: Final = pa.schema(

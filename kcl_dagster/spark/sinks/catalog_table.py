@@ -18,7 +18,7 @@ import pyarrow as pa
 from kcl_dagster.errors import ConfigurationError, PackageMissing
 from kcl_dagster.model.partition_terms import partition_terms
 from kcl_dagster.runtime import Runtime
-from kcl_dagster.spark.partitioning import partitioned
+from kcl_dagster.spark.partition_columns import partitioned
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.added_columns import added_columns, refuse_reserved
 from kcl_dagster.spark.sinks.completeness import (
@@ -31,9 +31,9 @@ from kcl_dagster.spark.sinks.expired_files import remove_expired
 from kcl_dagster.spark.sinks.iceberg_name_mapping import name_mapping
 from kcl_dagster.spark.sinks.iceberg_partitions import spec_of
 from kcl_dagster.spark.sinks.snapshot_expiry import NOTHING_OLD, Unreferenced, old_snapshots
+from kcl_dagster.spark.sinks.table_columns import nullable, refuse_same_names
 from kcl_dagster.spark.sinks.table_errors import table_errors
 from kcl_dagster.spark.sinks.table_files import TableFiles, files_of
-from kcl_dagster.spark.sinks.target import nullable, refuse_same_names
 from kcl_dagster.spark.storage import S3Options, Store
 from kcl_dagster.spark.transform import Transform
 from kcl_dagster.tables.completeness_row import WrittenThrough

@@ -23,8 +23,8 @@ from kcl_dagster.model.change_rules import DELETES, ChangeRules
 from kcl_dagster.spark.failures import first_line
 from kcl_dagster.spark.implicit_casts import first_implicit_cast
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StagingStore, no_paths, staged_files
-from kcl_dagster.spark.sinks.layout import Layout, TableFolders
-from kcl_dagster.spark.sinks.target import Target
+from kcl_dagster.spark.sinks.partition_folders import Layout, TableFolders
+from kcl_dagster.spark.sinks.table_columns import Target
 from kcl_dagster.spark.transform import Transform, is_frame
 
 _MARK: Final = pa.field(DELETES, pa.bool_(), nullable=False)

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from kcl_dagster.errors import KclError, SinkError, TransformError
-from kcl_dagster.spark.sinks.target import fits
+from kcl_dagster.spark.sinks.table_columns import fits
 from kcl_dagster.spark.storage import Store
 
 FOLDER: Final = "_kcl_dagster_columns"

@@ -11,7 +11,7 @@ from kcl_dagster.errors import SinkError
 from kcl_dagster.model.change_rules import ChangeRules, change_rules
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.runtime import Runtime, system
-from kcl_dagster.spark.partitioning import partitioned
+from kcl_dagster.spark.partition_columns import partitioned
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable
 from kcl_dagster.spark.sinks.change_files import ChangeFiles, change_rows, without_mark
 from kcl_dagster.spark.sinks.delta_commits import DeltaCommits
@@ -20,11 +20,11 @@ from kcl_dagster.spark.sinks.delta_partitions import MergedPaths, changed_column
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules, partitions_of, refuse_forgetting
 from kcl_dagster.spark.sinks.delta_statistics import DeltaStatistics
 from kcl_dagster.spark.sinks.former_parts import DeltaParts
-from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
+from kcl_dagster.spark.sinks.partition_folders import Layout, TableFolders
+from kcl_dagster.spark.sinks.table_columns import Target, refuse_same_names
 from kcl_dagster.spark.sinks.table_errors import table_errors
 from kcl_dagster.spark.sinks.table_sink import TableSink, WritingRules
-from kcl_dagster.spark.sinks.target import Target, refuse_same_names
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough

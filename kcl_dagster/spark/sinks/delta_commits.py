@@ -19,7 +19,7 @@ from kcl_dagster.spark.sinks.delta_appends import append, cleaning, commit_prope
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
 from kcl_dagster.spark.sinks.delta_merges import DeltaMerges
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules
-from kcl_dagster.spark.sinks.target import decoded_schema
+from kcl_dagster.spark.sinks.table_columns import decoded_schema
 from kcl_dagster.tables.completeness_row import WrittenThrough
 
 if TYPE_CHECKING:

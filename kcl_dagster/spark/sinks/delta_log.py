@@ -19,8 +19,8 @@ from kcl_dagster.spark.sinks.completeness import (
     is_in_table,
 )
 from kcl_dagster.spark.sinks.delta_rules import DeltaRules
+from kcl_dagster.spark.sinks.table_columns import nullable
 from kcl_dagster.spark.sinks.table_errors import table_errors
-from kcl_dagster.spark.sinks.target import nullable
 from kcl_dagster.spark.storage import S3Options, Store
 from kcl_dagster.tables.completeness_row import WrittenThrough
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from kcl_dagster.errors import SinkError
 from kcl_dagster.model.change_rules import DELETES
-from kcl_dagster.spark.sinks.layout import NULL_PARTITION
+from kcl_dagster.spark.sinks.partition_folders import NULL_PARTITION
 
 _SHOWN: Final = 20  # characters of a value in a message
 # A name as delta-rs gives it to a file.

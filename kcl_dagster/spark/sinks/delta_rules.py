@@ -21,9 +21,9 @@ from kcl_dagster.spark.sinks.batch_files import ForTable
 from kcl_dagster.spark.sinks.column_names import quoted
 from kcl_dagster.spark.sinks.delta_partitions import distinct_rows
 from kcl_dagster.spark.sinks.delta_statistics import INDEXED_COLUMNS, DeltaStatistics
-from kcl_dagster.spark.sinks.layout import Layout, TableFolders
+from kcl_dagster.spark.sinks.partition_folders import Layout, TableFolders
 from kcl_dagster.spark.sinks.row_conditions import conditions_of_required, fulfilling
-from kcl_dagster.spark.sinks.target import Target
+from kcl_dagster.spark.sinks.table_columns import Target
 from kcl_dagster.spark.transform import Transform, is_frame
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from kcl_dagster.spark.sinks.batch_files import BatchFile, Step, in_utc
 from kcl_dagster.spark.sinks.column_names import quoted
 from kcl_dagster.spark.sinks.column_types import ColumnTypes
 from kcl_dagster.spark.sinks.staging_job import schema_of
-from kcl_dagster.spark.sinks.target import Target, fits, nullable
+from kcl_dagster.spark.sinks.table_columns import Target, fits, nullable
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,13 +33,13 @@ from kcl_dagster.spark.sinks.iceberg_files import (
 from kcl_dagster.spark.sinks.iceberg_merges import refuse_changes
 from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions, PartitionsOfChanges
 from kcl_dagster.spark.sinks.iceberg_sorting import RowOrder
-from kcl_dagster.spark.sinks.layout import UNPARTITIONED, Layout, TableFolders
 from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
+from kcl_dagster.spark.sinks.partition_folders import UNPARTITIONED, Layout, TableFolders
 from kcl_dagster.spark.sinks.row_conditions import conditions_of_required, fulfilling
 from kcl_dagster.spark.sinks.snapshot_expiry import AGE
+from kcl_dagster.spark.sinks.table_columns import Target
 from kcl_dagster.spark.sinks.table_files import TableFiles
 from kcl_dagster.spark.sinks.table_sink import TableSink, WritingRules
-from kcl_dagster.spark.sinks.target import Target
 from kcl_dagster.spark.storage import S3Options, Store
 from kcl_dagster.spark.transform import Transform, guarded, is_frame, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough

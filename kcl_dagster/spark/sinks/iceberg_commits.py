@@ -29,7 +29,7 @@ from kcl_dagster.spark.sinks.field_ids import has_ids
 from kcl_dagster.spark.sinks.iceberg_files import check_version, files_of_entry, target_of
 from kcl_dagster.spark.sinks.iceberg_merges import IcebergMerge, refuse_changes
 from kcl_dagster.spark.sinks.last_changes import last_changes
-from kcl_dagster.spark.sinks.target import decoded_schema
+from kcl_dagster.spark.sinks.table_columns import decoded_schema
 from kcl_dagster.tables.completeness_row import WrittenThrough
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from kcl_dagster.errors import SinkError
 from kcl_dagster.spark.parquet_file import Footer, has_readable_bounds, names_without_bounds, read_footer
 from kcl_dagster.spark.sinks.batch_files import BatchFile
 from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions, with_sources
-from kcl_dagster.spark.sinks.target import Target
+from kcl_dagster.spark.sinks.table_columns import Target
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ColumnChunkMetaData, FileMetaData

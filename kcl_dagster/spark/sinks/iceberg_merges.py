@@ -36,8 +36,8 @@ from kcl_dagster.spark.sinks.iceberg_files import (
 from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
 from kcl_dagster.spark.sinks.iceberg_sorting import RowOrder
 from kcl_dagster.spark.sinks.last_changes import ADDED, DELETED_AT, REPLACES
-from kcl_dagster.spark.sinks.layout import UNPARTITIONED
 from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
+from kcl_dagster.spark.sinks.partition_folders import UNPARTITIONED
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression

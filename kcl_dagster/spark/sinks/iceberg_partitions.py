@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from kcl_dagster.errors import ConfigurationError, RecordRefused
 from kcl_dagster.model.partition_terms import PartitionTerm
-from kcl_dagster.spark.sinks.layout import table_folder
+from kcl_dagster.spark.sinks.partition_folders import table_folder
 from kcl_dagster.spark.sinks.rows_by_key import distinct
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from kcl_dagster.spark.sinks.completeness import (
 )
 from kcl_dagster.spark.sinks.named_delta_rules import NamedDeltaRules, sql_type
 from kcl_dagster.spark.sinks.staging_job import schema_of
-from kcl_dagster.spark.sinks.target import encoded_schema, nullable, refuse_same_names
+from kcl_dagster.spark.sinks.table_columns import encoded_schema, nullable, refuse_same_names
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.processing_watch import uninterrupted
 

@@ -39,7 +39,7 @@ from kcl_dagster.spark.failures import Marks
 from kcl_dagster.spark.python_worker_tuning import settle
 from kcl_dagster.spark.sinks.completeness import RECENT_COMMITS, application_key, completeness_record
 from kcl_dagster.spark.sinks.named_delta import NamedDelta
-from kcl_dagster.spark.sinks.target import decoded_schema
+from kcl_dagster.spark.sinks.table_columns import decoded_schema
 from kcl_dagster.spark.storage import Store
 from kcl_dagster.tables.completeness_row import WrittenThrough
 

@@ -18,9 +18,9 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.errors import SinkError
 from kcl_dagster.spark.sinks.column_names import quoted
-from kcl_dagster.spark.sinks.layout import hive_folder
+from kcl_dagster.spark.sinks.partition_folders import hive_folder
 from kcl_dagster.spark.sinks.row_conditions import conditions_of_required, fulfilling
-from kcl_dagster.spark.sinks.target import Target
+from kcl_dagster.spark.sinks.table_columns import Target
 from kcl_dagster.spark.storage import LONGEST_NAME
 from kcl_dagster.spark.transform import Transform, is_frame
 

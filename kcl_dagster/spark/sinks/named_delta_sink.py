@@ -16,17 +16,17 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.batch_records import Records
-from kcl_dagster.spark.partitioning import partitioned
+from kcl_dagster.spark.partition_columns import partitioned
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, staged_files
 from kcl_dagster.spark.sinks.former_parts import NoParts
-from kcl_dagster.spark.sinks.layout import Layout, TableFolders
 from kcl_dagster.spark.sinks.named_delta import NamedDelta
 from kcl_dagster.spark.sinks.named_delta_commits import NamedDeltaCommits
 from kcl_dagster.spark.sinks.named_delta_rules import NamedDeltaRules
 from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
+from kcl_dagster.spark.sinks.partition_folders import Layout, TableFolders
 from kcl_dagster.spark.sinks.staging_job import Staging
+from kcl_dagster.spark.sinks.table_columns import Target, encoded_schema
 from kcl_dagster.spark.sinks.table_sink import TableSink, WritingRules
-from kcl_dagster.spark.sinks.target import Target, encoded_schema
 from kcl_dagster.spark.storage import S3Options, Store, open_store
 from kcl_dagster.spark.transform import Transform, unchanged
 from kcl_dagster.tables.completeness_row import WrittenThrough

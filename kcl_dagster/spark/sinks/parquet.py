@@ -28,7 +28,7 @@ from kcl_dagster.spark.arrow_columns import Types, united
 from kcl_dagster.spark.arrow_transform import ApplyFunction, ArrowTransform
 from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.failures import Marks, write_failures
-from kcl_dagster.spark.partitioning import partition_columns
+from kcl_dagster.spark.partition_columns import partition_columns
 from kcl_dagster.spark.schema import LEASE_KEY
 from kcl_dagster.spark.sinks.batch_files import (
     MANIFEST_TYPE,
@@ -43,7 +43,7 @@ from kcl_dagster.spark.sinks.column_types import ColumnTypes
 from kcl_dagster.spark.sinks.completeness import write_file
 from kcl_dagster.spark.sinks.folder_columns import FolderColumns
 from kcl_dagster.spark.sinks.former_parts import FolderParts
-from kcl_dagster.spark.sinks.layout import Folders
+from kcl_dagster.spark.sinks.partition_folders import Folders
 from kcl_dagster.spark.sinks.staging_job import (
     Staging,
     StagingJob,

@@ -1,8 +1,8 @@
 """Compaction of a Parquet folder: merges the many small files of batches into few large ones.
 
-- Files: `merge_groups` chooses them. It leaves out files that can be written again, and files of other programs. A
-  stale writer can still have drafts: unpublished files whose records the successor of the writer has stored, too.
-  So files must have a minimum age, and drafts are removed first (see `_compact`).
+- Files: `compaction_groups` chooses them. It leaves out files that can be written again, and files of other
+  programs. A stale writer can still have drafts: unpublished files whose records the successor of the writer has
+  stored, too. So files must have a minimum age, and drafts are removed first (see `_compact`).
 - Order: folder by folder, oldest files first, several merges at a time.
 - Crashes: each merge is recorded in a journal before its result becomes visible. If a merge is interrupted, the
   next compaction finishes it.
@@ -37,7 +37,7 @@ from kcl_dagster.errors import (
 )
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.parquet_file import ParquetFile
-from kcl_dagster.spark.sinks.merge_groups import MERGED, groups, merged_name, own_files
+from kcl_dagster.spark.sinks.compaction_groups import MERGED, groups, merged_name, own_files
 from kcl_dagster.spark.storage import NOT_THERE, S3Options, Store, StoredFile, is_hidden, open_store, within
 from kcl_dagster.spark.store_lock import StoreLock, store_lock
 

@@ -35,8 +35,8 @@ from kcl_dagster.spark.sinks.batch_files import (
     utc,
     work_of,
 )
-from kcl_dagster.spark.sinks.layout import Layout
-from kcl_dagster.spark.workload import Work
+from kcl_dagster.spark.sinks.partition_folders import Layout
+from kcl_dagster.spark.task_slices import Work
 from kcl_dagster.worker.batch import Batch, FileCounts, PartCounts
 from kcl_dagster.worker.processing_watch import uninterrupted
 from kcl_dagster.worker.stored_counts import ARRIVAL

@@ -28,10 +28,10 @@ from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.sharing import why_not_shared
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StagingStore
 from kcl_dagster.spark.sinks.column_names import quoted
-from kcl_dagster.spark.sinks.layout import Layout
 from kcl_dagster.spark.sinks.parquet import TARGET_BYTES
+from kcl_dagster.spark.sinks.partition_folders import Layout
 from kcl_dagster.spark.sinks.staging_job import Staging, StagingJob, schema_of, stage
-from kcl_dagster.spark.sinks.target import Target, nullable
+from kcl_dagster.spark.sinks.table_columns import Target, nullable
 from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.spark.transform import Transform, checked
 from kcl_dagster.tables.completeness_row import WrittenThrough

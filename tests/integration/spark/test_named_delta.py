@@ -18,7 +18,7 @@ from kcl_dagster.spark.sinks.named_delta import NamedDelta
 from kcl_dagster.spark.sinks.named_delta_commits import NamedDeltaCommits
 from kcl_dagster.spark.sinks.named_delta_rules import NamedDeltaRules
 from kcl_dagster.spark.sinks.staging_job import schema_of
-from kcl_dagster.spark.sinks.target import encoded_schema
+from kcl_dagster.spark.sinks.table_columns import encoded_schema
 from kcl_dagster.spark.storage import open_store
 
 AT = datetime.fromisoformat("2026-01-02 03:04:05.678901")

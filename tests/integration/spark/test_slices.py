@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from kcl_dagster.emulator import Emulator
 from kcl_dagster.spark import engine as engines
-from kcl_dagster.spark import workload
+from kcl_dagster.spark import task_slices
 from kcl_dagster.spark.arrow_transform import ArrowTransform
 from kcl_dagster.spark.engine import EngineSettings, SparkEngine
 from kcl_dagster.spark.fetch import Connection
@@ -22,8 +22,8 @@ from kcl_dagster.spark.fetched_batch import FetchedBatch
 from kcl_dagster.spark.frozen import FrozenRanges
 from kcl_dagster.spark.sinks.parquet import ParquetSink
 from kcl_dagster.spark.storage import LocalStore
+from kcl_dagster.spark.task_slices import BATCHES_KNOWN, Work, Workload
 from kcl_dagster.spark.transform import Transform
-from kcl_dagster.spark.workload import BATCHES_KNOWN, Work, Workload
 from kcl_dagster.streams.pacing import ShardLimits
 from tests.doubles.parts import Parts
 from tests.integration.spark.conftest import GENEROUS, Stream, batch_of, new_stream
@@ -160,7 +160,7 @@ def test_a_function_that_takes_long_is_called_by_several_tasks(
 ) -> None:
     """Here, any function takes long. A fetch that would call it leaves it to other tasks."""
     for limit in ("SLICE_SECONDS", "SHARE_OF_READING", "BUSY_SECONDS", "BUSY_SHARE"):
-        monkeypatch.setattr(workload, limit, 1e-6)
+        monkeypatch.setattr(task_slices, limit, 1e-6)
     monkeypatch.setattr(engines, "_slots", lambda _: 2)
     sink = ParquetSink(str(tmp_path), transform=transform)
     settings = EngineSettings(limits=ShardLimits.unlimited(), tasks_per_shard=tasks_per_shard)

@@ -28,8 +28,8 @@ from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.sinks.delta import DeltaSink
 from kcl_dagster.spark.sinks.delta_log import delta_options
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
+from kcl_dagster.spark.sinks.table_columns import decoded_schema
 from kcl_dagster.spark.sinks.table_sink import TableSink
-from kcl_dagster.spark.sinks.target import decoded_schema
 from kcl_dagster.spark.storage import S3Options
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from kcl_dagster.worker.batch import Batch

@@ -23,10 +23,10 @@ from kcl_dagster.model import worker_row
 from kcl_dagster.model.lease import Lease, WorkerId
 from kcl_dagster.model.worker_row import WorkerRow, WorkerState
 from kcl_dagster.orchestration.application_state import Decision, Observation
-from kcl_dagster.orchestration.reporting import LIVELY_SECONDS, Reporter
+from kcl_dagster.orchestration.asset_reporting import LIVELY_SECONDS, Reporter
 from kcl_dagster.orchestration.run_event_log import RunEventLog
 from kcl_dagster.orchestration.translator import KclTranslator
-from tests.unit.orchestration.test_reporting import CALM, Table, lease, stored, things, worker
+from tests.unit.orchestration.test_asset_reporting import CALM, Table, lease, stored, things, worker
 
 TICK_SECONDS, CALM_TICK_SECONDS = 5.0, 30.0  # what is told in calm does not depend on how often one looks
 LIFETIME_SECONDS = FleetSettings().lifetime

@@ -18,10 +18,10 @@ from kcl_dagster.orchestration import asset_checks as checks
 from kcl_dagster.orchestration import statement
 from kcl_dagster.orchestration.admin_job import admin_job_of
 from kcl_dagster.orchestration.application_state import Decision, Observation
+from kcl_dagster.orchestration.asset_reporting import Event, Reporter
 from kcl_dagster.orchestration.metadata import KclDecisionsMetadataSet
-from kcl_dagster.orchestration.reporting import Event, Reporter
 from kcl_dagster.orchestration.translator import KclTranslator, Role
-from tests.unit.orchestration.test_reporting import CALM, lease, things, worker
+from tests.unit.orchestration.test_asset_reporting import CALM, lease, things, worker
 
 pytestmark = pytest.mark.slow
 
@@ -154,7 +154,7 @@ def test_every_check_has_a_case() -> None:
     told_by_workers = {
         checks.SET_ASIDE.name,
         checks.BROKEN.name,
-    }  # see test_reporting: the event log of a worker
+    }  # see test_asset_reporting: the event log of a worker
     stopped_by_code = {check.name for check in checks.CHECKS if check.role is Role.RECORDS}  # its tests are below
     assert {case[1] for case in CASES.values()} | told_by_workers | stopped_by_code == {
         check.name for check in checks.CHECKS

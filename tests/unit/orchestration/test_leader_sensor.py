@@ -34,7 +34,7 @@ from kcl_dagster.leader.sync_stage import Syncer
 from kcl_dagster.model.first_moment import FirstMoment
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import WorkerRow
-from kcl_dagster.orchestration import leader_sensor, reporting
+from kcl_dagster.orchestration import asset_reporting, leader_sensor
 from kcl_dagster.orchestration.consumer import Consumer
 from kcl_dagster.orchestration.run_storage import CODE_TAG, WORKER_TAG, slot_runs
 from kcl_dagster.runtime import Runtime, system
@@ -170,7 +170,7 @@ def test_every_check_is_evaluated_by_the_first_tick(bench: Bench) -> None:
 def test_the_records_stay_failed_after_a_run_materializes_them_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reporting, "SUPERSEDED_PACE_SECONDS", 0.0)
+    monkeypatch.setattr(asset_reporting, "SUPERSEDED_PACE_SECONDS", 0.0)
     bench.tick()
     application, dynamodb = bench.consumer.application, bench.resource.client("dynamodb")
     shard, now = LeaseKey("shardId-000000000000"), time.time()

@@ -15,7 +15,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.orchestration import application_state, asset_checks, fleet_picture, statement
 from kcl_dagster.orchestration.application_state import Decision, ShardLag, of_tick
 from kcl_dagster.orchestration.statement import MAX_ROWS
-from tests.unit.orchestration.test_reporting import CALM, lease, things, worker
+from tests.unit.orchestration.test_asset_reporting import CALM, lease, things, worker
 
 DAY = {"stream": 86_400.0}
 WORKER = WorkerId("worker-000:aaaaaaaa")

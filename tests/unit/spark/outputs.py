@@ -17,7 +17,7 @@ from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.spark.sinks.batch_files import BatchFile, ForTable, StageFiles, batch_files
-from kcl_dagster.spark.sinks.layout import NULL_PARTITION
+from kcl_dagster.spark.sinks.partition_folders import NULL_PARTITION
 from kcl_dagster.worker.batch import Batch, Part
 
 CHAIN = ChainId("app-1234~w1-1")

@@ -18,8 +18,8 @@ from kcl_dagster.model.change_rules import DELETES, ChangeRules
 from kcl_dagster.spark.sinks.delta_log import DeltaLog
 from kcl_dagster.spark.sinks.delta_rules import _HONOURED, DeltaRules
 from kcl_dagster.spark.sinks.delta_statistics import delta_statistics
-from kcl_dagster.spark.sinks.layout import NULL_PARTITION, TableFolders
-from kcl_dagster.spark.sinks.target import fits
+from kcl_dagster.spark.sinks.partition_folders import NULL_PARTITION, TableFolders
+from kcl_dagster.spark.sinks.table_columns import fits
 from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.tables.completeness_row import WrittenThrough
 from tests.unit.spark.chained_lakes import APPLICATION, DeltaLake

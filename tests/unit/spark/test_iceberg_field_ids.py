@@ -16,7 +16,7 @@ from kcl_dagster.errors import SinkError
 from kcl_dagster.spark.sinks import iceberg, iceberg_merges
 from kcl_dagster.spark.sinks.iceberg_files import target_of
 from kcl_dagster.spark.sinks.iceberg_name_mapping import NAME_MAPPING
-from kcl_dagster.spark.sinks.target import Target
+from kcl_dagster.spark.sinks.table_columns import Target
 from tests.unit.spark.chained_lakes import IDENTIFIER, IcebergLake, put_back, rows_of
 from tests.unit.spark.changed_lakes import BY_ID, changes_of, commit, found, gone
 

@@ -21,7 +21,7 @@ from kcl_dagster.model.partition_terms import PartitionTerm
 from kcl_dagster.spark.sinks.catalog_table import CatalogTable
 from kcl_dagster.spark.sinks.iceberg import IcebergSink
 from kcl_dagster.spark.sinks.iceberg_partitions import IcebergPartitions
-from kcl_dagster.spark.sinks.layout import NULL_PARTITION
+from kcl_dagster.spark.sinks.partition_folders import NULL_PARTITION
 from kcl_dagster.spark.sinks.table_files import TableFiles, files_of
 from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store
 from kcl_dagster.spark.transform import unchanged

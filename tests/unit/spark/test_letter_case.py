@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kcl_dagster.spark.sinks.layout import Folders, TableFolders, TextPartitions
 from kcl_dagster.spark.sinks.letter_case import plain_name
+from kcl_dagster.spark.sinks.partition_folders import Folders, TableFolders, TextPartitions
 from kcl_dagster.spark.storage import LocalStore
 from tests.unit.spark.outputs import run_writer
-from tests.unit.spark.test_layout import kinds
+from tests.unit.spark.test_partition_folders import kinds
 
 VALUES = ["de", "DE", "De", "fr"]
 

@@ -21,7 +21,7 @@ from kcl_dagster.spark.parquet_file import ParquetFile
 from kcl_dagster.spark.sinks.named_delta import NamedDelta
 from kcl_dagster.spark.sinks.named_delta_commits import NamedDeltaCommits, ReadStaged
 from kcl_dagster.spark.sinks.named_delta_rules import NamedDeltaRules
-from kcl_dagster.spark.sinks.target import encoded_schema
+from kcl_dagster.spark.sinks.table_columns import encoded_schema
 from kcl_dagster.spark.storage import LocalStore, Store, open_store
 
 SERIES = "clicks"

@@ -17,8 +17,8 @@ from kcl_dagster.errors import ConfigurationError, RecordRefused, SinkError
 from kcl_dagster.model.claim import ChainId
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.spark.sinks.batch_files import BatchFile, StageFiles, batch_files
-from kcl_dagster.spark.sinks.layout import Folders
 from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.spark.sinks.partition_folders import Folders
 from kcl_dagster.spark.sinks.staging_job import counts_of
 from kcl_dagster.spark.storage import LocalStore, Store
 from kcl_dagster.worker.batch import FileCounts, MinuteRows, PartCounts

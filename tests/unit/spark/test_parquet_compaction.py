@@ -25,7 +25,7 @@ from kcl_dagster.errors import AccessDenied, ConfigurationError, EndpointUnreach
 from kcl_dagster.runtime import Runtime
 from kcl_dagster.spark.parquet_file import ParquetFile
 from kcl_dagster.spark.sinks import parquet_compaction
-from kcl_dagster.spark.sinks.merge_groups import MERGED, groups
+from kcl_dagster.spark.sinks.compaction_groups import MERGED, groups
 from kcl_dagster.spark.sinks.parquet_compaction import DRAFTS, LOCKS, Compaction, compact
 from kcl_dagster.spark.storage import LocalStore, StoredFile
 from kcl_dagster.spark.store_lock import LOCK_SECONDS, StoreLock

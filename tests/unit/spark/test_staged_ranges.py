@@ -19,7 +19,7 @@ from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.spark.fetch import Trailer
 from kcl_dagster.spark.schema import LEASE_KEY, RECORDS
 from kcl_dagster.spark.sinks.batch_files import StageFiles
-from kcl_dagster.spark.sinks.layout import Folders
+from kcl_dagster.spark.sinks.partition_folders import Folders
 from kcl_dagster.spark.staged_ranges import FetchStaging, Manifest, StagedRanges, StageFetched, stage_fetched
 from kcl_dagster.spark.storage import LocalStore
 from kcl_dagster.worker.batch import Range

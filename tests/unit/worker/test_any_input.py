@@ -15,7 +15,7 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.stream import StreamIdentifier
 from kcl_dagster.model.worker_row import WorkerRow, WorkerState
 from kcl_dagster.worker.batch import Progress, Range
-from kcl_dagster.worker.failure import Failures
+from kcl_dagster.worker.batch_retries import Failures
 from kcl_dagster.worker.lag import Lag
 from kcl_dagster.worker.parents import parent_keys, sibling_key
 from kcl_dagster.worker.pins import Pin, pin_of

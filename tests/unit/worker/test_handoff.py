@@ -13,7 +13,7 @@ from kcl_dagster.worker.batch import Budget, Range
 from kcl_dagster.worker.concurrency import AT_ONCE, several_at_once
 from kcl_dagster.worker.discovery import GATHERING_SECONDS
 from kcl_dagster.worker.events import EventKind
-from kcl_dagster.worker.lease_registry import LEASES_TO_CHECK
+from kcl_dagster.worker.held_leases import LEASES_TO_CHECK
 from kcl_dagster.worker.loop import BATCHES_BETWEEN_COMMITS
 from kcl_dagster.worker.outage import IN_A_ROW
 from kcl_dagster.worker.reading import FIRST_SECONDS

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.worker.batch_retries import LOSS_PAUSE
 from kcl_dagster.worker.events import EventKind
-from kcl_dagster.worker.failure import LOSS_PAUSE
 from kcl_dagster.worker.pins import Pin, pin_of
 from kcl_dagster.worker.stop import StopReason
 from tests.unit.worker.failing import A, B, fails_on, stored, work

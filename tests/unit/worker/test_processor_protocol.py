@@ -14,9 +14,9 @@ from kcl_dagster.model.checkpoint import Checkpoint
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.worker import kclpy
 from kcl_dagster.worker.batch import PoisonRecord, Progress
+from kcl_dagster.worker.batch_retries import LOSS_PAUSE
 from kcl_dagster.worker.dead_letter import DeadLetter
 from kcl_dagster.worker.events import EventKind
-from kcl_dagster.worker.failure import LOSS_PAUSE
 from kcl_dagster.worker.hosted_processor import HostLost
 from kcl_dagster.worker.instance import Instance
 from kcl_dagster.worker.pins import pin_of

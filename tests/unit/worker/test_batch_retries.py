@@ -13,9 +13,9 @@ from kcl_dagster.errors import (
     SinkError,
 )
 from kcl_dagster.model.lease import LeaseKey
+from kcl_dagster.worker.batch_retries import Failures
 from kcl_dagster.worker.dead_letter import DeadLetter, FiledDeadLetters, NoDeadLetters
 from kcl_dagster.worker.events import EventKind
-from kcl_dagster.worker.failure import Failures
 from kcl_dagster.worker.report import Outcome
 from tests.doubles.clock import FakeClock
 from tests.unit.worker.failing import A, B, C, away_after, fails_on, stored, work, world_with

@@ -19,8 +19,15 @@ from kcl_dagster.spark.failures import write_failures
 from kcl_dagster.spark.sinks import batch_files, staging_job
 from kcl_dagster.spark.sinks.batch_files import ForTable
 from kcl_dagster.spark.sinks.delta_statistics import DeltaStatistics
-from kcl_dagster.spark.sinks.layout import NULL_PARTITION, Folders, TableFolders, hive_folder, table_folder, texts
 from kcl_dagster.spark.sinks.parquet import ParquetSink
+from kcl_dagster.spark.sinks.partition_folders import (
+    NULL_PARTITION,
+    Folders,
+    TableFolders,
+    hive_folder,
+    table_folder,
+    texts,
+)
 from kcl_dagster.spark.sinks.rows_by_key import split
 from kcl_dagster.spark.storage import LocalStore, S3Options, S3Store
 from kcl_dagster.worker.error_class import ErrorClass, class_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kcl_dagster.spark.workload import (
+from kcl_dagster.spark.task_slices import (
     BATCHES_KNOWN,
     BUSY_SECONDS,
     SHARE_OF_READING,

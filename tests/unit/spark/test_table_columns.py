@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from kcl_dagster.errors import SinkError
-from kcl_dagster.spark.sinks.target import Target
+from kcl_dagster.spark.sinks.table_columns import Target
 
 TABLE = Target("clicks", pa.schema([("id", pa.int64()), ("userid", pa.string())]))
 

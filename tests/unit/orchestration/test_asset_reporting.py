@@ -22,8 +22,8 @@ from kcl_dagster.model.lease import Lease, LeaseKey, WorkerId
 from kcl_dagster.model.worker_row import WorkerRow
 from kcl_dagster.orchestration import asset_checks
 from kcl_dagster.orchestration.application_state import Decision, Observation
+from kcl_dagster.orchestration.asset_reporting import Event, Reporter
 from kcl_dagster.orchestration.metadata import COLUMN_SCHEMA, KclDecisionsMetadataSet, KclLagMetadataSet
-from kcl_dagster.orchestration.reporting import Event, Reporter
 from kcl_dagster.orchestration.run_event_log import CALM_PACE_SECONDS, RunEventLog
 from kcl_dagster.orchestration.statement import MAX_ROWS
 from kcl_dagster.orchestration.translator import KclTranslator
