@@ -140,8 +140,8 @@ def _fields(rows: list[dict[str, Any]], names: list[str]) -> Iterable[Any]:
 
 
 def _known_types(kind: pa.DataType) -> frozenset[type] | None:
-    """The types of values that Arrow does not change for this type of column. None if Arrow changes no value that
-    it accepts."""
+    """The Python types whose values Arrow stores unchanged in a column of this type. None if Arrow stores every
+    value unchanged or refuses it."""
     if kinds.is_integer(kind):
         return _WHOLE
     if kinds.is_temporal(kind):

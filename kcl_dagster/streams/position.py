@@ -10,12 +10,13 @@ from kcl_dagster.model.checkpoint import Checkpoint
 class Bounds:
     """The records of one shard after `after`, through `through`. If `through` is None, the range is open.
 
-    Reading begins at the first of these places that is known:
+    The range can begin at one of several places. The first one in this list that is set is used:
 
-    - `first`, the first record of the range. It is known for a pinned range, because its batch was begun before.
-    - The record `after`. It is not known if `after` is an initial position.
-    - The time `timestamp_ms`.
-    - The initial position `after`.
+    1. The record `first`. A pinned range has it, because the batch of the range was begun before.
+    2. The record `after`, unless `after` is an initial position, such as TRIM_HORIZON. The record `after` is read,
+       but is not part of the range.
+    3. The arrival time `timestamp_ms`.
+    4. The initial position `after`.
     """
 
     after: Checkpoint

@@ -120,9 +120,9 @@ class Balancing:
     def _nearest(
         self, donor: Holder, receiver: Holder, enough: float, best: float, at_most: float
     ) -> LeaseKey | None:
-        """Return a movable lease of `donor` that the caps allow the receiver; None if there is none. The leases
-        with the weights nearest to `best`, between `enough` and `at_most`, are tried first. After these, the
-        heaviest leases of at most `at_most` are tried."""
+        """Return a movable lease of `donor` that the caps allow the receiver; None if there is none. First,
+        the two leases are tried whose weights are nearest to `best` and between `enough` and `at_most`. Then all
+        leases with a weight of at most `at_most` are tried, the heaviest first."""
         movable = donor.movable
         end = bisect_right(movable, at_most + EPSILON, key=weight_of)
         start = bisect_left(movable, enough - EPSILON, hi=end, key=weight_of)

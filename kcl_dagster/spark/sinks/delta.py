@@ -166,8 +166,9 @@ class DeltaFormat:
 
 @dataclass(frozen=True, slots=True)
 class DeltaWriting:
-    """The rules by which files of a Delta table are written. Implements `table_sink.WritingRules`. `rules`: None if
-    there is no table yet."""
+    """How files of a Delta table are written. Implements `table_sink.WritingRules`.
+
+    `rules`: what an existing table requires of its files. None if there is no table yet."""
 
     log: DeltaLog
     rules: DeltaRules | None

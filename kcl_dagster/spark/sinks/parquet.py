@@ -156,9 +156,9 @@ class ParquetSink:
     def _is_staged_by_fetches(self, chain: ChainId) -> bool:
         """Whether fetches for this chain stage the files.
 
-        A function of the consumer runs in a fetch only after a batch of the chain was staged. By then, the worker
-        has recorded in its claims that batches are begun. So if a record ends the worker's process during a fetch,
-        the next owner of the lease counts a loss.
+        A fetch that stages files also calls the consumer's function of Arrow tables. The first batch of a chain
+        calls this function after its fetch. Then the worker has recorded in its claims that batches are begun. If a
+        record ends the worker's process in a later fetch, the next owner of the lease therefore counts a loss.
         """
         if self._arrow is not None:
             return chain == self._staged_chain
