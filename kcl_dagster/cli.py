@@ -525,9 +525,10 @@ def _refuse_unknown_starts(application: Application, options: argparse.Namespace
     known = known_streams(application, _client(options, "dynamodb"), system())
     unknown = [stream.name for stream in application.streams if stream.name not in known]
     if unknown:
+        of = f"of application {application.name}"
+        tables = f"the tables {of} do not have" if known else f"there are no tables {of} here that have"
         raise ConfigurationError(
-            f"the tables of application {application.name} do not have the start position of "
-            f"{', '.join(unknown)}: name the consumer, as module:attribute"
+            f"{tables} the start position of {', '.join(unknown)}: name the consumer, as module:attribute"
         )
 
 
@@ -617,7 +618,9 @@ def _connected(options: argparse.Namespace, built: "Built", resources: Mapping[s
 
 
 def _standing(report: TickReport) -> str:
-    return "leading" if report.leading else f"standing by: the leader is {report.leader or 'none'}"
+    if report.leading:
+        return "leading; launches no workers"
+    return f"standing by: the leader is {report.leader or 'none'}"
 
 
 def _runs(application: Application) -> RunView:

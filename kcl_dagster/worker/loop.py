@@ -79,6 +79,7 @@ WATCH_SECONDS = 5.0  # a worker whose run or parent process has ended stops well
 # How often per lease duration the worker reads the leader's lock. If there is no leader, it reads the leases as
 # often. With two reads, a dead owner is detected after 1.5 durations.
 LOOKS_PER_LEASE = 2
+PAUSED_SECONDS = 1.0  # between two looks of a draining worker at whether the application is paused
 
 Background = Callable[[Steps, str], AbstractContextManager[object]]
 
@@ -185,6 +186,7 @@ class Worker(Generic[D]):
         self._watching_due = Every(WATCHING_SECONDS)
         self._watch_due = Every(WATCH_SECONDS)
         self._leader_due = Every(self.settings.lease_duration / LOOKS_PER_LEASE)
+        self._paused_due = Every(PAUSED_SECONDS)
         rules = TakingRules(self.settings.lease_duration, surroundings.application.policy.max_leases_per_worker)
         self.taker = Taker(surroundings.leases, identity.worker, rules, runtime, self.tell)
         self.successors = Successors(
@@ -539,7 +541,8 @@ class Worker(Generic[D]):
 
     def step_drain(self) -> None:
         """Start to drain if this was requested, or if this worker is long past its lifetime and no leader has
-        replaced it. Stop when all leases are moved, or when the leader has had enough time to move them."""
+        replaced it. Stop when all leases are moved, or when the leader has had enough time to move them. If the
+        application is paused, the leader moves none, so stop at once."""
         now = self._clock.monotonic()
         if self._draining_since is None:
             if not self._is_to_leave(now):
@@ -547,9 +550,18 @@ class Worker(Generic[D]):
             self._draining_since = now
             self.heartbeat.state = WorkerState.DRAINING
             self.step_heartbeat()
-        if not self.holdings.keys() or now - self._draining_since >= self.settings.drain_patience:
+        is_late = now - self._draining_since >= self.settings.drain_patience
+        if not self.holdings.keys() or is_late or self._is_paused(now):
             is_over = not self.heartbeat.drain_requested
             self._request_stop(StopReason.LIFETIME if is_over else StopReason.DRAINED)
+
+    def _is_paused(self, now: float) -> bool:
+        if self._around.leader is None or not self._paused_due.is_due(now):
+            return False
+        try:
+            return self._around.leader.control().paused
+        except KclError:
+            return False
 
     def step_bound(self) -> None:
         """In a bounded run, stop if no record is left to be read, or if the remaining records cannot be read

@@ -10,6 +10,7 @@ from socket import socket
 
 import pytest
 
+from kcl_dagster.application import Application
 from kcl_dagster.emulator import Emulator, FaultRule
 
 ROOT = Path(__file__).parents[2]
@@ -44,11 +45,16 @@ class Case:
 
 
 CLI = "kcl_dagster.cli"
+NOTHING = Application(name="nothing", streams=("nothing",))
 NAMED = "--application nothing --stream nothing"
 CASES = {
     "a missing stream": Case(
-        f"{CLI} lead {NAMED} --once --endpoint-url {{endpoint}}",
+        f"{CLI} lead {__name__}:NOTHING --once --endpoint-url {{endpoint}}",
         ("stream nothing does not exist", "check its name"),
+    ),
+    "a standby without a consumer": Case(
+        f"{CLI} lead {NAMED} --once --endpoint-url {{endpoint}}",
+        ("no tables of application nothing", "start position of nothing", "module:attribute"),
     ),
     "wrong credentials": Case(
         f"{CLI} status {NAMED} --endpoint-url {{strict}}",

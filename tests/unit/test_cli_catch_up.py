@@ -109,7 +109,7 @@ def test_a_standby_needs_the_consumer_until_the_tables_have_its_start_position(
     name = f"cli-{project.parent.name[:40]}".replace("_", "-")
     by_name = ["lead", "--once", "--application", name, "--stream", name]
     assert cli.main(by_name) == cli.UNANSWERED
-    assert f"do not have the start position of {name}: name the consumer" in capsys.readouterr().err
+    assert f"here that have the start position of {name}: name the consumer" in capsys.readouterr().err
     assert cli.main(["lead", "catching:clicks", "--once"]) == cli.WELL
     assert cli.main(by_name) == cli.WELL
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kcl_dagster.application import BatchSettings
+from kcl_dagster.errors import Throttled
 from kcl_dagster.model.worker_row import WorkerState
 from kcl_dagster.tables.control import Control
 from kcl_dagster.worker.events import EventKind
@@ -106,6 +107,50 @@ def test_a_worker_that_is_asked_to_drain_goes_on_until_its_leases_are_elsewhere(
     assert old.worker.stop.reason is StopReason.DRAINED
     new.until_idle()
     world.check_exactly_once()
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_worker_of_a_paused_application_does_not_wait_for_other_workers(paused: bool) -> None:
+    class Leader:
+        def silent_for(self) -> float:
+            return 0.0
+
+        def control(self) -> Control:
+            return Control(paused=paused)
+
+    world = World()
+    world.stream.put(A, *"abc")
+    run = world.worker("w1", leader=Leader())
+    run.worker.start()
+    world.assign(run)
+    run.round()
+    world.worker_table(world.service).request_drain(run.id)
+    for _ in range(2):
+        world.clock.advance(5)
+        run.worker.step_housekeeping()
+    assert run.worker.stop.is_requested() is paused
+    run.worker.shut_down()
+    assert world.lease(A).owner is None
+    world.check_exactly_once()
+
+
+def test_a_worker_that_does_not_know_whether_the_application_is_paused_waits() -> None:
+    class Unknown:
+        def silent_for(self) -> float:
+            return 0.0
+
+        def control(self) -> Control:
+            raise Throttled("slow down")
+
+    world = World()
+    run = world.worker("w1", leader=Unknown())
+    run.worker.start()
+    world.assign(run)
+    world.worker_table(world.service).request_drain(run.id)
+    for _ in range(2):
+        world.clock.advance(5)
+        run.worker.step_housekeeping()
+    assert not run.worker.stop.is_requested()
 
 
 @pytest.mark.audit("B9")
