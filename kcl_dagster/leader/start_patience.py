@@ -32,8 +32,8 @@ def remembered(given_up: Mapping[str, int], now: float) -> dict[str, int]:
 
 
 def shown(given_up: Mapping[str, int], over: float, now: float) -> dict[str, int]:
-    """Return those runs of `remembered` whose time is after `over`. `over`: the time of the last run that does not
-    have to be shown any more."""
+    """Return the starts that are shown to operators: those that are still remembered at `now`, and were given up
+    after `over`. `over`: all starts that were given up at this time or earlier are over."""
     return {run: at for run, at in remembered(given_up, now).items() if at > over}
 
 

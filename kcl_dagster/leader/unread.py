@@ -40,8 +40,8 @@ class UnreadWatch:
 
     def waited(self, leases: Sequence[Lease]) -> Mapping[LeaseKey, float]:
         """Return for each lease the seconds for which its first unread record has waited: 0 if there is no unread
-        record, infinite if only a worker can find out whether there is one. If a look-up is due or a lease is new,
-        two requests are sent for each lease."""
+        record, infinite if only a worker can find out whether there is one. If the next
+        look-up is due, or at least one lease is new, two requests are sent for each of the given leases."""
         now = self._clock.monotonic()
         if now >= self._due or any(lease.key not in self._arrivals for lease in leases):
             self._due = now + self._pause

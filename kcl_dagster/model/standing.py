@@ -42,7 +42,7 @@ class _Sighting:
     last_read: float | None = None
 
     def improve(self, seconds: float, since: float) -> None:
-        """Replace `seconds` and `since` if the new values prove a longer age of the version."""
+        """Replace `seconds` and `since` if the new values give this version a higher lower bound of its age."""
         if seconds - since > self.seconds - self.since:
             self.seconds, self.since = seconds, since
 

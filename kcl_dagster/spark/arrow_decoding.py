@@ -25,8 +25,9 @@ from kcl_dagster.spark.payload_fields import check_columns
 
 KEPT_DECODERS: Final = 16
 ROWS_AT_ONCE: Final = 1_000  # the decoded objects of so many rows fit into the cache of the CPU
-# The errors of msgspec and of decompression for malformed payloads. UnicodeError is a ValueError.
-_MALFORMED: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+# The errors of msgspec and of decompression for malformed payloads. UnicodeError is a ValueError. A TypeError: the
+# payload is null.
+_MALFORMED: Final = (msgspec.MsgspecError, ValueError, RecursionError, TypeError)
 
 
 def decode_json(
@@ -52,6 +53,8 @@ def decode_json(
             "the schema of decode_json must be a pyarrow.Schema, as pa.schema makes it of names and types, and not "
             f"{type(schema).__name__}"
         )
+    if not schema.names:
+        raise ConfigurationError("the schema of decode_json has no columns")
     parse, empty = _json_decoder(schema)
     decode = parse if checked(compression) is None else lambda payload: parse(opened(payload, compression))
     is_strict = fails(malformed)
@@ -154,12 +157,12 @@ def _names(schema: pa.Schema) -> list[str]:
 def _json_decoder(schema: pa.Schema) -> tuple[Callable[[bytes], Any], Any]:
     """Make a function that decodes a payload into an object with the attributes of `_names`. Also returns the
     object whose attributes are all None."""
-    kind = msgspec.defstruct(
-        "JsonRecord",
-        [(name, _python_type(one.type) | None, None) for name, one in zip(_names(schema), schema, strict=True)],
-        rename=dict(zip(_names(schema), schema.names, strict=True)),
-        gc=False,
-    )
+    fields = [(name, _python_type(one.type) | None, None) for name, one in zip(_names(schema), schema, strict=True)]
+    names = dict(zip(_names(schema), schema.names, strict=True))
+    try:
+        kind = msgspec.defstruct("JsonRecord", fields, rename=names, gc=False)
+    except ValueError as error:  # two columns have the same name, or a name has a character that JSON escapes
+        raise ConfigurationError(f"decode_json cannot use the columns {schema.names}: {error}") from error
     return msgspec.json.Decoder(kind).decode, kind()
 
 

@@ -40,15 +40,15 @@ class ArrowTransform:
         other than Unavailable, raise TransformError instead, so that the function counts as the cause."""
         try:
             output = self.function(records)
-        except Unavailable:
+            if output is not None:
+                return table_of(output)
+        except (Unavailable, TransformError):
             raise
         except KclError as error:
             raise TransformError(f"the function raised {type(error).__name__}: {redacted(str(error))}") from error
         except SystemExit as error:  # it would end the Python worker, which would look like a lost process
             raise CodeExited("the function raised SystemExit") from error
-        if output is None:
-            raise TransformError(returned_nothing(self.function, "a pyarrow.Table"))
-        return table_of(output)
+        raise TransformError(returned_nothing(self.function, "a pyarrow.Table"))
 
     def __call__(self, records: DataFrame) -> DataFrame:
         rows = records.mapInArrow(_ColumnsOf(self), "columns binary").collect()
@@ -59,22 +59,29 @@ class ArrowTransform:
 
 
 def table_of(output: object) -> pa.Table:
-    """Convert the result of the consumer's function to a table. Raises TransformError if the result is no table."""
+    """Convert the result of the consumer's function to a table. Raises TransformError if the result is no table. A
+    result can be evaluated only now, as a reader is. Errors of the consumer's code in it are raised unchanged."""
     if isinstance(output, pa.Table):
         return output
     if isinstance(output, pa.RecordBatch):
         return pa.Table.from_batches([output])
-    try:
-        if hasattr(output, "__arrow_c_stream__"):
-            return pa.RecordBatchReader.from_stream(output).read_all()
-        if hasattr(output, "__arrow_c_array__"):
-            return pa.Table.from_batches([pa.record_batch(output)])
-    except pa.ArrowException as error:
-        raise TransformError(f"an Arrow function returned {type(output).__name__}, which is no table") from error
+    if isinstance(output, pa.RecordBatchReader):  # through the C interface, its errors would lose their types
+        return output.read_all()
+    if hasattr(output, "__arrow_c_stream__"):
+        return _imported(pa.RecordBatchReader.from_stream, output).read_all()
+    if hasattr(output, "__arrow_c_array__"):
+        return pa.Table.from_batches([_imported(pa.record_batch, output)])
     raise TransformError(
         f"an Arrow function must return a pyarrow.Table, or anything with the Arrow C interface, and "
         f"this one returned {type(output).__name__}"
     )
+
+
+def _imported(import_it: Callable[[object], Any], output: object) -> Any:
+    try:
+        return import_it(output)
+    except pa.ArrowException as error:
+        raise TransformError(f"an Arrow function returned {type(output).__name__}, which is no table") from error
 
 
 def tables(records: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:

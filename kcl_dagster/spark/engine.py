@@ -197,7 +197,8 @@ class SparkEngine:
         return read
 
     def _remember(self, plan: FetchPlan, read: FetchedRanges, began: float) -> FetchSize:
-        """Keep what later fetches use. Returns the size of this one. `began`: when it began."""
+        """Keep what later fetches need to know of a fetch that has ended. Returns its size. `began`: the time at
+        which the fetch began."""
         self._plans.remember(plan.ranges, read.outcome.trailers)
         found = {lease: progress.bytes for lease, progress in read.outcome.progress.items()}
         self._bytes_of_range = sum(found.values()) / len(plan.ranges)

@@ -214,7 +214,9 @@ class _Witness(RunEventLog):
         for lease in report.leases:
             is_piece = lease.lease in report.failing  # part of a narrowed batch, whose other records follow
             is_stored_to_tip = lease.outcome in _STORED and lease.millis_behind == 0 and not is_piece
-            if lease.outcome is Outcome.IDLE or is_stored_to_tip:
+            # A batch can be full before it has read a record of this lease, which is then idle, but behind.
+            is_read_to_tip = lease.outcome is Outcome.IDLE and not lease.millis_behind
+            if is_read_to_tip or is_stored_to_tip:
                 self._at_tip.add(lease.lease)
             else:
                 self._at_tip.discard(lease.lease)

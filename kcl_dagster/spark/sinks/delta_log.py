@@ -167,8 +167,8 @@ class DeltaLog:
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:
         """Store the moment through which the application is complete, see `worker.staging.StagingSink`. If no
-        recent commit of the table has the moment, a commit without data stores it. The method opens the table
-        itself, because batches can use the open table at the same time."""
+        recent commit of the table has the moment, a commit without data stores it. This method opens
+        the table anew, and does not use the table object of the batches, which other threads can use meanwhile."""
         if known.through is None or (known.epoch, wanted) <= self._kept:
             return
         from deltalake import CommitProperties, DeltaTable

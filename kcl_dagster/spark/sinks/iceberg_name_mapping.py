@@ -13,8 +13,9 @@ NAME_MAPPING: Final = "schema.name-mapping.default"
 
 
 def name_mapping(table: "Table") -> dict[str, str]:
-    """The property, with all columns of the table. Engines that replace a table or its schema do not always add new
-    columns to the property. Names that the property already has keep their ids."""
+    """Return the table's property for name mapping, completed with all columns of the table. Engines that replace a
+    table or its schema do not always add new columns to the property. Names that the property already has keep
+    their ids."""
     from pyiceberg.table.name_mapping import NameMapping
 
     known = table.metadata.name_mapping()

@@ -152,6 +152,20 @@ def test_a_function_that_returns_no_table_is_refused(rubbish: object) -> None:
         table_of(rubbish)
 
 
+@pytest.mark.parametrize("error", [pa.ArrowInvalid("no such price"), KeyError("price"), Unavailable("no rates")])
+def test_an_error_in_rows_that_are_made_later_is_the_error_of_the_function(error: Exception) -> None:
+    def priced(records: pa.Table) -> pa.RecordBatchReader:
+        def batches() -> Any:
+            yield from records.to_batches()
+            raise error
+
+        return pa.RecordBatchReader.from_batches(records.schema, batches())
+
+    with pytest.raises(type(error), match=str(error.args[0])) as raised:
+        ArrowTransform(priced).table(pa.table({"n": [1]}))
+    assert not isinstance(raised.value, TransformError)
+
+
 def test_a_function_may_say_that_what_it_needs_is_away() -> None:
     def priced(records: pa.Table) -> pa.Table:
         raise Unavailable("the exchange rates cannot be read")

@@ -94,6 +94,22 @@ def test_a_schema_as_text_is_refused() -> None:
         decode_json(pa.table({"data": [b"{}"]}), cast("Any", "user string"))
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [pa.schema([]), pa.schema([("n", pa.int64()), ("n", pa.int64())]), pa.schema([('say "n"', pa.int64())])],
+)
+def test_a_schema_that_json_cannot_have_is_refused(schema: pa.Schema) -> None:
+    with pytest.raises(ConfigurationError, match="decode_json"):
+        decode_json(records(b"{}"), schema)
+
+
+def test_a_record_without_a_payload_is_malformed() -> None:
+    given = pa.table({"data": pa.array([None, b'{"id": 7}'], pa.binary())})
+    assert decode_json(given, SCHEMA).column("id").to_pylist() == [None, 7]
+    with pytest.raises(TypeError):
+        decode_json(given, SCHEMA, malformed="fail")
+
+
 def test_a_malformed_payload_is_null_and_moves_no_other() -> None:
     payloads = [json.dumps({"id": n}).encode() for n in range(len(MALFORMED))]
     mixed = [payload for pair in zip(payloads, MALFORMED, strict=True) for payload in pair]

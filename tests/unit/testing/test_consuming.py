@@ -42,6 +42,25 @@ def test_an_application_stores_what_is_in_its_stream_and_ends(spark: SparkSessio
 
 
 @pytest.mark.slow
+def test_a_shard_for_which_a_batch_has_no_room_is_read_before_it_ends(spark: SparkSession, tmp_path: Path) -> None:
+    full = kcl.BatchSettings(max_seconds=2, max_bytes=1024 * 1024)
+
+    @kcl.kcl_consumer(application="clicks", stream="clicks", sink=kcl.parquet(str(tmp_path)), batch=full)
+    def clicks(records: Any) -> Any:
+        return records.selectExpr("length(data) as size")
+
+    with embedded_aws(streams={"clicks": 2}) as aws:
+        kinesis = aws.emulator.client("kinesis")
+        arn = kinesis.describe_stream_summary(StreamName="clicks")["StreamDescriptionSummary"]["StreamARN"]
+        kinesis.update_max_record_size(StreamARN=arn, MaxRecordSizeInKiB=10240)
+        large = [b"%d" % number * (4 * 1024 * 1024) for number in range(3)]
+        for number, data in enumerate([*large, b"9" * (6 * 1024 * 1024)]):
+            kinesis.put_record(StreamName="clicks", Data=data, PartitionKey=f"k{number}")
+            aws.put("clicks", [b"x"] * 400)
+        assert consume(clicks, aws.resource(), spark) == 1604
+
+
+@pytest.mark.slow
 def test_records_after_one_that_fails_are_stored_before_it_ends(spark: SparkSession, tmp_path: Path) -> None:
     skips = kcl.BatchSettings(failure=kcl.FailurePolicy(action="skip", attempts=1))
     fails = "if(cast(data as string) = '3', raise_error('no'), cast(data as string)) as page"
