@@ -179,9 +179,11 @@ def _cast(name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedAr
     try:
         if isinstance(column.type, pa.BaseExtensionType):
             column = column.cast(column.type.storage_type)
-        if kinds.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        return column.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
+        options = pc.CastOptions(kind, allow_time_truncate=True)
+        if kinds.is_dictionary(column.type):  # Arrow cannot cast some of them, such as the categories of polars
+            decoded = [chunk.dictionary.cast(options=options).take(chunk.indices) for chunk in column.chunks]
+            return pa.chunked_array(decoded, kind)
+        return column.cast(options=options)
     except pa.ArrowInvalid as error:
         raise RecordRefused(f"column {name} has a value that is none of type {kind}") from error
     except pa.ArrowNotImplementedError as error:

@@ -126,7 +126,7 @@ class _ColumnsOf:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with self.marks.errors():
-            found = {batch.schema: None for batch in ApplyFunction(self.transform, {})(map(_as_read, batches))}
+            found = {batch.schema: None for batch in ApplyFunction(self.transform, {})(as_read(batches))}
         texts = [schema.serialize().to_pybytes() for schema in found]
         yield pa.RecordBatch.from_pydict({"columns": pa.array(texts, pa.binary())})
 
@@ -142,7 +142,7 @@ class _InFrame:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with self.marks.errors():
-            for batch in ApplyFunction(self.transform, self.types)(map(_as_read, batches)):
+            for batch in ApplyFunction(self.transform, self.types)(as_read(batches)):
                 columns = [
                     batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows, kind)
                     for name, kind in self.types.items()
@@ -150,7 +150,8 @@ class _InFrame:
                 yield pa.RecordBatch.from_arrays(columns, names=list(self.types))
 
 
-def _as_read(batch: pa.RecordBatch) -> pa.RecordBatch:
+def as_read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Convert records to the schema of a fetch. In this schema, times are in UTC, but Spark has changed their time
     zone to that of the session."""
-    return batch.cast(RECORDS) if batch.schema != RECORDS else batch
+    for batch in batches:
+        yield batch.cast(RECORDS) if batch.schema != RECORDS else batch

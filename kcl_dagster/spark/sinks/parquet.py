@@ -25,7 +25,7 @@ from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.model.lease import LeaseKey
 from kcl_dagster.runtime import Runtime, system
 from kcl_dagster.spark.arrow_columns import Types, united
-from kcl_dagster.spark.arrow_transform import ApplyFunction, ArrowTransform
+from kcl_dagster.spark.arrow_transform import ApplyFunction, ArrowTransform, as_read
 from kcl_dagster.spark.batch_records import Records
 from kcl_dagster.spark.failures import Marks, write_failures
 from kcl_dagster.spark.partition_columns import partition_columns
@@ -175,7 +175,7 @@ class ParquetSink:
             number,
             time_column=self._time_column,
             lease_column=LEASE_KEY,
-            steps=(function, self._times, RequireColumns(self._layout.columns)),
+            steps=(as_read, function, self._times, RequireColumns(self._layout.columns)),
         )
 
     def keep_complete(self, application: str, known: WrittenThrough, wanted: int) -> None:  # noqa: ARG002 - for tables

@@ -79,6 +79,25 @@ def test_rows_are_stored_once_in_the_folders_of_their_values(
     assert all((row["kind"] == "one") is (row["n"] % 4 == 1) for row in rows)
 
 
+def test_times_are_in_utc_in_every_batch(
+    stream: Stream, started: Started, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The first batch passes through Spark, which gives times the zone of the session."""
+
+    def zones(table: pa.Table) -> pa.Table:
+        return pa.table({"zone": [str(table.schema.field("arrival_timestamp").type)] * table.num_rows})
+
+    zone = str(spark.conf.get("spark.sql.session.timeZone"))
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        with started(sink_of(tmp_path, zones)) as batches:
+            for turn in range(2):
+                store(batches, stream, 10, is_first=turn == 0)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    assert rows_of(tmp_path)["zone"].to_pylist() == ["timestamp[us, tz=UTC]"] * 20
+
+
 def test_a_batch_whose_output_has_no_rows_has_no_files(stream: Stream, started: Started, tmp_path: Path) -> None:
     with started(sink_of(tmp_path, lambda table: table.slice(0, 0))) as batches:
         for turn in range(2):

@@ -11,7 +11,7 @@ from kcl_dagster.emulator import Emulator
 from kcl_dagster.errors import ConfigurationError, RecordRefused, SinkError, TransformError, Unavailable
 from kcl_dagster.model.evolution import Evolve
 from kcl_dagster.spark.arrow_columns import OutputColumns, plain, united
-from kcl_dagster.spark.arrow_transform import TABLE_ROWS, ApplyFunction, ArrowTransform, table_of, tables
+from kcl_dagster.spark.arrow_transform import TABLE_ROWS, ApplyFunction, ArrowTransform, as_read, table_of, tables
 from kcl_dagster.spark.schema import RECORDS
 from kcl_dagster.spark.sinks.batch_files import BatchFile, RequireColumns
 from kcl_dagster.spark.sinks.column_types import FIRST_OUTPUT, FOLDER, ColumnTypes, path_of
@@ -164,6 +164,23 @@ def test_an_error_in_rows_that_are_made_later_is_the_error_of_the_function(error
     with pytest.raises(type(error), match=str(error.args[0])) as raised:
         ArrowTransform(priced).table(pa.table({"n": [1]}))
     assert not isinstance(raised.value, TransformError)
+
+
+def test_categories_are_stored_as_their_values() -> None:
+    """Categories of polars are views of texts, which Arrow cannot cast."""
+    indices = pa.array([0, None, 1, 0], pa.uint32())
+    views = pa.array(["/", "/cart"], pa.string_view())
+    given = pa.table({"page": pa.DictionaryArray.from_arrays(indices, views)})
+    stored = OutputColumns({}).conformed(given)
+    assert stored.schema == pa.schema([("page", pa.string())])
+    assert stored.column("page").to_pylist() == ["/", None, "/cart", "/"]
+
+
+def test_records_from_spark_have_times_in_utc() -> None:
+    elsewhere = pa.timestamp("us", "America/New_York")
+    columns = [pa.nulls(1, elsewhere if pa.types.is_timestamp(one.type) else one.type) for one in RECORDS]
+    [batch] = as_read(iter([pa.RecordBatch.from_arrays(columns, names=RECORDS.names)]))
+    assert batch.schema == RECORDS
 
 
 def test_a_function_may_say_that_what_it_needs_is_away() -> None:
